@@ -1,0 +1,68 @@
+"""fxguard names the operation that first overflowed or turned into NaN.
+
+Importing this package does not import torch: a name does, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
+    from fxguard.debug_utils import detect_overflow as detect_overflow
+    from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
+    from fxguard.errors import BatchLimitReached as BatchLimitReached
+    from fxguard.errors import FxguardError as FxguardError
+    from fxguard.errors import NonFiniteError as NonFiniteError
+    from fxguard.frames import frames_of as frames_of
+    from fxguard.guard import Guard as Guard
+    from fxguard.guard import backend as backend
+    from fxguard.guard import guard_of as guard_of
+    from fxguard.guard import instrument as instrument
+    from fxguard.guard import remove as remove
+    from fxguard.insert import insert_checks as insert_checks
+    from fxguard.plan import Plan as Plan
+    from fxguard.records import Frame as Frame
+    from fxguard.records import Origin as Origin
+    from fxguard.records import Row as Row
+    from fxguard.records import Source as Source
+    from fxguard.report import Report as Report
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BatchLimitReached": "errors",
+    "DebugUnderflowOverflow": "debug_utils",
+    "Frame": "records",
+    "FxguardError": "errors",
+    "Guard": "guard",
+    "NonFiniteError": "errors",
+    "Origin": "records",
+    "Plan": "plan",
+    "Report": "report",
+    "Row": "records",
+    "Source": "records",
+    "backend": "guard",
+    "detect_overflow": "debug_utils",
+    "frames_of": "frames",
+    "get_abs_min_max": "debug_utils",
+    "guard_of": "guard",
+    "insert_checks": "insert",
+    "instrument": "guard",
+    "remove": "guard",
+}
+
+__all__ = [*sorted(_HOME), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fxguard' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fxguard.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

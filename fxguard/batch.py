@@ -1,0 +1,255 @@
+"""What happened during one call of the root module, as it happens.
+
+Captured graphs report their statistics here; what runs between graphs is measured here. Nothing
+is read back from the device before the batch ends, except what ran between graphs on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxguard import stats
+from fxguard.nodes import memory_of
+from fxguard.plan import Plan, Value
+from fxguard.records import Source
+
+__all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
+
+# A value of the batch: (index of the graph run in Batch.events, index in its plan), or
+# (BETWEEN_GRAPHS, index in Batch.values).
+Key = tuple[int, int]
+BETWEEN_GRAPHS = -1
+
+
+@dataclass(slots=True)
+class GraphRun:
+    """One run of a captured graph."""
+
+    plan: Plan
+    graph_module: GraphModule  # as it was captured, without checks
+    statistics: Tensor  # [len(plan.checks), 2]
+    args: tuple[Any, ...] | None  # dropped with the batch; only weights stay
+    random_state: RandomState | None  # before the run, where the graph draws random numbers
+    names: tuple[str, str]  # the module it was captured in, and the one it ran in
+    calls: tuple[str, ...]  # calls of modules around it that no graph knows of
+    inputs: dict[int, Key] = field(default_factory=dict)  # values made by an earlier event
+    derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
+
+
+@dataclass(slots=True)
+class GapOperation:
+    """One operation that ran outside every graph."""
+
+    kind: str
+    module: str
+    calls: tuple[str, ...]
+    source: Source | None
+    inputs: list[tuple[str, Key]]
+    outputs: list[tuple[str, Key]]
+    infinite_literal: bool
+    framed: bool
+
+
+@dataclass(slots=True)
+class ModuleReturn:
+    """A module returned outside every graph, or the root module returned."""
+
+    name: str
+    kind: str
+    calls: tuple[str, ...]
+    rows: list[tuple[str, Key | None, str]]  # label, value, note
+
+
+@dataclass(slots=True)
+class RandomState:
+    """The state of the generators, to run a graph again with the same random numbers."""
+
+    cpu: Tensor
+    devices: dict[int, Tensor]
+
+    @classmethod
+    def now(cls, args: Sequence[Any]) -> RandomState:
+        used = {a.device.index for a in args if isinstance(a, Tensor) and a.device.type == "cuda"}
+        return cls(torch.get_rng_state(), {d: torch.cuda.get_rng_state(d) for d in used})
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+@dataclass(slots=True)
+class Known:
+    """A tensor that is alive, and the value that it holds as long as nobody writes it."""
+
+    tensor: weakref.ref[Tensor]
+    version: int | None
+    key: Key
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """A module that was called outside every graph and has not returned yet."""
+
+    name: str
+    key: str
+
+
+class Batch:
+    """One call of the root module."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.events: list[GraphRun | GapOperation | ModuleReturn] = []
+        self.values: list[Value] = []  # measured between graphs
+        self.pairs: list[stats.Pair] = []  # their ranges
+        self.details: dict[int, stats.Detail] = {}  # of bad ones
+        self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among them
+        self.known: dict[int, Known] = {}
+        self.memories: dict[int | None, tuple[weakref.ref[Tensor], Key]] = {}
+        self.modules: list[ModuleCall] = []
+        self.module_calls = 0
+        self.labels: dict[Key, str] = {}  # names that the user gave to values
+        self.measuring = False  # what runs now is fxguard's own arithmetic
+
+    # Graphs.
+
+    def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
+        """Add one run of a graph; ``outputs`` are what it returned, without the statistics."""
+        index = len(self.events)
+        assert run.args is not None
+        for position, value in run.plan.inputs:
+            tensor = run.args[position]
+            key = self.key_of(tensor)
+            if key is not None:
+                run.inputs[value] = key
+                continue
+            origin = self.origin_of(tensor)
+            if origin is not None:
+                run.derived[value] = origin
+            self.remember(tensor, (index, value))
+        for tensor, output in zip(outputs, run.plan.outputs, strict=False):
+            if output is not None:
+                self.remember(tensor, (index, output))
+        self.events.append(run)
+
+    # Which value a live tensor holds.
+
+    def remember(self, tensor: Any, key: Key) -> None:
+        if isinstance(tensor, Tensor):
+            self.known[id(tensor)] = Known(weakref.ref(tensor), _version(tensor), key)
+            memory = memory_of(tensor)
+            if memory is not None:
+                self.memories[memory] = (weakref.ref(tensor), key)
+
+    def key_of(self, tensor: Any) -> Key | None:
+        known = self.known.get(id(tensor))
+        if known is None or known.tensor() is not tensor or known.version != _version(tensor):
+            return None
+        return known.key
+
+    def origin_of(self, tensor: Any) -> Key | None:
+        """The value that stands in the same memory: a view of it, or what it was before."""
+        reference, key = self.memories.get(memory_of(tensor), (None, None))
+        return None if reference is None or reference() is None else key
+
+    # Between graphs.
+
+    def value_of(self, tensor: Tensor, name: str, kind: str = "input") -> Key:
+        """The value that a tensor holds, measured now if nobody has measured it yet."""
+        key = self.key_of(tensor)
+        if key is not None:
+            return key
+        origin = self.origin_of(tensor)
+        key = self.measure(tensor, kind if origin is None else "made", name)
+        if origin is not None:
+            self.events.append(
+                GapOperation(
+                    kind="view",
+                    module=self.module,
+                    calls=self.calls,
+                    source=None,
+                    inputs=[("input[0]", origin)],
+                    outputs=[("output", key)],
+                    infinite_literal=False,
+                    framed=False,
+                )
+            )
+        return key
+
+    def measure(self, tensor: Tensor, kind: str, name: str) -> Key:
+        """Measure a tensor that no graph has measured."""
+        index = len(self.values)
+        note = "meta" if tensor.is_meta else ""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.values.append(Value(kind, name, dtype, None if note else index, note))
+        # Neither the user's autograd nor an observer is to see this.
+        self.measuring = True
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                pair = stats.abs_min_max(tensor)
+                self.pairs.append(pair)
+                if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
+                    self.details[index] = stats.describe(tensor)
+        finally:
+            self.measuring = False
+        if kind != "made":
+            self.tensors[index] = weakref.ref(tensor)
+        key = (BETWEEN_GRAPHS, index)
+        self.remember(tensor, key)
+        return key
+
+    def weight(self, tensor: Tensor, name: str) -> Key:
+        """A weight that was read between graphs: it is measured with the report."""
+        index = len(self.values)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.values.append(Value("weight", name, dtype, note="not measured"))
+        self.pairs.append((torch.zeros(()), torch.zeros(())))
+        self.tensors[index] = weakref.ref(tensor)
+        key = (BETWEEN_GRAPHS, index)
+        self.remember(tensor, key)
+        return key
+
+    def enter_module(self, name: str) -> None:
+        self.module_calls += 1
+        self.modules.append(ModuleCall(name, f"{name}#{self.module_calls}"))
+
+    @property
+    def module(self) -> str:
+        """Name of the innermost module that is running outside every graph."""
+        return self.modules[-1].name if self.modules else ""
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        return tuple(call.key for call in self.modules)
+
+    # The end.
+
+    def statistics(self) -> list[Tensor]:
+        """Every number of the batch, one tensor for each graph run and one for the gaps."""
+        collected = [event.statistics for event in self.events if isinstance(event, GraphRun)]
+        if self.pairs:
+            with torch.no_grad():
+                collected.append(stats.collect(self.pairs))
+        return collected
+
+    def close(self) -> None:
+        """Let go of everything that keeps memory of the forward alive."""
+        for event in self.events:
+            if isinstance(event, GraphRun):
+                event.args = None
+                event.random_state = None
+        self.known.clear()
+        self.memories.clear()
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

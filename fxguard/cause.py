@@ -1,0 +1,123 @@
+"""Bad values to their origins, by data flow. Knows nothing of torch.
+
+A value is bad when it holds inf or NaN. An operation is an origin when what it made is worse
+than everything that it read (finite < inf < NaN). An origin counts when its bad values reach
+an output; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fxguard.plan import Step, Value
+
+__all__ = ["Blame", "Verdict", "find_origins"]
+
+# The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
+LIMITS = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+
+ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm", "mul", "mul_"})
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One origin: a step that made a bad value, or a weight or input that held one."""
+
+    value: int
+    step: int | None  # None for a weight, buffer, constant or input
+    problem: str  # "inf" or "nan"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found in one batch, both in order of execution."""
+
+    origins: tuple[Blame, ...] = ()
+    absorbed: tuple[Blame, ...] = ()
+
+
+def find_origins(
+    steps: Sequence[Step],
+    values: Sequence[Value],
+    severity: Callable[[int], int],
+    *,
+    abs_max: Callable[[int], float],
+    is_mask: Callable[[int], bool],
+    reached: Iterable[int],
+    is_ignored: Callable[[Step], bool],
+) -> Verdict:
+    """Trace every bad value back to where it came from.
+
+    Args:
+        steps: operations in order of execution.
+        values: what they read and made.
+        severity: of a value: 0 finite, 1 inf, 2 NaN. Called for weights only where an operation
+            that read them made something bad.
+        abs_max: largest magnitude of a value.
+        is_mask: whether an input, buffer or constant that holds inf does so on purpose.
+        reached: values that are an output of a module or of the model.
+        is_ignored: whether the user asked not to hear of an operation.
+    """
+    sources: dict[int, tuple[Blame, ...]] = {}
+    intended: set[int] = set()
+    blames: dict[Blame, None] = {}  # insertion order is the order of execution
+
+    def accuse(blame: Blame) -> tuple[Blame, ...]:
+        blames.setdefault(blame)
+        return (blame,)
+
+    def given(value: int) -> None:
+        """Judge a bad value that no operation made, when it is first read."""
+        if value in sources or value in intended:
+            return
+        if severity(value) == 1 and values[value].kind != "weight" and is_mask(value):
+            intended.add(value)
+        else:
+            sources[value] = accuse(Blame(value, None, _problem(severity(value))))
+
+    for index, step in enumerate(steps):
+        made = [value for value in step.outputs if severity(value)]
+        if not made:
+            continue
+        bad = [value for value in dict.fromkeys(step.inputs) if severity(value)]
+        for value in bad:
+            if values[value].kind != "made":
+                given(value)
+        worst = max((severity(value) for value in bad), default=0)
+        inherited = tuple(dict.fromkeys(blame for value in bad for blame in sources.get(value, ())))
+        for value in made:
+            if severity(value) <= worst:
+                sources[value] = inherited
+                if not inherited and any(i in intended for i in bad):
+                    intended.add(value)
+            elif is_ignored(step):
+                sources[value] = inherited
+            elif severity(value) == 1 and (
+                step.infinite_literal or _adds_mask(step, values, abs_max)
+            ):
+                intended.add(value)
+            else:
+                blame = Blame(value, index, _problem(severity(value)))
+                sources[value] = (*inherited, *accuse(blame))
+
+    outputs = list(reached)
+    for value in outputs:
+        if values[value].kind != "made" and severity(value):
+            given(value)
+    counted = {blame for value in outputs for blame in sources.get(value, ())}
+    return Verdict(
+        origins=tuple(blame for blame in blames if blame in counted),
+        absorbed=tuple(blame for blame in blames if blame not in counted),
+    )
+
+
+def _adds_mask(step: Step, values: Sequence[Value], abs_max: Callable[[int], float]) -> bool:
+    """Whether inf came from adding to a mask that holds the dtype's largest number."""
+    return step.kind in ADDITIONS and any(
+        abs_max(value) == LIMITS.get(values[value].dtype) for value in step.inputs
+    )
+
+
+def _problem(severity: int) -> str:
+    return "nan" if severity == 2 else "inf"

@@ -1,0 +1,150 @@
+"""The command ``fxguard``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fxguard
+
+if TYPE_CHECKING:
+    from fxguard.report import Report
+
+__all__ = ["main"]
+
+DETECTED = 3  # exit status after a detection
+WRONG_USE = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="fxguard", description="Name the operation that first overflowed or turned into NaN."
+    )
+    top.add_argument("--version", action="version", version=f"fxguard {fxguard.__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a training script with its models checked",
+        description="Run an unmodified training script. The outermost modules that it calls are "
+        f"instrumented at their first call. A detection ends it with status {DETECTED}.",
+        usage="fxguard run [options] (script.py | -m module) [args ...]",
+    )
+    run.add_argument("--max-frames-to-save", type=int, default=21, metavar="N")
+    run.add_argument(
+        "--trace-batch-nums",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="print every frame of these batches; turns detection off",
+    )
+    run.add_argument("--abort-after-batch-num", type=int, metavar="N")
+    run.add_argument("--on-detect", choices=("raise", "warn"), default="raise")
+    run.add_argument("--granularity", choices=("op", "module"), default="op")
+    run.add_argument("--strict", action="store_true", help="also stop at values that reach nothing")
+    run.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help='modules ("decoder.*") or operations in them ("*.SelfAttention:log"); repeatable',
+    )
+    run.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write the report here, as JSON where the name ends in .json, else as text",
+    )
+    run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
+    run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    given = parser().parse_args(argv)
+    # `nargs="+"` takes the script along where a number of batches stands before it.
+    if given.module is None and not given.rest:
+        return _wrong("which script? usage: fxguard run [options] (script.py | -m module) [args]")
+    if given.module is None and not Path(given.rest[0]).is_file():
+        return _wrong(f"no such script: {given.rest[0]}")
+    if given.module is not None and _cannot_find(given.module):
+        return _wrong(f"no module named {given.module}")
+    return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from fxguard.recorder import Options
+    from fxguard.run import guarding_outermost_modules, run_module, run_script
+
+    options: dict[str, Any] = {
+        "max_frames_to_save": given.max_frames_to_save,
+        "trace_batch_nums": tuple(given.trace_batch_nums),
+        "abort_after_batch_num": given.abort_after_batch_num,
+        "on_detect": given.on_detect,
+        "granularity": given.granularity,
+        "strict": given.strict,
+        "ignore": tuple(given.ignore),
+    }
+    try:
+        Options(**options)
+    except fxguard.FxguardError as error:
+        return _wrong(str(error))
+    with guarding_outermost_modules(**options) as guarded:
+        try:
+            if given.module is not None:
+                run_module(given.module, given.rest)
+            else:
+                run_script(Path(given.rest[0]), given.rest[1:])
+        except fxguard.NonFiniteError as error:
+            if given.report is not None:
+                _write(error.report, given.report)
+            _say(_advice(error.report))
+            return DETECTED
+        except fxguard.BatchLimitReached as error:
+            _say(f"fxguard: {error}")
+            return 0
+    if not guarded:
+        _say("fxguard: the script called no torch.nn.Module: nothing was checked")
+    return 0
+
+
+def _advice(report: Report) -> str:
+    origin = report.origins[0]
+    source = origin.frame.source
+    if source is None:
+        return f"fxguard: {report.message}"
+    return f"fxguard: look at {source.file}:{source.line}: {source.code}  ({origin.message})"
+
+
+def _write(report: Report, path: Path) -> None:
+    text = report.to_json(indent=2) if path.suffix == ".json" else str(report)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _cannot_find(module: str) -> bool:
+    sys.path.insert(0, "")
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True
+    finally:
+        sys.path.pop(0)
+
+
+def _say(line: str) -> None:
+    sys.stdout.flush()
+    print(line, file=sys.stderr)
+
+
+def _wrong(message: str) -> int:
+    _say(f"fxguard: {message}")
+    return WRONG_USE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

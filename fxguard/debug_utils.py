@@ -1,0 +1,183 @@
+"""The drop-in for transformers' ``DebugUnderflowOverflow``, and the two manual helpers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard import frames, gaps, marks, report, stats
+from fxguard.batch import Batch
+from fxguard.guard import Guard, check_can_instrument
+from fxguard.recorder import Options, Recorder
+from fxguard.records import Origin
+from fxguard.report import Report
+
+__all__ = ["DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
+
+
+class DebugUnderflowOverflow:
+    """Drop-in for ``transformers.debug_utils.DebugUnderflowOverflow``.
+
+    Prints the same text for the same modules and raises on any inf or NaN in a weight, an input
+    or an output, intended or not. What it does beyond the original: keyword inputs and
+    dictionaries, lists and dataclasses are shown, every dtype is taken, and
+    ``torch.compile(model)`` keeps one graph.
+
+    Args:
+        model: the model to watch; it is instrumented in place, see :func:`fxguard.instrument`.
+        max_frames_to_save: how many frames a report shows.
+        trace_batch_nums: batches, counted from 0, whose every frame is printed; turns
+            detection off.
+        abort_after_batch_num: stop after this batch has finished.
+
+    Raises:
+        NonFiniteError: from the model's forward, a ``ValueError`` as in the original.
+        BatchLimitReached: likewise, when ``abort_after_batch_num`` has finished.
+
+    Example:
+        >>> debug_overflow = DebugUnderflowOverflow(model)
+        >>> model(**batch)
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: Sequence[int] | None = None,
+        abort_after_batch_num: int | None = None,
+    ) -> None:
+        options = Options(
+            max_frames_to_save=max_frames_to_save,
+            trace_batch_nums=tuple(trace_batch_nums or ()),
+            abort_after_batch_num=abort_after_batch_num,
+            granularity="module",
+        )
+        check_can_instrument(model)
+        self.model = model
+        self.guard = _ModuleGuard(model, options)
+        self.guard.install()
+
+    def remove(self) -> None:
+        """Undo it: the model is exactly what it was."""
+        self.guard.uninstall()
+
+
+class _ModuleReport(Report):
+    """A report that prints exactly what the original prints."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"\nDetected inf/nan during batch_number={self.batch_number}",
+            f"Last {len(self.frames)} forward frames:",
+            report.HEADER,
+        ]
+        for frame in self.frames:
+            if frame.index == 0:
+                start = f"*** Starting batch number={frame.batch_number} ***"
+                lines += [f"\n\n{report.INDENT}{start}", report.HEADER]
+            lines.append(report.frame_text(frame))
+        return "\n".join([*lines, "\n\n"])
+
+
+class _ModuleRecorder(Recorder):
+    """Judges module frames alone: the first one that shows an inf or a NaN is reported."""
+
+    def __init__(self, options: Options, weights: frames.Weights, model: Module) -> None:
+        super().__init__(options, weights)
+        self.model = model
+
+    def judge(self, batch: Batch) -> Report | None:
+        finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
+        if finite and not any(map(_is_bad, self.model.parameters())):
+            return None
+        trace = frames.assemble(batch)
+        for position, planned in enumerate(trace.frames):
+            if not self.shows(planned):
+                continue
+            frame = self.rendered(batch, trace, position)
+            row = next((row for row in frame.rows if row.is_bad), None)
+            if row is not None:
+                problem = "nan" if math.isnan(row.abs_max or 0.0) else "inf"
+                origin = Origin(frame, problem, f"{frame.kind} {row.label}", row.label)
+                last = tuple(self.last_frames(batch, trace, position))
+                return _ModuleReport(batch.number, last, (origin,))
+        return None
+
+
+class _ModuleGuard(Guard):
+    """Watches modules only: an eager model stays with Python, a compiled one is captured."""
+
+    capture = False
+
+    def __init__(self, model: Module, options: Options) -> None:
+        super().__init__(model, options)
+        self.recorder = _ModuleRecorder(options, self._weights, model)
+
+
+def _is_bad(tensor: Tensor) -> bool:
+    number = frames.stat_of(tensor)
+    return not isinstance(number, str) and number.severity > 0
+
+
+def detect_overflow(var: Tensor, ctx: str) -> bool:
+    """Print and return whether a tensor holds inf or NaN.
+
+    Inside the forward of an instrumented model it names the value instead: the row of the
+    operation that made it shows ``ctx``, nothing is printed, and False is returned, because the
+    verdict comes when the batch ends. Inside ``torch.compile`` without fxguard it does nothing.
+
+    Args:
+        var: a tensor of any dtype, layout and shape.
+        ctx: what to call it.
+
+    Returns:
+        True when any element is NaN or infinite.
+
+    Example:
+        >>> detect_overflow(torch.tensor([1.0, float("inf")]), "after layer_norm")
+        after layer_norm has infs
+        True
+    """
+    if torch.compiler.is_compiling():
+        marks.value_named(ctx, var)
+        return False
+    watch = gaps.watching()
+    if watch is not None:
+        key = watch.batch.key_of(var)
+        if key is not None:
+            watch.batch.labels[key] = ctx
+        return False
+    if not isinstance(var, Tensor):
+        raise TypeError(f"detect_overflow needs a tensor, got {type(var).__name__}")
+    if var.is_meta:
+        return False
+    detail = stats.describe(var)
+    if detail.nan_count:
+        print(f"{ctx} has nans")
+    if detail.posinf_count or detail.neginf_count:
+        print(f"{ctx} has infs")
+    return bool(detail.nan_count or detail.posinf_count or detail.neginf_count)
+
+
+def get_abs_min_max(var: Tensor, ctx: str) -> str:
+    """One row of the report for a tensor of any dtype, layout and shape.
+
+    Args:
+        var: the tensor.
+        ctx: what to call it.
+
+    Returns:
+        abs min, abs max and ``ctx``, as in a frame; the reason in place of the numbers where
+        there are none, such as ``empty`` or ``meta``.
+
+    Example:
+        >>> get_abs_min_max(torch.tensor([-2.0, 0.5]), "x")
+        '5.00e-01 2.00e+00 x'
+    """
+    if not isinstance(var, Tensor):
+        raise TypeError(f"get_abs_min_max needs a tensor, got {type(var).__name__}")
+    return report.row_text(frames.row_of(ctx, var))

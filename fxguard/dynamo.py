@@ -1,0 +1,187 @@
+"""Everything that touches TorchDynamo. The only file that may use its underscored names.
+
+What is used, why, and what breaks without it (all present in torch 2.11 to 2.13):
+
+- ``torch._C._dynamo.eval_frame.get_eval_frame_callback``: tells whether somebody compiles the
+  guarded model, and with what. Without it ``torch.compile(instrument(model))`` would run the
+  model eagerly.
+- ``torch._dynamo.eval_frame.innermost_backend``: unwraps that to the user's backend.
+- ``torch._dynamo.convert_frame.ConvertFrameAssert``: the form that ``fullgraph=True`` takes.
+- ``torch._dynamo.eval_frame.skip_code``: keeps TorchDynamo from compiling the observers as
+  functions of their own, which would run them under the compiler they observe. They can still
+  be traced as part of a caller.
+- ``torch.nn.modules.module._global_forward_hooks`` and its two companions: hooks on every
+  module for the time of one forward. The public function gives a new key at each call, and
+  TorchDynamo would compile again for each key. Hooks on the modules themselves would switch off
+  the fused kernels of ``nn.TransformerEncoder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.modules.module as module_hooks
+from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.eval_frame import innermost_backend, skip_code
+from torch.fx import GraphModule
+from torch.utils.hooks import RemovableHandle
+
+from fxguard import gaps
+from fxguard.batch import GraphRun, RandomState
+from fxguard.insert import with_checks
+from fxguard.plan import Plan
+from fxguard.planner import make_plan
+
+__all__ = [
+    "CheckingBackend",
+    "OuterCompiler",
+    "compile_forward",
+    "module_hooks_on",
+    "outer_compiler",
+]
+
+# Compilations of one guarded forward before TorchDynamo gives up and leaves it to the observer.
+# TorchDynamo's own limit, 8, is soon reached by changing shapes and train/eval switches.
+RECOMPILE_LIMIT = 64
+
+Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+
+
+class OuterCompiler:
+    """The ``torch.compile`` that the guarded model runs under."""
+
+    def __init__(self, backend: Backend, fullgraph: bool) -> None:
+        self.backend = backend
+        self.fullgraph = fullgraph
+
+
+def outer_compiler() -> OuterCompiler | None:
+    """Who compiles the code that is running, if anybody does."""
+    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    if not callable(callback) or not hasattr(callback, "_torchdynamo_orig_backend"):
+        return None
+    convert = callback._torchdynamo_orig_backend
+    backend = innermost_backend(callback)
+    if isinstance(backend, CheckingBackend):
+        backend = backend.inner
+    return OuterCompiler(backend, isinstance(convert, ConvertFrameAssert))
+
+
+def compile_forward(
+    forward: Callable[..., Any], backend: CheckingBackend, *, fullgraph: bool
+) -> Callable[..., Any]:
+    """``torch.compile`` for a guarded forward: with room for recompilations, of its own."""
+    options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
+    known = inspect.signature(torch.compile).parameters  # both are new in torch 2.12
+    options = {name: value for name, value in options.items() if name in known}
+    compiled: Callable[..., Any] = torch.compile(
+        forward, backend=backend, fullgraph=fullgraph, **options
+    )
+    if options:
+        return compiled
+    limit = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)
+
+    def with_limit(*args: Any, **kwargs: Any) -> Any:
+        with limit:
+            return compiled(*args, **kwargs)
+
+    return with_limit
+
+
+class CheckingBackend:
+    """A TorchDynamo backend: plan, insert checks, hand on to the inner backend.
+
+    Args:
+        inner: the name of a backend, or a backend.
+        report: called with each run of a graph and what it returned.
+        names: ``id(module)`` to qualified name.
+        tensors: ``id(parameter or buffer)`` to ("weight" or "buffer", qualified name).
+    """
+
+    def __init__(
+        self,
+        inner: str | Backend,
+        report: Callable[[GraphRun, Any], None],
+        names: Mapping[int, str] | None = None,
+        tensors: Mapping[int, tuple[str, str]] | None = None,
+    ) -> None:
+        self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
+        self.report = report
+        self.names = names or {}
+        self.tensors = tensors or {}
+        self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
+
+    def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        with torch._C.DisableTorchFunction():
+            arguments = {
+                position: self.tensors[id(example)]
+                for position, example in enumerate(example_inputs)
+                if id(example) in self.tensors
+            }
+            plan = make_plan(graph_module, self.names, arguments)
+            checked = with_checks(graph_module, plan, flat=True)
+            compiled = self.inner(checked, example_inputs)
+        self.plans.append(plan)
+        watch = gaps.watching()
+        captured_in = watch.batch.module if watch is not None else ""
+
+        def run(*args: Any) -> Any:
+            # What a captured graph does is checked by the graph: no observer has to see it.
+            with torch._C.DisableTorchFunction():
+                random_state = RandomState.now(args) if plan.random else None
+                *outputs, statistics = compiled(*args)
+                watch = gaps.watching()
+                running_in = watch.batch.module if watch is not None else ""
+                calls = watch.batch.calls if watch is not None else ()
+                names = (captured_in, running_in)
+                self.report(
+                    GraphRun(plan, graph_module, statistics, args, random_state, names, calls),
+                    outputs,
+                )
+            return outputs
+
+        return run
+
+
+# Hooks on every module, for the time of one forward.
+
+HOOK_ID = RemovableHandle(OrderedDict()).id  # a key that nobody else is given
+_lock = threading.Lock()
+_users = 0  # forwards that need the hooks now, in all threads
+
+
+@contextlib.contextmanager
+def module_hooks_on() -> Iterator[None]:
+    """Let :mod:`fxguard.gaps` see modules begin and return, in Python and in captured graphs."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            module_hooks._global_forward_pre_hooks[HOOK_ID] = gaps.before_module
+            module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
+            module_hooks._global_forward_hooks[HOOK_ID] = gaps.after_module
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                del module_hooks._global_forward_pre_hooks[HOOK_ID]
+                del module_hooks._global_forward_hooks[HOOK_ID]
+                del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
+
+
+for function in (
+    gaps.Observer.__torch_function__,
+    gaps.FusedObserver.__torch_dispatch__,
+    gaps.before_module,
+    gaps.after_module,
+):
+    skip_code(function.__code__)  # type: ignore[attr-defined]

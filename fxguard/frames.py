@@ -1,0 +1,250 @@
+"""A finished batch to one trace: all graphs and gaps in one numbering, with numbers.
+
+Nothing here runs while all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fxguard import nodes, stats
+from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, ModuleReturn
+from fxguard.module_frames import merge_single_operations
+from fxguard.plan import FramePlan, Plan, RowPlan, Step, Value
+from fxguard.records import Frame, Row, Stat
+
+__all__ = ["Trace", "Weights", "assemble", "frames_of", "render"]
+
+# Qualified module name to its own parameters: (name, tensor).
+Weights = Callable[[str], Iterable[tuple[str, Tensor]]]
+
+
+@dataclass(slots=True)
+class Trace:
+    """One batch: operations, values and frames, numbered through."""
+
+    values: list[Value]
+    stats: list[Stat | str]  # of each value; a string says why there is no number
+    steps: list[Step]
+    frames: list[FramePlan]
+    reached: list[int]  # values that are an output of a module or of the model
+    keys: list[Key]  # where each value comes from
+
+
+def frames_of(plan: Plan, statistics: Tensor, weights: Weights | None = None) -> list[Frame]:
+    """The frames of one run of a graph that :func:`fxguard.insert_checks` made.
+
+    Args:
+        plan: what ``insert_checks`` returned.
+        statistics: the second output of the graph, shape ``[len(plan.checks), 2]``.
+        weights: gives a module's own parameters by its qualified name, for the rows of
+            weights; for a model, ``lambda name: model.get_submodule(name).named_parameters(
+            recurse=False)``.
+    """
+    found = read_statistics(plan, statistics)
+    return [render(frame, plan.values, found, weights) for frame in plan.frames]
+
+
+def read_statistics(plan: Plan, statistics: Tensor) -> list[Stat | str]:
+    """The range of each value of a plan."""
+    numbers = statistics.tolist()
+    return [
+        value.note or "not measured" if value.slot is None else stats.decode(*numbers[value.slot])
+        for value in plan.values
+    ]
+
+
+def render(
+    frame: FramePlan,
+    values: Sequence[Value],
+    found: Sequence[Stat | str],
+    weights: Weights | None,
+) -> Frame:
+    """One frame with its numbers.
+
+    Args:
+        frame: the frame.
+        values: what its rows refer to.
+        found: the range of each value.
+        weights: for the rows of weights, which no graph measures.
+    """
+    rows = []
+    if not frame.is_op and weights is not None:
+        rows += [row_of(name, tensor) for name, tensor in weights(frame.name)]
+    for row in frame.rows:
+        if row.value is None:
+            rows.append(Row(row.label, note=row.note))
+            continue
+        number, value = found[row.value], values[row.value]
+        if isinstance(number, Stat):
+            rows.append(Row(row.label, number.abs_min, number.abs_max))
+        elif value.kind == "weight" and weights is not None:
+            module, _, name = value.name.rpartition(".")
+            rows += [row_of(row.label, t) for n, t in weights(module) if n == name]
+        else:
+            rows.append(Row(row.label, note=number))
+    return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
+
+
+def row_of(label: str, tensor: Tensor) -> Row:
+    """A row for a tensor that is at hand."""
+    number = stat_of(tensor)
+    if isinstance(number, str):
+        return Row(label, note=number)
+    return Row(label, number.abs_min, number.abs_max)
+
+
+@torch.no_grad()
+def stat_of(tensor: Tensor) -> Stat | str:
+    """The range of a tensor that is at hand."""
+    if tensor.is_meta:
+        return "meta"
+    low, high = stats.abs_min_max(tensor)
+    return stats.decode(float(low), float(high))
+
+
+def assemble(batch: Batch) -> Trace:
+    """Number the values of all events of a batch through."""
+    trace = Trace([], [], [], [], [], [])
+    at: dict[Key, int] = {}
+    collected = iter(batch.statistics())
+
+    def add(key: Key, value: Value, number: Stat | str) -> None:
+        at[key] = len(trace.values)
+        trace.values.append(value)
+        trace.stats.append(number)
+        trace.keys.append(key)
+
+    runs = [(i, event) for i, event in enumerate(batch.events) if isinstance(event, GraphRun)]
+    numbers = {i: read_statistics(run.plan, next(collected)) for i, run in runs}
+    if batch.pairs:
+        rows = next(collected).tolist()
+        for index, value in enumerate(batch.values):
+            number = value.note or stats.decode(*rows[index])
+            add((BETWEEN_GRAPHS, index), value, number)
+    for index, event in enumerate(batch.events):
+        if isinstance(event, GraphRun):
+            for local, (value, number) in enumerate(
+                zip(event.plan.values, numbers[index], strict=True)
+            ):
+                if local in event.inputs:
+                    at[(index, local)] = at[event.inputs[local]]
+                    continue
+                if local in event.derived:
+                    value = replace(value, kind="made")
+                add((index, local), _renamed_value(value, event.names), number)
+                if local in event.derived:
+                    origin, copy = at[event.derived[local]], at[(index, local)]
+                    trace.steps.append(Step("view", event.names[1], (origin,), (copy,)))
+            _add_run(trace, event, lambda local, index=index: at[(index, local)])  # type: ignore[misc]
+        elif isinstance(event, GapOperation):
+            _add_operation(trace, event, at, batch)
+        else:
+            _add_module(trace, event, at)
+    if len(batch.events) > len(runs):
+        trace.frames = merge_single_operations(trace.frames)
+    trace.reached = [
+        row.value
+        for frame in trace.frames
+        if not frame.is_op
+        for row in frame.rows
+        if row.value is not None and row.label.startswith("output")
+    ]
+    return trace
+
+
+def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:
+    steps = len(trace.steps)
+    for step in run.plan.steps:
+        trace.steps.append(
+            replace(
+                step,
+                module=_renamed(step.module, run.names),
+                inputs=tuple(map(number, step.inputs)),
+                outputs=tuple(map(number, step.outputs)),
+            )
+        )
+    for frame in run.plan.frames:
+        trace.frames.append(
+            replace(
+                frame,
+                name=_renamed(frame.name, run.names),
+                rows=tuple(
+                    row if row.value is None else replace(row, value=number(row.value))
+                    for row in frame.rows
+                ),
+                step=None if frame.step is None else frame.step + steps,
+                calls=(*run.calls, *frame.calls),
+            )
+        )
+
+
+def _add_operation(trace: Trace, operation: GapOperation, at: dict[Key, int], batch: Batch) -> None:
+    trace.steps.append(
+        Step(
+            kind=operation.kind,
+            module=operation.module,
+            inputs=tuple(at[key] for _, key in operation.inputs),
+            outputs=tuple(at[key] for _, key in operation.outputs),
+            infinite_literal=operation.infinite_literal,
+            source=operation.source,
+        )
+    )
+    if not operation.framed:
+        return
+    rows = [RowPlan(label, at[key]) for label, key in operation.inputs]
+    for label, key in operation.outputs:
+        named = f"{label} ({batch.labels[key]})" if key in batch.labels else label
+        rows.append(RowPlan(named, at[key]))
+    trace.frames.append(
+        FramePlan(
+            operation.module,
+            operation.kind,
+            True,
+            tuple(rows),
+            operation.source,
+            len(trace.steps) - 1,
+            operation.calls,
+        )
+    )
+
+
+def _add_module(trace: Trace, event: ModuleReturn, at: dict[Key, int]) -> None:
+    rows = tuple(
+        RowPlan(label, None if key is None else at[key], note) for label, key, note in event.rows
+    )
+    trace.frames.append(FramePlan(event.name, event.kind, False, rows, calls=event.calls))
+
+
+def _renamed(name: str, names: tuple[str, str]) -> str:
+    """A graph captured in one module may run for another of the same class."""
+    captured, running = names
+    if captured == running:
+        return name
+    if name == captured or (captured and name.startswith(captured + ".")):
+        return running + name[len(captured) :]
+    return f"{running}.{name}".strip(".") if not captured else name
+
+
+def _renamed_value(value: Value, names: tuple[str, str]) -> Value:
+    if value.kind not in ("weight", "buffer") or names[0] == names[1]:
+        return value
+    return replace(value, name=_renamed(value.name, names))
+
+
+def tensor_of(batch: Batch, key: Key) -> Tensor | None:
+    """The tensor of a weight, an input or a constant, while the batch is open."""
+    index, local = key
+    if index == BETWEEN_GRAPHS:
+        reference = batch.tensors.get(local)
+        return reference() if reference is not None else None
+    run = batch.events[index]
+    assert isinstance(run, GraphRun)
+    value = run.plan.values[local]
+    if value.argument is None:
+        return nodes.attribute_of(run.graph_module, value.name)
+    return None if run.args is None else run.args[value.argument]

@@ -1,0 +1,262 @@
+"""What runs outside every captured graph: operations and modules that TorchDynamo left to Python.
+
+Three observers report to the batch that is running in their thread:
+
+- :class:`Observer` sees each torch function that Python calls;
+- :class:`FusedObserver` sees the operations below, in modules that take another, fused path when
+  a torch function mode is active;
+- :func:`before_module` and :func:`after_module` see modules begin and return. TorchDynamo traces
+  them too, and there they leave marks in the graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxguard import marks, operations
+from fxguard.batch import Batch, GapOperation, Key, ModuleReturn
+from fxguard.sources import source_of_caller
+
+__all__ = ["FusedObserver", "Observer", "Watch", "after_module", "before_module", "watching"]
+
+# These use one fused kernel in evaluation, but not while a torch function mode is active.
+FUSED_MODULES = (
+    torch.nn.TransformerEncoder,
+    torch.nn.TransformerEncoderLayer,
+    torch.nn.MultiheadAttention,
+)
+
+
+class Watch:
+    """Who is watching the forward that runs in this thread."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        names: Mapping[int, str],
+        tensors: Mapping[int, tuple[str, str]],
+        observer: Observer | None,
+    ) -> None:
+        self.batch = batch
+        self.names = names  # id(module) to qualified name
+        self.tensors = tensors  # id(parameter or buffer) to ("weight" or "buffer", qualified name)
+        self.observer = observer
+        self.fused: list[tuple[torch.nn.Module, Any]] = []
+
+
+_local = threading.local()
+
+
+def watching() -> Watch | None:
+    """The watch of the guarded forward that runs in this thread."""
+    return getattr(_local, "watch", None)
+
+
+def set_watch(watch: Watch | None) -> Watch | None:
+    """Install a watch for this thread and return the one before."""
+    before = watching()
+    _local.watch = watch
+    return before
+
+
+# Operations.
+
+
+class Observer(TorchFunctionMode):
+    """Measures the results of torch functions that run outside every graph."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        return observe(func, args, kwargs or {})
+
+
+class FusedObserver(TorchDispatchMode):
+    """Measures the results of ATen operations."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return observe(func, args, kwargs or {})
+
+
+# TorchDynamo is active while gaps run, and would compile fxguard's own functions one by one.
+@torch.compiler.disable
+def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one operation and report what it read and made."""
+    watch = watching()
+    kind = operations.name_of(func)
+    if watch is None or watch.batch.measuring or kind in operations.NOT_OPERATIONS:
+        return func(*args, **kwargs)
+    batch = watch.batch
+    inputs = [(label, _key(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
+    result = func(*args, **kwargs)
+    writes = operations.writes_first_operand(func, kwargs)
+    made = list(_tensors("output", result))
+    if writes and not made:  # ``x[i] = y`` returns nothing
+        made = [("output", tensor) for _, tensor in _operands(args[:1], {})]
+    if not writes and len(made) == 1 and inputs and _moves(kind, args, made[0][1]):
+        batch.remember(made[0][1], inputs[0][1])
+        return result
+    outputs = [
+        (label, batch.measure(tensor, "made", kind)) for label, tensor in made if _is_float(tensor)
+    ]
+    if outputs:
+        batch.events.append(
+            GapOperation(
+                kind=kind,
+                module=batch.module,
+                calls=batch.calls,
+                source=source_of_caller(),
+                inputs=inputs,
+                outputs=outputs,
+                infinite_literal=operations.has_infinite_literal(args, kwargs),
+                framed=kind not in operations.SELECTS,
+            )
+        )
+    return result
+
+
+def _key(watch: Watch, tensor: Tensor, label: str) -> Key:
+    kind, name = watch.tensors.get(id(tensor), ("input", label))
+    if kind == "weight":
+        return watch.batch.key_of(tensor) or watch.batch.weight(tensor, name)
+    return watch.batch.value_of(tensor, name, kind)
+
+
+def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """Floating-point tensors among the arguments, labelled in order of use."""
+    positional = [tensor for _, tensor in _tensors("", args) if _is_float(tensor)]
+    rows = [(f"input[{index}]", tensor) for index, tensor in enumerate(positional)]
+    for name, value in kwargs.items():
+        rows += [
+            (f"input[{name}]", tensor) for _, tensor in _tensors("", value) if _is_float(tensor)
+        ]
+    return rows
+
+
+def _tensors(label: str, value: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(label, value)]
+    if not isinstance(value, (tuple, list)):
+        return []
+    return [row for i, item in enumerate(value) for row in _tensors(f"{label}[{i}]", item)]
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _moves(kind: str, args: tuple[Any, ...], result: Tensor) -> bool:
+    if kind in operations.MOVES:
+        return True
+    first = args[0] if args else None
+    return kind in operations.CASTS and isinstance(first, Tensor) and first.dtype == result.dtype
+
+
+# Modules.
+
+
+def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    """A module is about to run."""
+    if not torch.compiler.is_compiling():
+        enter_module(module)
+
+
+@torch.compiler.disable
+def enter_module(module: torch.nn.Module) -> None:
+    """A module is about to run outside every graph."""
+    watch = watching()
+    if watch is None or id(module) not in watch.names:
+        return
+    watch.batch.enter_module(watch.names[id(module)])
+    if watch.observer is not None and not watch.fused and _may_fuse(module):
+        # The same kernels have to run as without fxguard: watch from below instead.
+        disabled = torch._C.DisableTorchFunction()
+        disabled.__enter__()
+        observer = FusedObserver()
+        observer.__enter__()
+        watch.fused.append((module, (observer, disabled)))
+
+
+def after_module(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """A module has returned."""
+    if torch.compiler.is_compiling():
+        labels, tensors = marks.flatten_call(args, kwargs, output)
+        marks.module_returned(labels, *tensors)
+    else:
+        leave_module(module, args, kwargs, output)
+
+
+@torch.compiler.disable
+def leave_module(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """A module has returned outside every graph."""
+    watch = watching()
+    if watch is None or id(module) not in watch.names:
+        return
+    if watch.fused and watch.fused[-1][0] is module:
+        leave_fused(watch)
+    batch, name = watch.batch, watch.names[id(module)]
+    while batch.modules and batch.modules[-1].name != name:
+        batch.modules.pop()  # it raised, and the model went on
+    calls = batch.calls
+    record_return(watch, name, type(module).__name__, calls, args, kwargs, output)
+    if batch.modules:
+        batch.modules.pop()
+
+
+def record_return(
+    watch: Watch,
+    name: str,
+    kind: str,
+    calls: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    """Add the frame of a module that returned outside every graph."""
+    labels, tensors = marks.flatten_call(args, kwargs, output)
+    remaining = iter(tensors)
+    rows: list[tuple[str, Key | None, str]] = []
+    for label in labels:
+        if label.startswith(marks.NO_VALUE):
+            rows.append((label.removeprefix(marks.NO_VALUE), None, "None"))
+        elif label.startswith(marks.NOT_TENSOR):
+            rows.append((label.removeprefix(marks.NOT_TENSOR), None, "not a tensor"))
+        else:
+            rows.append((label, _key(watch, next(remaining), label), ""))
+    watch.batch.events.append(ModuleReturn(name, kind, calls, rows))
+
+
+def leave_fused(watch: Watch) -> None:
+    """Stop watching from below."""
+    _, contexts = watch.fused.pop()
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+def _may_fuse(module: torch.nn.Module) -> bool:
+    if not isinstance(module, FUSED_MODULES) or module.training:
+        return False
+    return not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters())

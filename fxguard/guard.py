@@ -1,0 +1,424 @@
+"""The one place that wires everything: ``instrument``, ``remove``, ``guard_of``, ``backend``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.nn import Module
+
+from fxguard import dynamo, gaps
+from fxguard.batch import GraphRun
+from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError, UsageError
+from fxguard.recorder import Options, Recorder
+from fxguard.records import Frame, Origin
+from fxguard.report import Report
+
+__all__ = ["Guard", "backend", "guard_of", "instrument", "remove"]
+
+
+def instrument(
+    model: Module,
+    *,
+    max_frames_to_save: int = 21,
+    trace_batch_nums: Sequence[int] = (),
+    abort_after_batch_num: int | None = None,
+    on_detect: str | Callable[[Report], Any] = "raise",
+    granularity: str = "op",
+    strict: bool = False,
+    ignore: Sequence[str] = (),
+) -> Module:
+    """Check every operation of a model's forward for inf and NaN, in place.
+
+    The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and
+    gradients stay what they were. ``torch.compile`` it afterwards if you like.
+
+    Args:
+        model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped).
+        max_frames_to_save: how many frames a report shows, the first bad one included.
+        trace_batch_nums: batches, counted from 0, whose every frame is printed. Detection
+            is off when any is given.
+        abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
+        on_detect: ``"raise"`` prints the report and raises, ``"warn"`` prints it and warns, a
+            callable is given the :class:`Report` and nothing is printed.
+        granularity: ``"op"`` shows frames of operations and modules, ``"module"`` of modules.
+        strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
+            ``where`` discards.
+        ignore: globs of modules (``"decoder.*"``) or of operations in them
+            (``"*.SelfAttention:log"``) that are no cause for a report.
+
+    Returns:
+        The same object.
+
+    Raises:
+        FxguardError: when the arguments cannot work; the model is unchanged then.
+
+    Example:
+        >>> model = fxguard.instrument(model)
+        >>> loss = model(**batch).loss  # raises fxguard.NonFiniteError at the first inf or NaN
+    """
+    options = Options(
+        max_frames_to_save=max_frames_to_save,
+        trace_batch_nums=tuple(trace_batch_nums)
+        if isinstance(trace_batch_nums, (list, tuple, set, frozenset, range))
+        else trace_batch_nums,
+        abort_after_batch_num=abort_after_batch_num,
+        on_detect=on_detect,
+        granularity=granularity,
+        strict=strict,
+        ignore=ignore,
+    )
+    check_can_instrument(model)
+    Guard(model, options).install()
+    return model
+
+
+def check_can_instrument(model: Any) -> None:
+    """Raise an error that says what to do where a model cannot be instrumented."""
+    if not isinstance(model, Module):
+        raise UsageError(f"instrument needs a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.nn.DataParallel):
+        raise UsageError(
+            "nn.DataParallel copies the model at each forward and cannot be instrumented; "
+            "use torch.nn.parallel.DistributedDataParallel"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "a TorchScript module has no Python forward to capture; instrument the module "
+            "that it was made from"
+        )
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise UsageError(
+            "this is the result of torch.compile; instrument the model first, then compile it: "
+            "torch.compile(fxguard.instrument(model))"
+        )
+    for name, module in model.named_modules():
+        if find_guard(module) is not None:
+            what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
+            raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
+
+
+def remove(model: Module) -> Module:
+    """Undo :func:`instrument`: the model is exactly what it was. Returns the same object.
+
+    Raises:
+        FxguardError: when the model is not instrumented.
+    """
+    guard_of(model).uninstall()
+    return model
+
+
+def guard_of(model: Module) -> Guard:
+    """The :class:`Guard` of an instrumented model, also through ``torch.compile``'s wrapper.
+
+    Raises:
+        FxguardError: when the model is not instrumented.
+    """
+    found = find_guard(getattr(model, "_orig_mod", model))
+    if found is None:
+        raise UsageError(f"this {type(model).__name__} is not instrumented")
+    return found
+
+
+def find_guard(model: Any) -> Guard | None:
+    """The guard of a model, None where it has none."""
+    owner = getattr(getattr(model, "__dict__", {}).get("forward"), "__self__", None)
+    return owner if isinstance(owner, Guard) else None
+
+
+class Guard:
+    """What watches one instrumented model. Made by :func:`instrument`.
+
+    Attributes:
+        model: the instrumented model.
+        last_report: the :class:`Report` of the last detection, or None.
+    """
+
+    capture = True  # False: watch modules only, and leave eager models to Python
+
+    def __init__(self, model: Module, options: Options) -> None:
+        self.model = model
+        self.options = options
+        self.recorder = Recorder(options, self._weights)
+        self._own_forward: Any = None  # an attribute of the model itself, if it had one
+        self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
+        self._backends: list[dynamo.CheckingBackend] = []
+        self._observer = gaps.Observer()
+        self._names: dict[int, str] = {}
+        self._tensors: dict[int, tuple[str, str]] = {}
+
+    # What users ask for.
+
+    @property
+    def batch_number(self) -> int:
+        """Number of the batch that is running, or of the next one; counted from 0."""
+        return self.recorder.batch_number
+
+    @property
+    def last_report(self) -> Report | None:
+        """The report of the last detection."""
+        return self.recorder.last_report
+
+    @property
+    def notes(self) -> list[Origin]:
+        """Bad values that reached no output, once for each operation."""
+        return list(self.recorder.notes.values())
+
+    def frames(self) -> list[Frame]:
+        """Every frame of the last batch that finished; empty before the first."""
+        batch = self.recorder.last_batch
+        return [] if batch is None else self.recorder.frames_of(batch)
+
+    def coverage(self) -> str:
+        """One line that says how many operations were checked, and which were not.
+
+        Counts each captured graph once, and what ran between graphs in the last batch.
+        """
+        return self.recorder.coverage([plan for b in self._backends for plan in b.plans])
+
+    # Standing in for the model's forward.
+
+    def install(self) -> None:
+        """Put the guard in front of the model's forward."""
+        own = self.model.__dict__.get("forward")
+        self._own_forward = own
+        wrapper = _make_forward()
+        signature = inspect.signature(self.model.forward)
+        guard = inspect.Parameter("guard", inspect.Parameter.POSITIONAL_ONLY)
+        functools.update_wrapper(wrapper, _function_of(self.model.forward))
+        # Trainers and `generate` look here for the names of the model's arguments.
+        wrapper.__signature__ = _prepend(signature, guard)
+        object.__setattr__(self.model, "forward", types.MethodType(wrapper, self))
+
+    def uninstall(self) -> None:
+        """Take the guard away again."""
+        if self._own_forward is None:
+            del self.model.__dict__["forward"]
+        else:
+            self.model.__dict__["forward"] = self._own_forward
+        self._compiled.clear()
+        self._backends.clear()
+
+    def original_forward(self) -> Callable[..., Any]:
+        """The model's forward without the guard."""
+        if self._own_forward is not None:
+            return self._own_forward  # type: ignore[no-any-return]
+        return types.MethodType(type(self.model).forward, self.model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        # The copy of the model is a model of its own: it counts its own batches.
+        import copy
+
+        twin = type(self)(memo.get(id(self.model), self.model), self.options)
+        memo[id(self)] = twin
+        twin._own_forward = copy.deepcopy(self._own_forward, memo)
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise FxguardError(
+            "an instrumented model cannot be pickled whole; save its state_dict, or call "
+            "fxguard.remove(model) first"
+        )
+
+    # One batch.
+
+    def run(self, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
+        """One call of the model."""
+        if self.recorder.batch is not None:  # the model calls itself
+            return self.original_forward()(*args, **kwargs)
+        if not self._names:
+            self._read_names()
+        forward = self._forward_for(outer)
+        batch = self.recorder.begin()
+        fullgraph = outer is not None and outer.fullgraph
+        observer = None if fullgraph or not self.capture else self._observer
+        watch = gaps.Watch(batch, self._names, self._tensors, observer)
+        before = gaps.set_watch(watch)
+        try:
+            with dynamo.module_hooks_on():
+                if observer is None:
+                    output = forward(*args, **kwargs)
+                else:
+                    with observer:
+                        output = forward(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                name = type(self.model).__name__
+                gaps.record_return(watch, "", name, (), args, kwargs, output)
+        except BaseException:
+            self.recorder.abandon()
+            raise
+        finally:
+            while watch.fused:
+                gaps.leave_fused(watch)
+            gaps.set_watch(before)
+        with torch._C.DisableTorchFunction():
+            conclude(self.recorder)
+        return output
+
+    def _forward_for(self, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
+        if outer is None and not self.capture:
+            return self.original_forward()
+        key = ("eager", False) if outer is None else (id(outer.backend), outer.fullgraph)
+        if key not in self._compiled:
+            inner = "eager" if outer is None else outer.backend
+            checking = dynamo.CheckingBackend(inner, self._graph_ran, self._names, self._tensors)
+            self._backends.append(checking)
+            compiled = dynamo.compile_forward(self.original_forward(), checking, fullgraph=key[1])
+            self._compiled[key] = (inner, compiled)
+        return self._compiled[key][1]
+
+    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
+        batch = self.recorder.batch
+        if batch is not None:
+            batch.graph_ran(run, outputs)
+
+    # The model's modules and weights.
+
+    def _read_names(self) -> None:
+        self._names.update((id(m), name) for name, m in self.model.named_modules())
+        self._names.pop(id(self.model))  # the root's frame is made when the batch ends
+        for name, parameter in self.model.named_parameters():
+            self._tensors[id(parameter)] = ("weight", name)
+        for name, buffer in self.model.named_buffers():
+            self._tensors[id(buffer)] = ("buffer", name)
+
+    def _weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        try:
+            module = self.model.get_submodule(name)
+        except AttributeError:
+            return iter(())
+        return iter(module.named_parameters(recurse=False))
+
+
+def backend(
+    inner: str | dynamo.Backend = "eager",
+    *,
+    max_frames_to_save: int = 21,
+    trace_batch_nums: Sequence[int] = (),
+    abort_after_batch_num: int | None = None,
+    on_detect: str | Callable[[Report], Any] = "raise",
+    granularity: str = "op",
+    strict: bool = False,
+    ignore: Sequence[str] = (),
+) -> CompilerBackend:
+    """A ``torch.compile`` backend that checks every operation of the graphs it is given.
+
+    A batch is one run of the first graph that was captured, together with the graphs that run
+    before it runs again. What TorchDynamo leaves between graphs is not seen: use
+    :func:`instrument` where there are graph breaks.
+
+    Args:
+        inner: the backend that compiles the checked graphs, a name or a callable.
+
+    The other arguments are those of :func:`instrument`.
+
+    Example:
+        >>> compiled = torch.compile(model, backend=fxguard.backend("inductor"))
+    """
+    options = Options(
+        max_frames_to_save,
+        trace_batch_nums,
+        abort_after_batch_num,
+        on_detect,
+        granularity,
+        strict,
+        ignore,
+    )
+    return CompilerBackend(inner, options)
+
+
+class CompilerBackend:
+    """What :func:`backend` returns: a TorchDynamo backend with a recorder of its own."""
+
+    def __init__(self, inner: str | dynamo.Backend, options: Options) -> None:
+        self.recorder = Recorder(options)
+        self._checking = dynamo.CheckingBackend(inner, self._graph_ran)
+
+    def __call__(
+        self, graph_module: GraphModule, example_inputs: list[Any], **options: Any
+    ) -> Callable[..., Any]:
+        return self._checking(graph_module, example_inputs)
+
+    @property
+    def last_report(self) -> Report | None:
+        """The report of the last detection."""
+        return self.recorder.last_report
+
+    def coverage(self) -> str:
+        """One line that says how many operations were checked, and which were not."""
+        return self.recorder.coverage(self._checking.plans)
+
+    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
+        if self.recorder.last_batch is not None and run.plan is not self._checking.plans[0]:
+            self.recorder.batch_number -= 1  # still the same call of the model
+        self.recorder.begin().graph_ran(run, outputs)
+        conclude(self.recorder)
+
+
+@functools.cache
+def _named_backend() -> CompilerBackend:
+    return backend()
+
+
+def compile_fx(
+    graph_module: GraphModule, example_inputs: list[Any], **options: Any
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="fxguard")``: the entry point ``torch_dynamo_backends``."""
+    return _named_backend()(graph_module, example_inputs)
+
+
+def conclude(recorder: Recorder) -> None:
+    """End the running batch: print, raise, warn or call, as the options say."""
+    options = recorder.options
+    batch = recorder.batch
+    assert batch is not None
+    report = recorder.finish()
+    text = recorder.trace_text(batch)
+    if text is not None:
+        print(text)
+    if report is not None:
+        if callable(options.on_detect):
+            options.on_detect(report)
+        else:
+            print(report)
+            if options.on_detect == "raise":
+                raise NonFiniteError(report.message, report)
+            warnings.warn(report.message, RuntimeWarning, stacklevel=2)
+    limit = options.abort_after_batch_num
+    if limit is not None and batch.number >= limit:
+        message = f"batch {batch.number} has finished: abort_after_batch_num={limit}"
+        raise BatchLimitReached(message)
+
+
+def _make_forward() -> Callable[..., Any]:
+    # Two functions: the outer one is skipped by TorchDynamo but what it calls is not, so that it
+    # sees who compiles; the inner one switches TorchDynamo off for fxguard's own code, and its
+    # torch.compile switches it on again. With one, fullgraph=True fails.
+    @torch.compiler.disable(recursive=False)
+    def forward(guard: Guard, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
+            return guard.original_forward()(*args, **kwargs)
+        return run_guarded(guard, dynamo.outer_compiler(), args, kwargs)
+
+    return forward  # type: ignore[no-any-return]
+
+
+@torch.compiler.disable
+def run_guarded(guard: Guard, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
+    return guard.run(outer, args, kwargs)
+
+
+def _function_of(method: Any) -> Any:
+    return getattr(method, "__func__", method)
+
+
+def _prepend(signature: inspect.Signature, parameter: inspect.Parameter) -> inspect.Signature:
+    rest = list(signature.parameters.values())
+    return signature.replace(parameters=[parameter, *rest])

@@ -1,0 +1,70 @@
+"""Marks: calls that stand in a captured graph for what the graph itself cannot say.
+
+A graph knows operations. It does not know that ``encoder.block.0`` returned *these* values
+for *those* positional and keyword arguments, or that a user named a value. A mark is a
+function that does nothing; TorchDynamo is told to put calls of it into the graph, the Plan
+reads them there, and the insertion pass takes them out again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["NOT_TENSOR", "NO_VALUE", "flatten", "module_returned", "value_named"]
+
+# How a label says that it has no tensor of its own; the rest of the string is the label.
+NO_VALUE = "None:"
+NOT_TENSOR = "not a tensor:"
+
+
+def module_returned(labels: tuple[str, ...], *tensors: Tensor) -> None:
+    """A module call returned: one label for each row, one tensor for each label that has one."""
+
+
+def value_named(label: str, tensor: Tensor) -> None:
+    """The user named this value."""
+
+
+torch.compiler.allow_in_graph(module_returned)
+torch.compiler.allow_in_graph(value_named)
+
+
+def flatten(label: str, value: Any, labels: list[str], tensors: list[Tensor]) -> None:
+    """Append the rows of one argument or output, containers entered with the key as index.
+
+    TorchDynamo traces through this function, hence its plain style.
+    """
+    if isinstance(value, Tensor):
+        labels.append(label)
+        tensors.append(value)
+    elif value is None:
+        labels.append(NO_VALUE + label)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            flatten(f"{label}[{key}]", item, labels, tensors)
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            flatten(f"{label}[{index}]", item, labels, tensors)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            flatten(f"{label}[{field.name}]", getattr(value, field.name), labels, tensors)
+    else:
+        labels.append(NOT_TENSOR + label)
+
+
+def flatten_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> tuple[tuple[str, ...], list[Tensor]]:
+    """The rows of one call: inputs, then outputs."""
+    labels: list[str] = []
+    tensors: list[Tensor] = []
+    for index, value in enumerate(args):
+        flatten(f"input[{index}]", value, labels, tensors)
+    for name, value in kwargs.items():
+        flatten(f"input[{name}]", value, labels, tensors)
+    flatten("output", output, labels, tensors)
+    return tuple(labels), tensors

@@ -1,0 +1,91 @@
+"""The Plan of a graph: everything that can be known before there are numbers.
+
+The Plan says which values are measured and in which row of the statistics each stands, which
+operations made them out of which others, which frames there are and what their rows are called.
+It is plain, frozen data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fxguard.records import Source
+
+__all__ = ["Check", "FramePlan", "Plan", "RowPlan", "Step", "Value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of the graph."""
+
+    kind: str  # "made" by an operation, "input", "weight", "buffer" or "constant"
+    name: str  # the user's variable where known, or the weight's or input's name
+    dtype: str = ""  # "float16", ...; "" where the graph does not know
+    slot: int | None = None  # row in the statistics; None where it is not measured
+    note: str = ""  # shown in place of numbers where slot is None
+    argument: int | None = None  # position among the graph's inputs, for inputs and weights
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation: what it read, what it made."""
+
+    kind: str  # "mul", "softmax", ...
+    module: str  # qualified name of the module in whose forward it stands
+    inputs: tuple[int, ...]  # values, in order of use
+    outputs: tuple[int, ...]  # values
+    infinite_literal: bool = False  # was given an infinity on purpose
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row of a frame, before there are numbers."""
+
+    label: str
+    value: int | None = None  # index into Plan.values; None where the row has no tensor
+    note: str = ""  # shown where there is no value
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlan:
+    """One frame, before there are numbers."""
+
+    name: str
+    kind: str
+    is_op: bool
+    rows: tuple[RowPlan, ...]  # without the parameters of a module: those are read with the report
+    source: Source | None = None
+    step: int | None = None  # the operation that the frame shows, also where a module is just that
+    calls: tuple[str, ...] = ()  # the module calls around it, outermost first; the last is its own
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Measure one result, right after a node has run."""
+
+    node: str  # whose result
+    path: tuple[int, ...]  # indices into the result, where it is a tuple
+    after: str  # usually the same node; another one where that wrote the result's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a graph computes and what of it is measured."""
+
+    values: tuple[Value, ...] = ()
+    steps: tuple[Step, ...] = ()  # in order of execution
+    frames: tuple[FramePlan, ...] = ()  # in order of display
+    outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
+    checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
+    unchecked: tuple[tuple[str, int], ...] = ()  # reason, number of operations
+    random: bool = False  # draws random numbers
+
+    @property
+    def inputs(self) -> tuple[tuple[int, int], ...]:
+        """(position among the graph's inputs, value) of the inputs that are no weights."""
+        return tuple(
+            (value.argument, index)
+            for index, value in enumerate(self.values)
+            if value.kind == "input" and value.argument is not None
+        )

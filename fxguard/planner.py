@@ -1,0 +1,400 @@
+"""An FX graph to its Plan: which values to measure, which frames there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxguard import marks, nodes, operations
+from fxguard.module_frames import frames_by_data_flow, merge_single_operations
+from fxguard.plan import Check, FramePlan, Plan, RowPlan, Step, Value
+from fxguard.sources import source_of_trace
+
+__all__ = ["PlanReader", "make_plan"]
+
+
+def make_plan(
+    graph_module: GraphModule,
+    names: Mapping[int, str] | None = None,
+    arguments: Mapping[int, tuple[str, str]] | None = None,
+) -> Plan:
+    """Read a graph from TorchDynamo, ``symbolic_trace`` or ``torch.export``.
+
+    Args:
+        graph_module: the graph; it is not changed.
+        names: ``id(module)`` to qualified name, where the model is at hand. Without it the
+            names are those that the graph remembers.
+        arguments: position of a graph input to ("weight" or "buffer", qualified name), likewise.
+    """
+    reader = PlanReader(graph_module, names or {}, arguments or {})
+    reader.read()
+    frames = reader.frames if reader.has_marks else frames_by_data_flow(reader)
+    return Plan(
+        values=tuple(reader.values),
+        steps=tuple(reader.steps),
+        frames=tuple(merge_single_operations(frames)),
+        outputs=reader.outputs,
+        checks=tuple(reader.checks),
+        unchecked=tuple(sorted(reader.unchecked.items())),
+        random=reader.random,
+    )
+
+
+class PlanReader:
+    """Reads one graph, node by node, in order of execution."""
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        names: Mapping[int, str],
+        arguments: Mapping[int, tuple[str, str]],
+    ) -> None:
+        self.graph_module = graph_module
+        self.names = names
+        self.arguments = arguments
+        self.nodes = list(graph_module.graph.nodes)
+        self.order = {node: position for position, node in enumerate(self.nodes)}
+        self.values: list[Value] = []
+        self.steps: list[Step] = []
+        self.frames: list[FramePlan] = []
+        self.frame_nodes: list[Node] = []  # which node each frame belongs to
+        self.checks: list[Check] = []
+        self.outputs: tuple[int | None, ...] = ()
+        self.unchecked: Counter[str] = Counter()
+        self.random = False
+        self.func_depth = 0  # of torch.func regions around the current node
+        # The value that a result holds *now*: an in-place operation gives it a new one.
+        self.now: dict[Node, int] = {}
+        self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
+        self.aliases: dict[int, list[Node]] = {}  # memory to the results that stand in it
+        self.memory: dict[Node, int] = {}
+        # A graph from symbolic_trace has no example results: everything may be a tensor.
+        self.knows_results = any(
+            nodes.example_of(node) is not None for node in self.nodes if node.op != "output"
+        )
+        marked = [node for node in self.nodes if node.target is marks.module_returned]
+        self.has_marks = bool(marked)
+        self.shown = {operand for node in marked for operand in node.all_input_nodes}
+        self.written = {
+            operand
+            for node in self.nodes
+            if node.op.startswith("call")
+            for operand in operations.written_operands(node)
+        }
+
+    def read(self) -> None:
+        position = 0
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.read_placeholder(node, position)
+                position += 1
+            elif node.op == "get_attr":
+                self.read_attribute(node)
+            elif node.op == "output":
+                self.outputs = tuple(self.value_of(item) for item in nodes.leaves(node.args[0]))
+            elif node.target is marks.module_returned:
+                self.read_module_return(node)
+            elif node.target is marks.value_named:
+                self.name_value(str(node.args[0]), self.value_of(node.args[1]))
+            else:
+                self.read_operation(node)
+
+    # What stands in the graph before any operation.
+
+    def read_placeholder(self, node: Node, position: int) -> None:
+        example = nodes.example_of(node)
+        if self.knows_results and not isinstance(example, Tensor):
+            return  # a size
+        kind, name = self.arguments.get(position) or nodes.placeholder_kind(node)
+        # A weight does not change between here and the report, which reads it then.
+        measure = kind == "input" or (kind == "buffer" and node in self.written)
+        self.now[node] = self.add_value(node, (), kind, name, measure=measure, argument=position)
+        self.remember_memory(node)
+
+    def read_attribute(self, node: Node) -> None:
+        target = str(node.target)
+        attribute = nodes.attribute_of(self.graph_module, target)
+        if not isinstance(attribute, Tensor):
+            return
+        kind = "constant"
+        if isinstance(attribute, torch.nn.Parameter):
+            kind = "weight"
+        elif not target.startswith("_tensor_constant"):
+            kind = "buffer"
+        measure = kind == "buffer" and node in self.written
+        self.now[node] = self.add_value(node, (), kind, target, measure=measure)
+        self.remember_memory(node)
+
+    # Operations.
+
+    def read_operation(self, node: Node) -> None:
+        kind = self.kind_of(node)
+        self.func_depth += (kind in operations.FUNC_REGION_ENTERS) - (
+            kind in operations.FUNC_REGION_LEAVES
+        )
+        if kind in operations.NOT_OPERATIONS:
+            return
+        self.random = self.random or operations.draws_random_numbers(node)
+        written = operations.written_operands(node)
+        moves = not written and (kind == "getitem" or self.is_move(node, kind))
+        if moves and self.share(node):
+            return
+        outputs = self.measure_results(node, written)
+        if not outputs:
+            return
+        inputs = self.operands(node)
+        step = Step(
+            kind=kind,
+            module=self.module_of(node),
+            inputs=tuple(value for _, value in inputs),
+            outputs=tuple(outputs),
+            infinite_literal=operations.has_infinite_literal(node.args, node.kwargs),
+            source=source_of_trace(node.meta.get("stack_trace")),
+        )
+        self.steps.append(step)
+        if kind not in operations.SELECTS:
+            self.frames.append(self.operation_frame(node, inputs))
+            self.frame_nodes.append(node)
+        for operand in written:
+            self.write(node, operand, outputs[0])
+
+    def kind_of(self, node: Node) -> str:
+        if node.op == "call_module":
+            return type(self.graph_module.get_submodule(str(node.target))).__name__
+        return operations.name_of(node.target)
+
+    def is_move(self, node: Node, kind: str) -> bool:
+        if kind in operations.MOVES:
+            return True
+        if kind not in operations.CASTS or not node.all_input_nodes:
+            return False
+        before = nodes.example_of(node.all_input_nodes[0])
+        after = nodes.example_of(node)
+        return (
+            isinstance(before, Tensor) and isinstance(after, Tensor) and before.dtype == after.dtype
+        )
+
+    def share(self, node: Node) -> bool:
+        """Let the result hold the value of what it was moved or taken from."""
+        source = next(iter(node.all_input_nodes), None)
+        if source is None:
+            return False
+        if self.kind_of(node) != "getitem":
+            if source not in self.now:
+                return False
+            self.now[node] = self.now[source]
+            self.remember_memory(node, like=source)
+            return True
+        index = node.args[1]
+        if source not in self.elements or not isinstance(index, int):
+            # The element of something that is no result of an operation, such as a size.
+            return isinstance(nodes.example_of(source), (tuple, list))
+        for path, value in self.elements[source].items():
+            if path[0] == index and len(path) > 1:
+                self.elements.setdefault(node, {})[path[1:]] = value
+            elif path[0] == index:
+                self.now[node] = value
+                self.remember_memory(node)
+        return True
+
+    def measure_results(self, node: Node, written: list[Node]) -> list[int]:
+        """Values for what the operation made, and a check for each."""
+        example = nodes.example_of(node)
+        if self.knows_results and example is None:
+            # Writes and returns nothing, as ``x[i] = y`` does.
+            return [
+                self.add_value(operand, (), "made", operand.name, measure=True, after=node)
+                for operand in written
+                if _can_overflow(nodes.example_of(operand))
+            ]
+        results: list[tuple[tuple[int, ...], Any]] = list(nodes.elements_of(example))
+        if not self.knows_results:
+            results = [((), None)]
+        outputs = []
+        for path, result in results:
+            overflows = result is None or _can_overflow(result)
+            if not overflows and node not in self.shown:
+                continue
+            value = self.add_value(node, path, "made", node.name, measure=True)
+            if path:
+                self.elements.setdefault(node, {})[path] = value
+            else:
+                self.now[node] = value
+                self.remember_memory(node)
+            if overflows:
+                outputs.append(value)
+        return outputs
+
+    def write(self, node: Node, operand: Node, value: int) -> None:
+        """``node`` wrote the memory of ``operand``, which now holds ``value``."""
+        self.now[operand] = value
+        part = nodes.example_of(operand)
+        for alias in self.aliases.get(self.memory.get(operand, 0), []):
+            if alias is operand or alias is node:
+                continue
+            whole = nodes.example_of(alias)
+            if part is None or whole is None or _same_elements(part, whole):
+                self.now[alias] = value
+            elif any(self.order[user] > self.order[node] for user in alias.users):
+                # Part of it was written, and it is read later: its range is a new one.
+                before = self.now[alias]
+                self.now[alias] = self.add_value(
+                    alias, (), "made", alias.name, measure=True, after=node
+                )
+                step = self.steps[-1]
+                self.steps[-1] = replace(
+                    step,
+                    inputs=(*step.inputs, before),
+                    outputs=(*step.outputs, self.now[alias]),
+                )
+
+    # Values.
+
+    def add_value(
+        self,
+        node: Node,
+        path: tuple[int, ...],
+        kind: str,
+        name: str,
+        *,
+        measure: bool,
+        after: Node | None = None,
+        argument: int | None = None,
+    ) -> int:
+        example = nodes.example_of(node)
+        for index in path:
+            example = example[index]
+        dtype = str(example.dtype).removeprefix("torch.") if example is not None else ""
+        slot, note = None, ""
+        if measure:
+            note = self.reason_not_to_measure(example)
+            if not note:
+                slot = len(self.checks)
+                self.checks.append(Check(node.name, path, (after or node).name))
+            elif note.startswith("inside"):
+                self.unchecked[note] += 1
+                note = "not measured"
+        self.values.append(Value(kind, name, dtype, slot, note, argument))
+        return len(self.values) - 1
+
+    def reason_not_to_measure(self, example: Any) -> str:
+        if self.func_depth:
+            # A statistic made in such a region would have to leave it with a batch dimension.
+            return "inside a torch.func region"
+        if example is None:
+            return ""
+        if example.device.type == "meta":
+            return "meta"
+        if example.layout is torch.strided and not example.is_nested:
+            size = example.numel()
+            if isinstance(size, int) and size == 0:
+                return "empty"
+        return ""
+
+    def remember_memory(self, node: Node, like: Node | None = None) -> None:
+        memory = nodes.memory_of(nodes.example_of(node))
+        if memory is None:
+            memory = self.memory.get(like, id(node)) if like is not None else id(node)
+        self.memory[node] = memory
+        self.aliases.setdefault(memory, []).append(node)
+
+    def value_of(self, item: Any) -> int | None:
+        return self.now.get(item) if isinstance(item, Node) else None
+
+    def operands(self, node: Node) -> list[tuple[str, int]]:
+        """The tensors that the operation reads, labelled in order of use."""
+        skipped = operations.ignored_operands(node)
+        rows: list[tuple[str, int]] = []
+        position = 0
+        for key, argument in [*((None, a) for a in node.args), *node.kwargs.items()]:
+            for leaf in nodes.leaves(argument):
+                if not isinstance(leaf, Node) or leaf in skipped:
+                    continue
+                found = (
+                    [self.now[leaf]] if leaf in self.now else self.elements.get(leaf, {}).values()
+                )
+                for value in found:
+                    if not self.has_range(value):
+                        continue
+                    if self.values[value].kind == "weight":
+                        label = self.values[value].name.rpartition(".")[2]
+                    elif key is not None:
+                        label = f"input[{key}]"
+                    else:
+                        label, position = f"input[{position}]", position + 1
+                    rows.append((label, value))
+        return rows
+
+    def has_range(self, value: int) -> bool:
+        # Indices and masks are no operands that a range would explain.
+        dtype = self.values[value].dtype
+        return not dtype or "float" in dtype or "complex" in dtype
+
+    # Frames.
+
+    def operation_frame(self, node: Node, inputs: list[tuple[str, int]]) -> FramePlan:
+        step = self.steps[-1]
+        is_module = node.op == "call_module"
+        weights = [RowPlan(*row) for row in inputs if self.values[row[1]].kind == "weight"]
+        others = [RowPlan(*row) for row in inputs if self.values[row[1]].kind != "weight"]
+        if len(step.outputs) == 1:
+            outputs = [RowPlan("output", step.outputs[0])]
+        else:
+            outputs = [RowPlan(f"output[{i}]", value) for i, value in enumerate(step.outputs)]
+        return FramePlan(
+            name=str(node.target) if is_module else step.module,
+            kind=step.kind,
+            is_op=not is_module,
+            rows=(*([] if is_module else weights), *others, *outputs),
+            source=step.source,
+            step=len(self.steps) - 1,
+            calls=nodes.calls_of(node),
+        )
+
+    def read_module_return(self, node: Node) -> None:
+        labels, tensors = node.args[0], iter(node.args[1:])
+        rows = []
+        for label in labels:  # type: ignore[union-attr]
+            if label.startswith(marks.NO_VALUE):
+                rows.append(RowPlan(label.removeprefix(marks.NO_VALUE), note="None"))
+            elif label.startswith(marks.NOT_TENSOR):
+                rows.append(RowPlan(label.removeprefix(marks.NOT_TENSOR), note="not a tensor"))
+            else:
+                rows.append(RowPlan(label, self.value_of(next(tensors)), "not measured"))
+        stack = nodes.stack_of(node)
+        kind = nodes.class_of(list(stack.values())[-1]) if stack else "Module"
+        calls = nodes.calls_of(node)
+        self.frames.append(FramePlan(self.module_of(node), kind, False, tuple(rows), calls=calls))
+        self.frame_nodes.append(node)
+
+    def name_value(self, label: str, value: int | None) -> None:
+        """Say in the row of the operation that made a value what the user calls it."""
+        for index, frame in enumerate(self.frames):
+            rows = tuple(
+                replace(row, label=f"{row.label} ({label})")
+                if value is not None and row.value == value and row.label.startswith("output")
+                else row
+                for row in frame.rows
+            )
+            self.frames[index] = replace(frame, rows=rows)
+
+    def module_of(self, node: Node) -> str:
+        """Qualified name of the module in whose forward the node stands."""
+        stack = list(nodes.stack_of(node).items())
+        if node.op == "call_module":
+            return str(node.target)
+        return nodes.path_of(*stack[-1], self.names) if stack else ""
+
+
+def _can_overflow(example: Any) -> bool:
+    return isinstance(example, Tensor) and (example.is_floating_point() or example.is_complex())
+
+
+def _same_elements(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == b.numel() and a.storage_offset() == b.storage_offset()

@@ -1,0 +1,312 @@
+"""Batches: when one begins and ends, the last frames, tracing, early stop, and the verdict."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fxguard import cause, frames, report
+from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun
+from fxguard.errors import UsageError
+from fxguard.frames import Trace
+from fxguard.plan import FramePlan, Plan, Step
+from fxguard.records import Frame, Origin, Stat
+from fxguard.replay import detail_of
+from fxguard.report import Report
+from fxguard.stats import Detail, describe
+
+__all__ = ["Options", "Recorder"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What :func:`fxguard.instrument` was asked for; checked when it is made."""
+
+    max_frames_to_save: int = 21
+    trace_batch_nums: Sequence[int] = ()
+    abort_after_batch_num: int | None = None
+    on_detect: str | Callable[[Report], Any] = "raise"
+    granularity: str = "op"
+    strict: bool = False
+    ignore: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
+            raise UsageError(
+                f"max_frames_to_save has to be 1 or more, got {self.max_frames_to_save!r}"
+            )
+        numbers = self.trace_batch_nums
+        if isinstance(numbers, (str, int)) or not all(_is_int(n) for n in numbers):
+            raise UsageError(f"trace_batch_nums has to be a list of batch numbers, got {numbers!r}")
+        for number in (*numbers, self.abort_after_batch_num or 0):
+            if not _is_int(number) or number < 0:
+                raise UsageError(f"batches are counted from 0, got batch number {number!r}")
+        if not callable(self.on_detect) and self.on_detect not in ("raise", "warn"):
+            raise UsageError(
+                f'on_detect has to be "raise", "warn" or a callable, got {self.on_detect!r}'
+            )
+        if self.granularity not in ("op", "module"):
+            raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
+        if isinstance(self.ignore, str):
+            raise UsageError(f"ignore has to be a list of globs, got the string {self.ignore!r}")
+
+    def ignores(self, step: Step) -> bool:
+        """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
+        for pattern in self.ignore:
+            module, _, operation = pattern.partition(":")
+            if fnmatch.fnmatchcase(step.module, module) and fnmatch.fnmatchcase(
+                step.kind, operation or "*"
+            ):
+                return True
+        return False
+
+
+class Recorder:
+    """Keeps the batches of one guarded model and judges each when it ends."""
+
+    def __init__(self, options: Options, weights: frames.Weights | None = None) -> None:
+        self.options = options
+        self.weights = weights
+        self.batch_number = 0  # of the next batch to begin, or of the one that is running
+        self.last_batch: Batch | None = None
+        self.last_report: Report | None = None
+        self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
+        self.earlier: deque[Batch] = deque()  # enough of them for max_frames_to_save frames
+        self._local = threading.local()
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that is running in this thread."""
+        return getattr(self._local, "batch", None)
+
+    def begin(self) -> Batch:
+        self._local.batch = batch = Batch(self.batch_number)
+        return batch
+
+    def abandon(self) -> None:
+        """Forget the running batch: its forward raised."""
+        self._local.batch = None
+        self.batch_number += 1
+
+    def finish(self) -> Report | None:
+        """End the running batch and judge it."""
+        batch = self.batch
+        assert batch is not None
+        self._local.batch = None
+        try:
+            found = None if self.options.trace_batch_nums else self.judge(batch)
+        finally:
+            batch.close()
+            self.last_batch = batch
+            self.batch_number += 1
+        if found is not None:
+            self.last_report = found
+            self.earlier.clear()
+        elif not self.options.trace_batch_nums:
+            self.keep(batch)
+        return found
+
+    def keep(self, batch: Batch) -> None:
+        """Keep as many finished batches as ``max_frames_to_save`` frames need."""
+        self.earlier.append(batch)
+        while len(self.earlier) > 1:
+            rest = sum(_frame_count(b) for b in list(self.earlier)[1:])
+            if rest < self.options.max_frames_to_save:
+                break
+            self.earlier.popleft()
+
+    # The verdict.
+
+    def judge(self, batch: Batch) -> Report | None:
+        if all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics()):
+            return None
+        trace = frames.assemble(batch)
+        verdict = self.verdict(batch, trace)
+        accused = [*verdict.origins, *(verdict.absorbed if self.options.strict else ())]
+        absorbed = [self.origin(batch, trace, blame, count=False) for blame in verdict.absorbed]
+        for origin in absorbed:
+            self.notes.setdefault(origin.message, origin)
+        if not accused:
+            return None
+        first = min(self.position(batch, trace, blame) for blame in accused)
+        return Report(
+            batch_number=batch.number,
+            frames=tuple(self.last_frames(batch, trace, first)),
+            origins=tuple(self.origin(batch, trace, blame) for blame in accused),
+            rank=_rank(),
+            absorbed=() if self.options.strict else tuple(absorbed),
+        )
+
+    def verdict(self, batch: Batch, trace: Trace) -> cause.Verdict:
+        def stat(value: int) -> Stat | None:
+            number = trace.stats[value]
+            if isinstance(number, Stat):
+                return number
+            if trace.values[value].kind in ("weight", "buffer", "constant"):
+                tensor = frames.tensor_of(batch, trace.keys[value])
+                if tensor is not None:
+                    trace.stats[value] = number = frames.stat_of(tensor)
+            return number if isinstance(number, Stat) else None
+
+        def severity(value: int) -> int:
+            number = stat(value)
+            return 0 if number is None else number.severity
+
+        def abs_max(value: int) -> float:
+            number = stat(value)
+            return 0.0 if number is None else number.abs_max
+
+        def is_mask(value: int) -> bool:
+            tensor = frames.tensor_of(batch, trace.keys[value])
+            return tensor is not None and not bool((tensor == float("inf")).any())
+
+        return cause.find_origins(
+            trace.steps,
+            trace.values,
+            severity,
+            abs_max=abs_max,
+            is_mask=is_mask,
+            reached=trace.reached,
+            is_ignored=self.options.ignores,
+        )
+
+    def origin(
+        self, batch: Batch, trace: Trace, blame: cause.Blame, *, count: bool = True
+    ) -> Origin:
+        """Name a blamed value; ``count`` also looks at its elements, which may cost a run."""
+        value = trace.values[blame.value]
+        if blame.step is not None:
+            what = trace.steps[blame.step].kind
+        else:
+            what = f"{value.kind} {value.name}"
+        detail = self.detail(batch, trace, blame) if count else None
+        position = self.position(batch, trace, blame)
+        frame = self.rendered(batch, trace, position)
+        label = next((row.label for row in frame.rows if row.is_bad), "output")
+        for row in trace.frames[position].rows:
+            if row.value == blame.value:
+                label = row.label
+        origin = Origin(frame, blame.problem, what, label)
+        if detail is None:
+            return origin
+        return replace(
+            origin,
+            numel=detail.numel,
+            nan_count=detail.nan_count,
+            posinf_count=detail.posinf_count,
+            neginf_count=detail.neginf_count,
+            largest_finite=detail.largest_finite,
+            first_index=detail.first_index,
+        )
+
+    def detail(self, batch: Batch, trace: Trace, blame: cause.Blame) -> Detail | None:
+        key = index, local = trace.keys[blame.value]
+        if blame.step is None:
+            tensor = frames.tensor_of(batch, key)
+            return None if tensor is None else describe(tensor)
+        if index == BETWEEN_GRAPHS:
+            return batch.details.get(local)
+        run = batch.events[index]
+        assert isinstance(run, GraphRun)
+        return detail_of(run, local)
+
+    # Frames.
+
+    def position(self, batch: Batch, trace: Trace, blame: cause.Blame) -> int:
+        """Index of the frame that shows an origin first."""
+        for position, frame in enumerate(trace.frames):
+            if not self.shows(frame):
+                continue
+            if blame.step is not None and frame.step == blame.step:
+                return position
+            if any(row.value == blame.value for row in frame.rows):
+                return position
+            # A module's own weights are rows of its frame.
+            value = trace.values[blame.value]
+            owner = value.name.rpartition(".")[0] if value.kind == "weight" else None
+            if frame.name == owner and not frame.is_op:
+                return position
+        return len(trace.frames) - 1
+
+    def shows(self, frame: FramePlan) -> bool:
+        return self.options.granularity == "op" or not frame.is_op
+
+    def rendered(self, batch: Batch, trace: Trace, position: int) -> Frame:
+        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.weights)
+        index = sum(map(self.shows, trace.frames[:position]))
+        return replace(frame, batch_number=batch.number, index=index)
+
+    def last_frames(self, batch: Batch, trace: Trace, last: int) -> list[Frame]:
+        """The last frames up to and including one, from earlier batches where this one is short."""
+        shown = [i for i in range(last + 1) if self.shows(trace.frames[i])]
+        wanted = self.options.max_frames_to_save
+        found = [self.rendered(batch, trace, i) for i in shown[-wanted:]]
+        for earlier in reversed(self.earlier):
+            if len(found) >= wanted:
+                break
+            found = self.frames_of(earlier)[-(wanted - len(found)) :] + found
+        return found
+
+    def frames_of(self, batch: Batch) -> list[Frame]:
+        """Every frame of a finished batch."""
+        trace = frames.assemble(batch)
+        shown = [i for i, frame in enumerate(trace.frames) if self.shows(frame)]
+        return [self.rendered(batch, trace, i) for i in shown]
+
+    # Coverage.
+
+    def coverage(self, plans: Sequence[Plan]) -> str:
+        """How many operations of the captured graphs, and between them, are checked."""
+        batch = self.last_batch
+        between = 0
+        if batch is not None:
+            between = sum(isinstance(e, GapOperation) and e.kind != "view" for e in batch.events)
+        unchecked: Counter[str] = Counter()
+        for plan in plans:
+            unchecked.update(dict(plan.unchecked))
+        checked = sum(len(plan.steps) for plan in plans) - unchecked.total() + between
+        graphs = f"{len(plans)} graph" + ("" if len(plans) == 1 else "s")
+        line = f"checked {checked} of {checked + unchecked.total()} operations in {graphs}"
+        if between:
+            line += f" and {between} between graphs"
+        if unchecked:
+            reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
+            line += f"; not checked: {reasons}"
+        return line
+
+    # Tracing.
+
+    def trace_text(self, batch: Batch) -> str | None:
+        """Every frame of a batch that was asked for, else None."""
+        if batch.number not in self.options.trace_batch_nums:
+            return None
+        lines = [
+            f"{report.INDENT}*** Starting batch number={batch.number} ***",
+            report.HEADER,
+            *map(report.frame_text, self.frames_of(batch)),
+            f"{report.INDENT}*** Finished batch number={batch.number} ***",
+        ]
+        return "\n".join(lines)
+
+
+def _frame_count(batch: Batch) -> int:
+    return sum(
+        len(event.plan.frames) if isinstance(event, GraphRun) else 1 for event in batch.events
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rank() -> int | None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return None

@@ -1,0 +1,103 @@
+"""Frozen data: what is known about a value, a frame, an origin. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import math
+import os.path
+from dataclasses import dataclass
+
+__all__ = ["Frame", "Origin", "Row", "Source", "Stat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The magnitude range of one tensor."""
+
+    abs_min: float  # zeros count; NaN when any element is NaN
+    abs_max: float  # inf when any element is infinite, NaN when any is NaN
+
+    @property
+    def severity(self) -> int:
+        """0 for finite, 1 for inf, 2 for NaN: a larger number is a worse value."""
+        if math.isnan(self.abs_max):
+            return 2
+        return 1 if math.isinf(self.abs_max) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's code, outside torch itself."""
+
+    file: str  # full path, as Python knows it
+    line: int  # counted from 1
+    code: str  # the text of that line without indentation; "" where it cannot be read
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line}"
+        return f"{place}: {self.code}" if self.code else place
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a frame: a parameter, an input or an output."""
+
+    label: str  # "weight", "input[0]", "input[attention_mask]", "output[1]", ...
+    abs_min: float | None = None  # None where there is no number; then `note` says why
+    abs_max: float | None = None
+    note: str = ""  # "", "None", "not a tensor", "empty", "meta", "not measured"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the row holds an inf or a NaN."""
+        return self.abs_max is not None and not math.isfinite(self.abs_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One operation, or one call of a module, with the ranges of what went in and came out."""
+
+    name: str  # fully qualified module name; "" for the root module
+    kind: str  # the module's class name, or the operation ("mul", "softmax")
+    is_op: bool  # False for the frame of a module
+    rows: tuple[Row, ...]  # parameters, inputs, outputs, in this order
+    source: Source | None = None  # None where no line outside torch is known
+    batch_number: int = 0  # the batch that it belongs to
+    index: int = 0  # its place among the frames of that batch
+
+    @property
+    def title(self) -> str:
+        """``encoder.block.0 mul``; the bare kind for the root module."""
+        return f"{self.name} {self.kind}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A place where a bad value came from: an operation, a weight, or a model input.
+
+    The counts describe the first bad tensor of that place. They are None where the
+    tensor is gone and running its graph again did not give the same numbers.
+    """
+
+    frame: Frame
+    problem: str  # "inf" or "nan"
+    what: str  # "mul", "weight lin.weight", "input x"
+    row: str  # label of the frame's row that is bad
+    numel: int | None = None  # number of elements of the bad tensor
+    nan_count: int | None = None
+    posinf_count: int | None = None
+    neginf_count: int | None = None
+    largest_finite: float | None = None  # largest finite magnitude; None also where there is none
+    first_index: tuple[int, ...] | None = None  # of the first element that is not finite
+
+    @property
+    def message(self) -> str:
+        """``mul in encoder.block.0 made inf (modeling_t5.py:109)``."""
+        place = f" in {self.frame.name}" if self.frame.name else ""
+        if self.what.startswith(("weight ", "input ", "buffer ")):
+            verb, text = "holds", self.what
+        else:
+            verb, text = "made", f"{self.what}{place}"
+        source = self.frame.source
+        where = f" ({os.path.basename(source.file)}:{source.line})" if source else ""
+        problem = "NaN" if self.problem == "nan" else "inf"
+        return f"{text} {verb} {problem}{where}"

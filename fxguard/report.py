@@ -1,0 +1,136 @@
+"""Records to text, tables and JSON. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxguard.records import Frame, Origin, Row
+
+__all__ = ["Report", "frame_text", "row_text"]
+
+HEADER = f"{'abs min':8} {'abs max':8} metadata"
+INDENT = " " * 18  # the width of two numbers and the blanks around them
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in one batch: the frames that led to it, and where it came from.
+
+    ``str(report)`` is the text that is printed.
+
+    Example:
+        >>> try:
+        ...     model(**batch)
+        ... except fxguard.NonFiniteError as error:
+        ...     print(error.report.origins[0].message)
+        mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109)
+    """
+
+    batch_number: int  # counted from 0
+    frames: tuple[Frame, ...]  # the last is the first bad one
+    origins: tuple[Origin, ...]  # in order of execution
+    rank: int | None = None  # of this process in the default process group; None without one
+    absorbed: tuple[Origin, ...] = ()  # origins whose bad values reached no output
+
+    def __str__(self) -> str:
+        lines = [
+            f"Detected inf/nan during batch_number={self.batch_number}",
+            f"Last {len(self.frames)} forward frames:",
+            HEADER,
+        ]
+        lines += [frame_text(frame) for frame in self.frames]
+        if self.origins:
+            lines.append("")
+        lines += [line for origin in self.origins for line in _origin_lines(origin)]
+        lines += [f"note: {o.message}, but it reached no output" for o in self.absorbed]
+        return "\n".join(lines)
+
+    @property
+    def message(self) -> str:
+        """One line: batch, operation, problem and the user's line."""
+        rank = "" if self.rank is None else f"rank {self.rank}: "
+        what = self.origins[0].message if self.origins else "inf/nan detected"
+        return f"{rank}batch {self.batch_number}: {what}"
+
+    def to_table(self, tablefmt: str = "github") -> str:
+        """The frames as one table, a row for each value.
+
+        Args:
+            tablefmt: any table format that tabulate knows, such as ``"github"``,
+                ``"simple"``, ``"html"`` or ``"latex"``.
+        """
+        from tabulate import tabulate
+
+        rows = [
+            (frame.name, frame.kind, row.label, *_cells(row), str(frame.source or ""))
+            for frame in self.frames
+            for row in frame.rows
+        ]
+        headers = ("module", "kind", "value", "abs min", "abs max", "source")
+        return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts, lists, strings and numbers."""
+        return dataclasses.asdict(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The report as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
+        return json.dumps(_strict(self.to_dict()), indent=indent, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(origin.message)}</p>" for origin in self.origins)
+        return f"{lines}{self.to_table('html')}"
+
+
+def frame_text(frame: Frame) -> str:
+    """One frame in the classic format: a title line, then a line for each row."""
+    title = f"{INDENT}{frame.name} {frame.kind}"
+    if frame.is_op and frame.source is not None:
+        title += f"  # {frame.source}"
+    return "\n".join([title, *map(row_text, frame.rows)])
+
+
+def row_text(row: Row) -> str:
+    """One row in the classic format.
+
+    Example:
+        >>> row_text(Row("output", 5.53e-05, 4.85e+02))
+        '5.53e-05 4.85e+02 output'
+    """
+    if row.abs_min is None or row.abs_max is None:
+        return f"{row.note or 'None':>17} {row.label}"
+    return f"{row.abs_min:8.2e} {row.abs_max:8.2e} {row.label}"
+
+
+def _cells(row: Row) -> tuple[str, str]:
+    if row.abs_min is None or row.abs_max is None:
+        return (row.note, row.note)
+    return (f"{row.abs_min:.2e}", f"{row.abs_max:.2e}")
+
+
+def _origin_lines(origin: Origin) -> Iterable[str]:
+    yield origin.message
+    if origin.nan_count is None:
+        return
+    largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
+    yield (
+        f"  {origin.row}: {origin.nan_count} NaN, {origin.posinf_count} +inf, "
+        f"{origin.neginf_count} -inf of {origin.numel} elements; "
+        f"largest finite magnitude {largest}; first at {list(origin.first_index or ())}"
+    )
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value

@@ -1,0 +1,51 @@
+"""The user's line: from the stack trace that a graph's node keeps, or from live Python frames."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os.path
+import re
+import sys
+from types import FrameType
+
+import torch
+
+from fxguard.records import Source
+
+__all__ = ["source_of_caller", "source_of_trace"]
+
+# Lines in here are never the user's: for them the line that called is shown.
+INTERNAL = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+)
+ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
+
+
+def is_internal(file: str) -> bool:
+    """Whether a file belongs to torch or fxguard, or is no file at all."""
+    return file.startswith("<") or file.startswith(INTERNAL)
+
+
+@functools.lru_cache(maxsize=4096)
+def source_of_trace(trace: str | None) -> Source | None:
+    """The innermost line outside torch in a formatted stack trace, such as FX nodes keep."""
+    found = None
+    for entry in ENTRY.finditer(trace or ""):
+        if not is_internal(entry["file"]):
+            found = entry
+    if found is None:
+        return None
+    return Source(found["file"], int(found["line"]), (found["code"] or "").strip())
+
+
+def source_of_caller() -> Source | None:
+    """The innermost line outside torch among the Python frames that are running now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return Source(file, line, linecache.getline(file, line).strip())

@@ -1,0 +1,179 @@
+"""One tensor to its magnitude range, eagerly or inside a graph that is being traced.
+
+Everything in this file is ordinary tensor arithmetic without side effects, so that
+AOTAutograd and Inductor can trace, fuse and keep it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.records import Stat
+
+__all__ = ["Detail", "abs_min_max", "collect", "decode", "describe", "numbers"]
+
+# In place of a number, in the abs-max column: magnitudes are never negative.
+EMPTY = -1.0
+NOT_A_TENSOR = -2.0
+NO_DATA = -3.0
+
+NOTES = {EMPTY: "empty", NOT_A_TENSOR: "not a tensor", NO_DATA: "not measured"}
+
+# These have neither abs nor a comparison: they are measured as float32, which holds all of them.
+NARROW_DTYPES = frozenset(
+    dtype
+    for name in (
+        "bool",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    )
+    if (dtype := getattr(torch, name, None)) is not None
+)
+
+Pair = tuple[Tensor, Tensor]
+
+
+def numbers(value: Tensor) -> Tensor:
+    """The stored elements of ``value`` as a dense tensor that has ``abs``, without gradient."""
+    value = value.detach()
+    if value.is_quantized:
+        value = value.dequantize()
+    elif value.is_nested or value.layout in (
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+    ):
+        value = value.values()
+    elif value.layout is not torch.strided:
+        value = value._values() if value.layout is torch.sparse_coo else value.to_dense()
+    if value.dtype in NARROW_DTYPES or not (value.is_floating_point() or value.is_complex()):
+        value = value.to(torch.float32)
+    return value
+
+
+def abs_min_max(value: Any) -> Pair:
+    """The smallest and the largest magnitude in ``value``.
+
+    Args:
+        value: a tensor of any dtype, layout and shape. Tuples and lists of tensors give
+            the range of all of them together; anything else gives "not a tensor".
+
+    Returns:
+        Two tensors of shape ``[]``. Both are NaN when any element is NaN, and the second
+        is negative (``EMPTY``, ``NOT_A_TENSOR``, ``NO_DATA``) where there is no number.
+    """
+    if isinstance(value, (tuple, list)):
+        return _combine([abs_min_max(item) for item in value if isinstance(item, Tensor)])
+    if not isinstance(value, Tensor):
+        return _mark(NOT_A_TENSOR, torch.device("cpu"))
+    if value.is_meta:
+        return _mark(NO_DATA, torch.device("cpu"))
+    magnitude = numbers(value).abs()
+    size = magnitude.numel()
+    if _known_only_at_run_time(size):
+        return _of_any_size(magnitude)
+    if size == 0:
+        return _mark(EMPTY, magnitude.device)
+    low, high = torch.aminmax(magnitude)
+    return low, high
+
+
+def _known_only_at_run_time(size: Any) -> bool:
+    # Deciding `size == 0` on such a size would end the trace with a data-dependent error.
+    if not isinstance(size, torch.SymInt):
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    return has_free_unbacked_symbols(size)
+
+
+def _of_any_size(magnitude: Tensor) -> Pair:
+    # One more element on each side makes the reductions defined for no elements at all;
+    # for an empty tensor the maximum is then EMPTY.
+    flat = magnitude.reshape(-1)
+    low = torch.cat([flat, flat.new_full((1,), math.inf)]).amin()
+    high = torch.cat([flat, flat.new_full((1,), EMPTY)]).amax()
+    return low, high
+
+
+def _combine(pairs: Sequence[Pair]) -> Pair:
+    if not pairs:
+        return _mark(NOT_A_TENSOR, torch.device("cpu"))
+    if len(pairs) == 1:
+        return pairs[0]
+    lows = torch.stack([low.to(torch.float64) for low, _ in pairs])
+    highs = torch.stack([high.to(torch.float64) for _, high in pairs])
+    present = highs != EMPTY
+    return torch.where(present, lows, math.inf).amin(), highs.amax()
+
+
+def _mark(reason: float, device: torch.device) -> Pair:
+    value = torch.full((), reason, dtype=torch.float32, device=device)
+    return value, value
+
+
+def collect(pairs: Sequence[Pair]) -> Tensor:
+    """Stack the results of many checks.
+
+    Returns:
+        A tensor of shape ``[len(pairs), 2]`` on the first value's device, float64 when
+        any value is, float32 otherwise: the columns are abs min and abs max.
+    """
+    flat = [number for pair in pairs for number in pair]
+    if not flat:
+        return torch.empty((0, 2))
+    wide = torch.float64 if any(x.dtype == torch.float64 for x in flat) else torch.float32
+    device = flat[0].device
+    if any(x.device != device for x in flat):
+        device = next((x.device for x in flat if x.device.type != "cpu"), device)
+        flat = [x.to(device, non_blocking=True) for x in flat]
+    if all(x.dtype == flat[0].dtype for x in flat):
+        return torch.stack(flat).view(-1, 2).to(wide)
+    return torch.stack([x.to(wide) for x in flat]).view(-1, 2)
+
+
+def decode(low: float, high: float) -> Stat | str:
+    """A row of the collected numbers as a :class:`Stat`, or the reason why there is none."""
+    return NOTES[high] if high in NOTES else Stat(low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What a tensor holds that is not finite."""
+
+    numel: int
+    nan_count: int
+    posinf_count: int
+    neginf_count: int
+    largest_finite: float | None  # magnitude; None when no element is finite
+    first_index: tuple[int, ...] | None  # None when every element is finite
+
+
+def describe(value: Tensor) -> Detail:
+    """Count what is not finite in ``value`` (any dtype and shape) and say where it starts."""
+    dense = numbers(value)
+    bad = ~torch.isfinite(dense)
+    finite = dense[~bad].abs()
+    indices = bad.nonzero()
+    # An infinite complex number counts once, by the sign of its real part.
+    real = dense.real if dense.is_complex() else dense
+    nan = torch.isnan(dense)
+    negative = bad & ~nan & (real < 0)
+    return Detail(
+        numel=dense.numel(),
+        nan_count=int(nan.sum()),
+        posinf_count=int((bad & ~nan).sum() - negative.sum()),
+        neginf_count=int(negative.sum()),
+        largest_finite=float(finite.max()) if finite.numel() else None,
+        first_index=tuple(int(i) for i in indices[0]) if len(indices) else None,
+    )
