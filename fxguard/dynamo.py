@@ -114,7 +114,7 @@ class CheckingBackend:
     ) -> None:
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
         self.report = report
-        self.names = names or {}
+        self.names = names
         self.tensors = tensors or {}
         self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +29,12 @@ def make_plan(
     Args:
         graph_module: the graph; it is not changed.
         names: ``id(module)`` to qualified name, where the model is at hand. Without it the
-            names are those that the graph remembers.
+            names are those that the graph remembers, and module frames come from data flow.
         arguments: position of a graph input to ("weight" or "buffer", qualified name), likewise.
     """
     reader = PlanReader(graph_module, names or {}, arguments or {})
     reader.read()
-    frames = reader.frames if reader.has_marks else frames_by_data_flow(reader)
+    frames = frames_by_data_flow(reader) if names is None else reader.frames
     return Plan(
         values=tuple(reader.values),
         steps=tuple(reader.steps),
@@ -78,9 +78,6 @@ class PlanReader:
         self.knows_results = any(
             nodes.example_of(node) is not None for node in self.nodes if node.op != "output"
         )
-        marked = [node for node in self.nodes if node.target is marks.module_returned]
-        self.has_marks = bool(marked)
-        self.shown = {operand for node in marked for operand in node.all_input_nodes}
         self.written = {
             operand
             for node in self.nodes
@@ -218,8 +215,7 @@ class PlanReader:
             results = [((), None)]
         outputs = []
         for path, result in results:
-            overflows = result is None or _can_overflow(result)
-            if not overflows and node not in self.shown:
+            if result is not None and not _can_overflow(result):
                 continue
             value = self.add_value(node, path, "made", node.name, measure=True)
             if path:
@@ -227,8 +223,7 @@ class PlanReader:
             else:
                 self.now[node] = value
                 self.remember_memory(node)
-            if overflows:
-                outputs.append(value)
+            outputs.append(value)
         return outputs
 
     def write(self, node: Node, operand: Node, value: int) -> None:
@@ -358,15 +353,21 @@ class PlanReader:
         )
 
     def read_module_return(self, node: Node) -> None:
-        labels, tensors = node.args[0], iter(node.args[1:])
+        labels: Any = node.args[0]
+        tensors: Iterator[Any] = iter(node.args[1:])
         rows = []
-        for label in labels:  # type: ignore[union-attr]
+        for label in labels:
             if label.startswith(marks.NO_VALUE):
                 rows.append(RowPlan(label.removeprefix(marks.NO_VALUE), note="None"))
             elif label.startswith(marks.NOT_TENSOR):
                 rows.append(RowPlan(label.removeprefix(marks.NOT_TENSOR), note="not a tensor"))
             else:
-                rows.append(RowPlan(label, self.value_of(next(tensors)), "not measured"))
+                tensor = next(tensors)
+                if tensor not in self.now:  # integers are measured for this row only
+                    self.now[tensor] = self.add_value(
+                        tensor, (), "made", tensor.name, measure=True
+                    )
+                rows.append(RowPlan(label, self.now[tensor]))
         stack = nodes.stack_of(node)
         kind = nodes.class_of(list(stack.values())[-1]) if stack else "Module"
         calls = nodes.calls_of(node)

@@ -1,0 +1,50 @@
+"""Train a small ByT5 in float16 until its loss is NaN, as an ordinary script would.
+
+``python examples/byt5_overflow.py`` prints that the loss is NaN and nothing about the reason.
+``fxguard run examples/byt5_overflow.py`` names the multiplication that overflowed.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+ROOT = Path(__file__).resolve().parent.parent
+BATCHES, BATCH_SIZE, LENGTH = 3, 4, 128
+
+
+def text_batches() -> torch.Tensor:
+    """The repository's own text as ByT5 sees it: bytes + 3. Shape [batch, example, byte]."""
+    files = [ROOT / "LICENSE", *sorted(ROOT.glob("*.md"))]
+    text = b"".join(file.read_bytes() for file in files)
+    tokens = torch.tensor(list(text[: BATCHES * BATCH_SIZE * LENGTH])) + 3
+    return tokens.view(BATCHES, BATCH_SIZE, LENGTH)
+
+
+def main() -> None:
+    config = T5Config(
+        vocab_size=384,
+        d_model=256,
+        d_kv=32,
+        d_ff=512,
+        num_layers=4,
+        num_heads=8,
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        use_cache=False,
+        initializer_factor=10.0,
+    )
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(config).half().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for step, tokens in enumerate(text_batches()):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}: loss {loss.item()}")
+
+
+if __name__ == "__main__":
+    main()
