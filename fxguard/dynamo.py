@@ -43,6 +43,7 @@ __all__ = [
     "CheckingBackend",
     "OuterCompiler",
     "compile_forward",
+    "eval_frame_callback",
     "module_hooks_on",
     "outer_compiler",
 ]
@@ -62,9 +63,12 @@ class OuterCompiler:
         self.fullgraph = fullgraph
 
 
-def outer_compiler() -> OuterCompiler | None:
+# Called by a frame that TorchDynamo skips, this says who would compile what that frame calls.
+eval_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
+def outer_compiler(callback: Any) -> OuterCompiler | None:
     """Who compiles the code that is running, if anybody does."""
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
     if not callable(callback) or not hasattr(callback, "_torchdynamo_orig_backend"):
         return None
     convert = callback._torchdynamo_orig_backend
@@ -119,18 +123,18 @@ class CheckingBackend:
         self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        watch = gaps.watching()
+        captured_in = watch.batch.module if watch is not None else ""
         with torch._C.DisableTorchFunction():
             arguments = {
                 position: self.tensors[id(example)]
                 for position, example in enumerate(example_inputs)
                 if id(example) in self.tensors
             }
-            plan = make_plan(graph_module, self.names, arguments)
+            plan = make_plan(graph_module, self.names, arguments, captured_in)
             checked = with_checks(graph_module, plan, flat=True)
             compiled = self.inner(checked, example_inputs)
         self.plans.append(plan)
-        watch = gaps.watching()
-        captured_in = watch.batch.module if watch is not None else ""
 
         def run(*args: Any) -> Any:
             # What a captured graph does is checked by the graph: no observer has to see it.

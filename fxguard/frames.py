@@ -225,9 +225,9 @@ def _renamed(name: str, names: tuple[str, str]) -> str:
     captured, running = names
     if captured == running:
         return name
-    if name == captured or (captured and name.startswith(captured + ".")):
+    if name == captured or name.startswith(captured + "."):
         return running + name[len(captured) :]
-    return f"{running}.{name}".strip(".") if not captured else name
+    return name
 
 
 def _renamed_value(value: Value, names: tuple[str, str]) -> Value:

@@ -105,6 +105,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kind = operations.name_of(func)
     if watch is None or watch.batch.measuring or kind in operations.NOT_OPERATIONS:
         return func(*args, **kwargs)
+    if kind == "as_tensor" and not isinstance(args[0], Tensor):
+        # TorchDynamo hands Python numbers to graphs with dynamic shapes like this.
+        return func(*args, **kwargs)
     batch = watch.batch
     inputs = [(label, _key(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
     result = func(*args, **kwargs)

@@ -351,6 +351,11 @@ class CompilerBackend:
         """The report of the last detection."""
         return self.recorder.last_report
 
+    def frames(self) -> list[Frame]:
+        """Every frame of the last graph that ran."""
+        batch = self.recorder.last_batch
+        return [] if batch is None else self.recorder.frames_of(batch)
+
     def coverage(self) -> str:
         """One line that says how many operations were checked, and which were not."""
         return self.recorder.coverage(self._checking.plans)
@@ -405,14 +410,14 @@ def _make_forward() -> Callable[..., Any]:
     def forward(guard: Guard, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
             return guard.original_forward()(*args, **kwargs)
-        return run_guarded(guard, dynamo.outer_compiler(), args, kwargs)
+        return run_guarded(guard, dynamo.eval_frame_callback(), args, kwargs)
 
     return forward  # type: ignore[no-any-return]
 
 
 @torch.compiler.disable
-def run_guarded(guard: Guard, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
-    return guard.run(outer, args, kwargs)
+def run_guarded(guard: Guard, callback: Any, args: Any, kwargs: Any) -> Any:
+    return guard.run(dynamo.outer_compiler(callback), args, kwargs)
 
 
 def _function_of(method: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 
+import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import _PyTreeCodeGen
 
 from fxguard import marks, stats
 from fxguard.plan import Plan
@@ -54,6 +56,10 @@ def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphMo
     by_name = {original.name: copied for original, copied in copies.items()}
     pairs = _insert_checks(graph, plan, by_name)
     statistics = graph.call_function(stats.collect, (pairs,))
+    if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
+        # torch.export: the graph returns leaves, and the code generator the structure.
+        graph.set_codegen(_with_statistics(codegen))
+        flat = True
     graph.output((*result, statistics) if flat else (result, statistics))
     for node in list(graph.nodes):
         if node.target in (marks.module_returned, marks.value_named):
@@ -62,6 +68,14 @@ def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphMo
     checked.meta.update(graph_module.meta)
     graph.lint()
     return checked
+
+
+def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
+    """The same inputs; the output is a pair of what it was and the statistics."""
+    info = codegen.pytree_info
+    leaf = pytree.tree_structure(0)
+    pair = pytree.TreeSpec(tuple, None, [info.out_spec, leaf])
+    return _PyTreeCodeGen(info._replace(out_spec=pair))
 
 
 def _insert_checks(graph: Graph, plan: Plan, by_name: dict[str, Node]) -> list[Node]:

@@ -78,7 +78,8 @@ class Plan:
     frames: tuple[FramePlan, ...] = ()  # in order of display
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
-    unchecked: tuple[tuple[str, int], ...] = ()  # reason, number of operations
+    operations: int = 0  # how many there are, with those in subgraphs that no step stands for
+    unchecked: tuple[tuple[str, int], ...] = ()  # reason, how many of them are not checked
     random: bool = False  # draws random numbers
 
     @property

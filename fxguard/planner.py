@@ -23,6 +23,7 @@ def make_plan(
     graph_module: GraphModule,
     names: Mapping[int, str] | None = None,
     arguments: Mapping[int, tuple[str, str]] | None = None,
+    root: str = "",
 ) -> Plan:
     """Read a graph from TorchDynamo, ``symbolic_trace`` or ``torch.export``.
 
@@ -31,8 +32,9 @@ def make_plan(
         names: ``id(module)`` to qualified name, where the model is at hand. Without it the
             names are those that the graph remembers, and module frames come from data flow.
         arguments: position of a graph input to ("weight" or "buffer", qualified name), likewise.
+        root: qualified name of the module whose forward the graph is, or is a part of.
     """
-    reader = PlanReader(graph_module, names or {}, arguments or {})
+    reader = PlanReader(graph_module, names or {}, arguments or {}, root)
     reader.read()
     frames = frames_by_data_flow(reader) if names is None else reader.frames
     return Plan(
@@ -41,6 +43,7 @@ def make_plan(
         frames=tuple(merge_single_operations(frames)),
         outputs=reader.outputs,
         checks=tuple(reader.checks),
+        operations=len(reader.steps) + reader.hidden,
         unchecked=tuple(sorted(reader.unchecked.items())),
         random=reader.random,
     )
@@ -54,8 +57,10 @@ class PlanReader:
         graph_module: GraphModule,
         names: Mapping[int, str],
         arguments: Mapping[int, tuple[str, str]],
+        root: str,
     ) -> None:
         self.graph_module = graph_module
+        self.root = root
         self.names = names
         self.arguments = arguments
         self.nodes = list(graph_module.graph.nodes)
@@ -67,6 +72,7 @@ class PlanReader:
         self.checks: list[Check] = []
         self.outputs: tuple[int | None, ...] = ()
         self.unchecked: Counter[str] = Counter()
+        self.hidden = 0  # operations in the bodies of higher-order operations
         self.random = False
         self.func_depth = 0  # of torch.func regions around the current node
         # The value that a result holds *now*: an in-place operation gives it a new one.
@@ -138,6 +144,7 @@ class PlanReader:
         if kind in operations.NOT_OPERATIONS:
             return
         self.random = self.random or operations.draws_random_numbers(node)
+        self.count_bodies(node, kind)
         written = operations.written_operands(node)
         moves = not written and (kind == "getitem" or self.is_move(node, kind))
         if moves and self.share(node):
@@ -160,6 +167,19 @@ class PlanReader:
             self.frame_nodes.append(node)
         for operand in written:
             self.write(node, operand, outputs[0])
+
+    def count_bodies(self, node: Node, kind: str) -> None:
+        """Count the operations in the subgraphs that a higher-order operation runs."""
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            return
+        for operand in node.all_input_nodes:
+            if operand.op == "get_attr":
+                body = nodes.attribute_of(self.graph_module, str(operand.target))
+                if isinstance(body, GraphModule):
+                    count = make_plan(body).operations
+                    self.hidden += count
+                    self.unchecked[f"inside {kind}"] += count
+                    self.random = True  # its body may draw random numbers
 
     def kind_of(self, node: Node) -> str:
         if node.op == "call_module":
@@ -364,9 +384,7 @@ class PlanReader:
             else:
                 tensor = next(tensors)
                 if tensor not in self.now:  # integers are measured for this row only
-                    self.now[tensor] = self.add_value(
-                        tensor, (), "made", tensor.name, measure=True
-                    )
+                    self.now[tensor] = self.add_value(tensor, (), "made", tensor.name, measure=True)
                 rows.append(RowPlan(label, self.now[tensor]))
         stack = nodes.stack_of(node)
         kind = nodes.class_of(list(stack.values())[-1]) if stack else "Module"
@@ -390,7 +408,7 @@ class PlanReader:
         stack = list(nodes.stack_of(node).items())
         if node.op == "call_module":
             return str(node.target)
-        return nodes.path_of(*stack[-1], self.names) if stack else ""
+        return nodes.path_of(*stack[-1], self.names) if stack else self.root
 
 
 def _can_overflow(example: Any) -> bool:

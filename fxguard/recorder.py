@@ -270,9 +270,9 @@ class Recorder:
         unchecked: Counter[str] = Counter()
         for plan in plans:
             unchecked.update(dict(plan.unchecked))
-        checked = sum(len(plan.steps) for plan in plans) - unchecked.total() + between
+        known = sum(plan.operations for plan in plans) + between
         graphs = f"{len(plans)} graph" + ("" if len(plans) == 1 else "s")
-        line = f"checked {checked} of {checked + unchecked.total()} operations in {graphs}"
+        line = f"checked {known - unchecked.total()} of {known} operations in {graphs}"
         if between:
             line += f" and {between} between graphs"
         if unchecked:
