@@ -151,10 +151,11 @@ class Batch:
                 self.memories[memory] = (weakref.ref(tensor), key)
 
     def key_of(self, tensor: Any) -> Key | None:
+        """The value that a tensor holds; None where nobody has measured what it holds now."""
         known = self.known.get(id(tensor))
-        if known is None or known.tensor() is not tensor or known.version != _version(tensor):
+        if known is None or known.tensor() is not tensor:
             return None
-        return known.key
+        return known.key if known.version == _version(tensor) else None
 
     def origin_of(self, tensor: Any) -> Key | None:
         """The value that stands in the same memory: a view of it, or what it was before."""
@@ -251,5 +252,5 @@ class Batch:
         self.memories.clear()
 
 
-def _version(tensor: Tensor) -> int | None:
+def _version(tensor: Any) -> int | None:
     return None if tensor.is_inference() else tensor._version

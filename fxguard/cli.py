@@ -36,10 +36,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--max-frames-to-save", type=int, default=21, metavar="N")
     run.add_argument(
         "--trace-batch-nums",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="N",
+        type=_numbers,
+        default=(),
+        metavar="N,N",
         help="print every frame of these batches; turns detection off",
     )
     run.add_argument("--abort-after-batch-num", type=int, metavar="N")
@@ -67,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     given = parser().parse_args(argv)
-    # `nargs="+"` takes the script along where a number of batches stands before it.
     if given.module is None and not given.rest:
         return _wrong("which script? usage: fxguard run [options] (script.py | -m module) [args]")
     if given.module is None and not Path(given.rest[0]).is_file():
@@ -77,13 +75,18 @@ def main(argv: list[str] | None = None) -> int:
     return _run(given)
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    """``1,3`` as batch numbers."""
+    return tuple(int(number) for number in text.split(","))
+
+
 def _run(given: argparse.Namespace) -> int:
     from fxguard.recorder import Options
     from fxguard.run import guarding_outermost_modules, run_module, run_script
 
     options: dict[str, Any] = {
         "max_frames_to_save": given.max_frames_to_save,
-        "trace_batch_nums": tuple(given.trace_batch_nums),
+        "trace_batch_nums": given.trace_batch_nums,
         "abort_after_batch_num": given.abort_after_batch_num,
         "on_detect": given.on_detect,
         "granularity": given.granularity,

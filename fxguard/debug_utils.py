@@ -86,12 +86,9 @@ class _ModuleReport(Report):
 class _ModuleRecorder(Recorder):
     """Judges module frames alone: the first one that shows an inf or a NaN is reported."""
 
-    def __init__(self, options: Options, weights: frames.Weights, model: Module) -> None:
-        super().__init__(options, weights)
-        self.model = model
-
     def judge(self, batch: Batch) -> Report | None:
         finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
+        assert self.model is not None
         if finite and not any(map(_is_bad, self.model.parameters())):
             return None
         trace = frames.assemble(batch)
@@ -115,7 +112,7 @@ class _ModuleGuard(Guard):
 
     def __init__(self, model: Module, options: Options) -> None:
         super().__init__(model, options)
-        self.recorder = _ModuleRecorder(options, self._weights, model)
+        self.recorder = _ModuleRecorder(options, model)
 
 
 def _is_bad(tensor: Tensor) -> bool:

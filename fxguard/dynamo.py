@@ -107,6 +107,8 @@ class CheckingBackend:
         report: called with each run of a graph and what it returned.
         names: ``id(module)`` to qualified name.
         tensors: ``id(parameter or buffer)`` to ("weight" or "buffer", qualified name).
+        refresh: brings both up to date; called before a graph is read, because modules and
+            parameters may have been replaced since the last one.
     """
 
     def __init__(
@@ -115,14 +117,17 @@ class CheckingBackend:
         report: Callable[[GraphRun, Any], None],
         names: Mapping[int, str] | None = None,
         tensors: Mapping[int, tuple[str, str]] | None = None,
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
         self.report = report
         self.names = names
-        self.tensors = tensors or {}
+        self.tensors = {} if tensors is None else tensors
+        self.refresh = refresh
         self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        self.refresh()
         watch = gaps.watching()
         captured_in = watch.batch.module if watch is not None else ""
         with torch._C.DisableTorchFunction():

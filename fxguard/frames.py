@@ -5,11 +5,13 @@ Nothing here runs while all is well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from fxguard import nodes, stats
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, ModuleReturn
@@ -17,10 +19,10 @@ from fxguard.module_frames import merge_single_operations
 from fxguard.plan import FramePlan, Plan, RowPlan, Step, Value
 from fxguard.records import Frame, Row, Stat
 
-__all__ = ["Trace", "Weights", "assemble", "frames_of", "render"]
+__all__ = ["Trace", "assemble", "frames_of", "render"]
 
-# Qualified module name to its own parameters: (name, tensor).
-Weights = Callable[[str], Iterable[tuple[str, Tensor]]]
+# Values that the model keeps from call to call.
+STANDING = ("weight", "buffer")
 
 
 @dataclass(slots=True)
@@ -35,18 +37,16 @@ class Trace:
     keys: list[Key]  # where each value comes from
 
 
-def frames_of(plan: Plan, statistics: Tensor, weights: Weights | None = None) -> list[Frame]:
+def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:
     """The frames of one run of a graph that :func:`fxguard.insert_checks` made.
 
     Args:
         plan: what ``insert_checks`` returned.
         statistics: the second output of the graph, shape ``[len(plan.checks), 2]``.
-        weights: gives a module's own parameters by its qualified name, for the rows of
-            weights; for a model, ``lambda name: model.get_submodule(name).named_parameters(
-            recurse=False)``.
+        model: the model that the graph was made of, for the rows of weights and buffers.
     """
     found = read_statistics(plan, statistics)
-    return [render(frame, plan.values, found, weights) for frame in plan.frames]
+    return [render(frame, plan.values, found, model) for frame in plan.frames]
 
 
 def read_statistics(plan: Plan, statistics: Tensor) -> list[Stat | str]:
@@ -62,7 +62,7 @@ def render(
     frame: FramePlan,
     values: Sequence[Value],
     found: Sequence[Stat | str],
-    weights: Weights | None,
+    model: Module | None,
 ) -> Frame:
     """One frame with its numbers.
 
@@ -70,11 +70,11 @@ def render(
         frame: the frame.
         values: what its rows refer to.
         found: the range of each value.
-        weights: for the rows of weights, which no graph measures.
+        model: for the rows of weights and buffers, which no graph measures.
     """
     rows = []
-    if not frame.is_op and weights is not None:
-        rows += [row_of(name, tensor) for name, tensor in weights(frame.name)]
+    if not frame.is_op and (module := _at(model, frame.name)) is not None:
+        rows += [row_of(*own) for own in module.named_parameters(recurse=False)]
     for row in frame.rows:
         if row.value is None:
             rows.append(Row(row.label, note=row.note))
@@ -82,12 +82,19 @@ def render(
         number, value = found[row.value], values[row.value]
         if isinstance(number, Stat):
             rows.append(Row(row.label, number.abs_min, number.abs_max))
-        elif value.kind == "weight" and weights is not None:
-            module, _, name = value.name.rpartition(".")
-            rows += [row_of(row.label, t) for n, t in weights(module) if n == name]
+        elif (tensor := _at(model, value.name)) is not None and value.kind in STANDING:
+            rows.append(row_of(row.label, tensor))
         else:
             rows.append(Row(row.label, note=number))
     return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
+
+
+def _at(model: Module | None, name: str) -> Any:
+    """The submodule, parameter or buffer of a qualified name, None where there is none."""
+    found: Any = model
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part, None)
+    return found
 
 
 def row_of(label: str, tensor: Tensor) -> Row:
@@ -246,5 +253,6 @@ def tensor_of(batch: Batch, key: Key) -> Tensor | None:
     assert isinstance(run, GraphRun)
     value = run.plan.values[local]
     if value.argument is None:
-        return nodes.attribute_of(run.graph_module, value.name)
+        attribute = nodes.attribute_of(run.graph_module, value.name)
+        return attribute if isinstance(attribute, Tensor) else None
     return None if run.args is None else run.args[value.argument]

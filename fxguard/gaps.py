@@ -11,6 +11,7 @@ Three observers report to the batch that is running in their thread:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +49,14 @@ class Watch:
         self.names = names  # id(module) to qualified name
         self.tensors = tensors  # id(parameter or buffer) to ("weight" or "buffer", qualified name)
         self.observer = observer
-        self.fused: list[tuple[torch.nn.Module, Any]] = []
+        # The module that may run fused kernels, and how to stop watching it from below.
+        self.fused: tuple[torch.nn.Module, contextlib.ExitStack] | None = None
+
+    def leave_fused(self) -> None:
+        """Stop watching from below, where that was begun."""
+        if self.fused is not None:
+            self.fused[1].close()
+            self.fused = None
 
 
 _local = threading.local()
@@ -86,6 +94,9 @@ class Observer(TorchFunctionMode):
 
 class FusedObserver(TorchDispatchMode):
     """Measures the results of ATen operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's has no annotations
 
     def __torch_dispatch__(
         self,
@@ -190,13 +201,12 @@ def enter_module(module: torch.nn.Module) -> None:
     if watch is None or id(module) not in watch.names:
         return
     watch.batch.enter_module(watch.names[id(module)])
-    if watch.observer is not None and not watch.fused and _may_fuse(module):
+    if watch.observer is not None and watch.fused is None and _may_fuse(module):
         # The same kernels have to run as without fxguard: watch from below instead.
-        disabled = torch._C.DisableTorchFunction()
-        disabled.__enter__()
-        observer = FusedObserver()
-        observer.__enter__()
-        watch.fused.append((module, (observer, disabled)))
+        from_below = contextlib.ExitStack()
+        from_below.enter_context(torch._C.DisableTorchFunction())
+        from_below.enter_context(FusedObserver())
+        watch.fused = (module, from_below)
 
 
 def after_module(
@@ -218,8 +228,8 @@ def leave_module(
     watch = watching()
     if watch is None or id(module) not in watch.names:
         return
-    if watch.fused and watch.fused[-1][0] is module:
-        leave_fused(watch)
+    if watch.fused is not None and watch.fused[0] is module:
+        watch.leave_fused()
     batch, name = watch.batch, watch.names[id(module)]
     while batch.modules and batch.modules[-1].name != name:
         batch.modules.pop()  # it raised, and the model went on
@@ -250,13 +260,6 @@ def record_return(
         else:
             rows.append((label, _key(watch, next(remaining), label), ""))
     watch.batch.events.append(ModuleReturn(name, kind, calls, rows))
-
-
-def leave_fused(watch: Watch) -> None:
-    """Stop watching from below."""
-    _, contexts = watch.fused.pop()
-    for context in contexts:
-        context.__exit__(None, None, None)
 
 
 def _may_fuse(module: torch.nn.Module) -> bool:

@@ -6,11 +6,10 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 
@@ -146,7 +145,7 @@ class Guard:
     def __init__(self, model: Module, options: Options) -> None:
         self.model = model
         self.options = options
-        self.recorder = Recorder(options, self._weights)
+        self.recorder = Recorder(options, model)
         self._own_forward: Any = None  # an attribute of the model itself, if it had one
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._backends: list[dynamo.CheckingBackend] = []
@@ -189,7 +188,7 @@ class Guard:
         """Put the guard in front of the model's forward."""
         own = self.model.__dict__.get("forward")
         self._own_forward = own
-        wrapper = _make_forward()
+        wrapper: Any = _make_forward()
         signature = inspect.signature(self.model.forward)
         guard = inspect.Parameter("guard", inspect.Parameter.POSITIONAL_ONLY)
         functools.update_wrapper(wrapper, _function_of(self.model.forward))
@@ -255,8 +254,7 @@ class Guard:
             self.recorder.abandon()
             raise
         finally:
-            while watch.fused:
-                gaps.leave_fused(watch)
+            watch.leave_fused()
             gaps.set_watch(before)
         with torch._C.DisableTorchFunction():
             conclude(self.recorder)
@@ -268,7 +266,9 @@ class Guard:
         key = ("eager", False) if outer is None else (id(outer.backend), outer.fullgraph)
         if key not in self._compiled:
             inner = "eager" if outer is None else outer.backend
-            checking = dynamo.CheckingBackend(inner, self._graph_ran, self._names, self._tensors)
+            checking = dynamo.CheckingBackend(
+                inner, self._graph_ran, self._names, self._tensors, self._read_names
+            )
             self._backends.append(checking)
             compiled = dynamo.compile_forward(self.original_forward(), checking, fullgraph=key[1])
             self._compiled[key] = (inner, compiled)
@@ -282,19 +282,14 @@ class Guard:
     # The model's modules and weights.
 
     def _read_names(self) -> None:
+        self._names.clear()
+        self._tensors.clear()
         self._names.update((id(m), name) for name, m in self.model.named_modules())
         self._names.pop(id(self.model))  # the root's frame is made when the batch ends
         for name, parameter in self.model.named_parameters():
             self._tensors[id(parameter)] = ("weight", name)
         for name, buffer in self.model.named_buffers():
             self._tensors[id(buffer)] = ("buffer", name)
-
-    def _weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        try:
-            module = self.model.get_submodule(name)
-        except AttributeError:
-            return iter(())
-        return iter(module.named_parameters(recurse=False))
 
 
 def backend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
@@ -48,7 +49,7 @@ def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphMo
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
-    result = graph.graph_copy(graph_module.graph, copies)
+    result: Any = graph.graph_copy(graph_module.graph, copies)
     for original, copied in copies.items():
         # AOTAutograd reads where the inputs come from.
         if hasattr(original, "_dynamo_source"):
@@ -73,6 +74,7 @@ def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphMo
 def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     """The same inputs; the output is a pair of what it was and the statistics."""
     info = codegen.pytree_info
+    assert info.out_spec is not None
     leaf = pytree.tree_structure(0)
     pair = pytree.TreeSpec(tuple, None, [info.out_spec, leaf])
     return _PyTreeCodeGen(info._replace(out_spec=pair))

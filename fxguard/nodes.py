@@ -59,7 +59,7 @@ def memory_of(example: Any) -> int | None:
     if not isinstance(example, Tensor) or example.layout is not torch.strided:
         return None
     try:
-        return example.untyped_storage()._cdata
+        return int(example.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # wrapper subclasses have no storage
         return None
 

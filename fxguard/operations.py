@@ -272,7 +272,7 @@ def has_infinite_literal(args: Any, kwargs: Any) -> bool:
 
 def written_operands(node: Node) -> list[Node]:
     """The inputs whose memory the operation writes, as far as its name and arguments tell."""
-    written = []
+    written: list[Node] = []
     if writes_first_operand(node.target, node.kwargs) and node.args:
         map_arg(node.args[0], written.append)
     if "out" in node.kwargs:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from fxguard import cause, frames, report
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun
@@ -70,9 +71,9 @@ class Options:
 class Recorder:
     """Keeps the batches of one guarded model and judges each when it ends."""
 
-    def __init__(self, options: Options, weights: frames.Weights | None = None) -> None:
+    def __init__(self, options: Options, model: Module | None = None) -> None:
         self.options = options
-        self.weights = weights
+        self.model = model
         self.batch_number = 0  # of the next batch to begin, or of the one that is running
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
@@ -238,7 +239,7 @@ class Recorder:
         return self.options.granularity == "op" or not frame.is_op
 
     def rendered(self, batch: Batch, trace: Trace, position: int) -> Frame:
-        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.weights)
+        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.model)
         index = sum(map(self.shows, trace.frames[:position]))
         return replace(frame, batch_number=batch.number, index=index)
 

@@ -299,9 +299,7 @@ def test_insert_checks_returns_the_output_and_the_numbers(name: str, capture: An
     assert graph_module.code == before
     assert torch.equal(output, model(x))
     assert statistics.shape == (len(plan.checks), 2)
-    frames = fxguard.frames_of(
-        plan, statistics, lambda name: model.get_submodule(name).named_parameters(recurse=False)
-    )
+    frames = fxguard.frames_of(plan, statistics, model)
     titles = [frame.title for frame in frames]
     guarded = fxguard.instrument(model, on_detect=lambda report: None)
     guarded(x)

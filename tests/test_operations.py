@@ -69,8 +69,11 @@ def operations_in(guard: fxguard.Guard) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "masked"),
+    [(torch.float32, False), (torch.bfloat16, True)],
+    ids=["float32-plain", "bfloat16-masked"],
+)
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_frames_hold_every_result_of_the_oracle(
     name: str, dtype: torch.dtype, masked: bool
