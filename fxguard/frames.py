@@ -73,7 +73,7 @@ def render(
         model: for the rows of weights and buffers, which no graph measures.
     """
     rows = []
-    if not frame.is_op and (module := _at(model, frame.name)) is not None:
+    if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
         rows += [row_of(*own) for own in module.named_parameters(recurse=False)]
     for row in frame.rows:
         if row.value is None:
