@@ -6,9 +6,10 @@ is read back from the device before the batch ends, except what ran between grap
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +55,9 @@ class GapOperation:
     source: Source | None
     inputs: list[tuple[str, Key]]
     outputs: list[tuple[str, Key]]
-    infinite_literal: bool
     framed: bool
+    infinite_literal: bool = False
+    limit_literal: bool = False
 
 
 @dataclass(slots=True)
@@ -180,7 +182,6 @@ class Batch:
                     source=None,
                     inputs=[("input[0]", origin)],
                     outputs=[("output", key)],
-                    infinite_literal=False,
                     framed=False,
                 )
             )
@@ -193,20 +194,25 @@ class Batch:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.values.append(Value(kind, name, dtype, None if note else index, note))
         # Neither the user's autograd nor an observer is to see this.
-        self.measuring = True
-        try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                pair = stats.abs_min_max(tensor)
-                self.pairs.append(pair)
-                if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
-                    self.details[index] = stats.describe(tensor)
-        finally:
-            self.measuring = False
+        with self.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
+            pair = stats.abs_min_max(tensor)
+            self.pairs.append(pair)
+            if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
+                self.details[index] = stats.describe(tensor)
         if kind != "made":
             self.tensors[index] = weakref.ref(tensor)
         key = (BETWEEN_GRAPHS, index)
         self.remember(tensor, key)
         return key
+
+    @contextlib.contextmanager
+    def own_arithmetic(self) -> Iterator[None]:
+        """What runs in here is fxguard's, not the model's."""
+        before, self.measuring = self.measuring, True
+        try:
+            yield
+        finally:
+            self.measuring = before
 
     def weight(self, tensor: Tensor, name: str) -> Key:
         """A weight that was read between graphs: it is measured with the report."""

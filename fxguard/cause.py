@@ -15,9 +15,14 @@ from fxguard.plan import Step, Value
 __all__ = ["Blame", "Verdict", "find_origins"]
 
 # The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
-LIMITS = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+LIMITS = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
 
-ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm", "mul", "mul_"})
+ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ def find_origins(
         reached: values that are an output of a module or of the model.
         is_ignored: whether the user asked not to hear of an operation.
     """
+    masks = _masks(steps, values, abs_max)
     sources: dict[int, tuple[Blame, ...]] = {}
     intended: set[int] = set()
     blames: dict[Blame, None] = {}  # insertion order is the order of execution
@@ -94,7 +100,8 @@ def find_origins(
             elif is_ignored(step):
                 sources[value] = inherited
             elif severity(value) == 1 and (
-                step.infinite_literal or _adds_mask(step, values, abs_max)
+                step.infinite_literal
+                or (step.kind in ADDITIONS and masks.intersection(step.inputs))
             ):
                 intended.add(value)
             else:
@@ -112,11 +119,25 @@ def find_origins(
     )
 
 
-def _adds_mask(step: Step, values: Sequence[Value], abs_max: Callable[[int], float]) -> bool:
-    """Whether inf came from adding to a mask that holds the dtype's largest number."""
-    return step.kind in ADDITIONS and any(
-        abs_max(value) == LIMITS.get(values[value].dtype) for value in step.inputs
-    )
+def _masks(
+    steps: Sequence[Step], values: Sequence[Value], abs_max: Callable[[int], float]
+) -> set[int]:
+    """Values that hold their dtype's largest magnitude because somebody wrote it there.
+
+    An activation that happens to reach it is no mask: to add to it is an overflow.
+    """
+
+    def at_limit(value: int) -> bool:
+        return abs_max(value) == LIMITS.get(values[value].dtype)
+
+    masks: set[int] = set()
+    for step in steps:
+        for value in step.inputs:
+            if values[value].kind in ("input", "buffer", "constant") and at_limit(value):
+                masks.add(value)
+        if step.limit_literal or masks.intersection(step.inputs):
+            masks.update(filter(at_limit, step.outputs))
+    return masks
 
 
 def _problem(severity: int) -> str:

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--max-frames-to-save", type=int, default=21, metavar="N")
     run.add_argument(
         "--trace-batch-nums",
-        type=_numbers,
+        type=batch_numbers,
         default=(),
         metavar="N,N",
         help="print every frame of these batches; turns detection off",
@@ -56,31 +56,51 @@ def parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="FILE",
-        help="also write the report here, as JSON where the name ends in .json, else as text",
+        help="also write the last report here, as JSON where the name ends in .json, else as text",
     )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return top
 
 
+def batch_numbers(text: str) -> tuple[int, ...]:
+    """``1,3`` as batch numbers."""
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        message = f"batch numbers are integers with commas between them, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    given = parser().parse_args(argv)
-    if given.module is None and not given.rest:
+    own, rest = _split(sys.argv[1:] if argv is None else argv)
+    given = parser().parse_args(own)
+    rest = [*given.rest, *rest]
+    if given.module is None and rest[:1] == ["--"]:
+        rest = rest[1:]
+    if given.module is None and not rest:
         return _wrong("which script? usage: fxguard run [options] (script.py | -m module) [args]")
-    if given.module is None and not Path(given.rest[0]).is_file():
-        return _wrong(f"no such script: {given.rest[0]}")
+    if given.module is None and not Path(rest[0]).is_file():
+        return _wrong(f"no such script: {rest[0]}")
     if given.module is not None and _cannot_find(given.module):
         return _wrong(f"no module named {given.module}")
-    return _run(given)
+    if given.report is not None and not given.report.resolve().parent.is_dir():
+        return _wrong(f"no such folder for the report: {given.report}")
+    return _run(given, rest)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """``1,3`` as batch numbers."""
-    return tuple(int(number) for number in text.split(","))
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is fxguard's, and what stands behind ``-m module``: that is the module's."""
+    for position, word in enumerate(argv[:-1]):
+        if word == "-m":
+            return argv[: position + 2], argv[position + 2 :]
+        if word.endswith(".py"):
+            break
+    return argv, []
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace, rest: list[str]) -> int:
     from fxguard.recorder import Options
     from fxguard.run import guarding_outermost_modules, run_module, run_script
 
@@ -91,7 +111,7 @@ def _run(given: argparse.Namespace) -> int:
         "on_detect": given.on_detect,
         "granularity": given.granularity,
         "strict": given.strict,
-        "ignore": tuple(given.ignore),
+        "ignore": given.ignore,
     }
     try:
         Options(**options)
@@ -100,19 +120,21 @@ def _run(given: argparse.Namespace) -> int:
     with guarding_outermost_modules(**options) as guarded:
         try:
             if given.module is not None:
-                run_module(given.module, given.rest)
+                run_module(given.module, rest)
             else:
-                run_script(Path(given.rest[0]), given.rest[1:])
+                run_script(Path(rest[0]), rest[1:])
         except fxguard.NonFiniteError as error:
-            if given.report is not None:
-                _write(error.report, given.report)
             _say(_advice(error.report))
             return DETECTED
         except fxguard.BatchLimitReached as error:
             _say(f"fxguard: {error}")
             return 0
-    if not guarded:
-        _say("fxguard: the script called no torch.nn.Module: nothing was checked")
+        finally:
+            if not guarded:
+                _say("fxguard: the script called no torch.nn.Module: nothing was checked")
+            reports = [fxguard.guard_of(model).last_report for model in guarded]
+            for report in filter(None, reports):
+                _write(report, given.report)
     return 0
 
 
@@ -124,9 +146,14 @@ def _advice(report: Report) -> str:
     return f"fxguard: look at {source.file}:{source.line}: {source.code}  ({origin.message})"
 
 
-def _write(report: Report, path: Path) -> None:
+def _write(report: Report, path: Path | None) -> None:
+    if path is None:
+        return
     text = report.to_json(indent=2) if path.suffix == ".json" else str(report)
-    path.write_text(text + "\n", encoding="utf-8")
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        _say(f"fxguard: the report could not be written: {error}")
 
 
 def _cannot_find(module: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class DebugUnderflowOverflow:
     ) -> None:
         options = Options(
             max_frames_to_save=max_frames_to_save,
-            trace_batch_nums=tuple(trace_batch_nums or ()),
+            trace_batch_nums=() if trace_batch_nums is None else trace_batch_nums,
             abort_after_batch_num=abort_after_batch_num,
             granularity="module",
         )
@@ -150,7 +151,7 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
         return False
     if not isinstance(var, Tensor):
         raise TypeError(f"detect_overflow needs a tensor, got {type(var).__name__}")
-    if var.is_meta:
+    if not stats.has_numbers(var):
         return False
     detail = stats.describe(var)
     if detail.nan_count:
@@ -177,4 +178,13 @@ def get_abs_min_max(var: Tensor, ctx: str) -> str:
     """
     if not isinstance(var, Tensor):
         raise TypeError(f"get_abs_min_max needs a tensor, got {type(var).__name__}")
-    return report.row_text(frames.row_of(ctx, var))
+    text: str = _row_text(var, ctx)
+    return text
+
+
+@torch.compiler.disable  # it needs the numbers at once: inside a captured graph this is a break
+def _row_text(var: Tensor, ctx: str) -> str:
+    watch = gaps.watching()
+    with torch._C.DisableTorchFunction(), watch.batch.own_arithmetic() if watch else nullcontext():
+        row = frames.row_of(ctx, var)
+    return report.row_text(row)

@@ -198,6 +198,7 @@ def _add_operation(trace: Trace, operation: GapOperation, at: dict[Key, int], ba
             inputs=tuple(at[key] for _, key in operation.inputs),
             outputs=tuple(at[key] for _, key in operation.outputs),
             infinite_literal=operation.infinite_literal,
+            limit_literal=operation.limit_literal,
             source=operation.source,
         )
     )

@@ -141,8 +141,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 source=source_of_caller(),
                 inputs=inputs,
                 outputs=outputs,
-                infinite_literal=operations.has_infinite_literal(args, kwargs),
                 framed=kind not in operations.SELECTS,
+                infinite_literal=operations.has_infinite_literal(args, kwargs),
+                limit_literal=operations.has_limit_literal(func, args, kwargs),
             )
         )
     return result

@@ -6,7 +6,8 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +28,12 @@ def instrument(
     model: Module,
     *,
     max_frames_to_save: int = 21,
-    trace_batch_nums: Sequence[int] = (),
+    trace_batch_nums: Iterable[int] = (),
     abort_after_batch_num: int | None = None,
     on_detect: str | Callable[[Report], Any] = "raise",
     granularity: str = "op",
     strict: bool = False,
-    ignore: Sequence[str] = (),
+    ignore: Iterable[str] = (),
 ) -> Module:
     """Check every operation of a model's forward for inf and NaN, in place.
 
@@ -65,9 +66,7 @@ def instrument(
     """
     options = Options(
         max_frames_to_save=max_frames_to_save,
-        trace_batch_nums=tuple(trace_batch_nums)
-        if isinstance(trace_batch_nums, (list, tuple, set, frozenset, range))
-        else trace_batch_nums,
+        trace_batch_nums=trace_batch_nums,
         abort_after_batch_num=abort_after_batch_num,
         on_detect=on_detect,
         granularity=granularity,
@@ -102,6 +101,12 @@ def check_can_instrument(model: Any) -> None:
         if find_guard(module) is not None:
             what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
             raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
+    for guard in _installed:
+        if any(module is model for module in guard.model.modules()):
+            raise UsageError(
+                f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
+                "instrumented already"
+            )
 
 
 def remove(model: Module) -> Module:
@@ -130,6 +135,9 @@ def find_guard(model: Any) -> Guard | None:
     """The guard of a model, None where it has none."""
     owner = getattr(getattr(model, "__dict__", {}).get("forward"), "__self__", None)
     return owner if isinstance(owner, Guard) else None
+
+
+_installed: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 class Guard:
@@ -195,6 +203,7 @@ class Guard:
         # Trainers and `generate` look here for the names of the model's arguments.
         wrapper.__signature__ = _prepend(signature, guard)
         object.__setattr__(self.model, "forward", types.MethodType(wrapper, self))
+        _installed.add(self)
 
     def uninstall(self) -> None:
         """Take the guard away again."""
@@ -202,6 +211,7 @@ class Guard:
             del self.model.__dict__["forward"]
         else:
             self.model.__dict__["forward"] = self._own_forward
+        _installed.discard(self)
         self._compiled.clear()
         self._backends.clear()
 
@@ -217,6 +227,7 @@ class Guard:
 
         twin = type(self)(memo.get(id(self.model), self.model), self.options)
         memo[id(self)] = twin
+        _installed.add(twin)
         twin._own_forward = copy.deepcopy(self._own_forward, memo)
         return twin
 
@@ -296,12 +307,12 @@ def backend(
     inner: str | dynamo.Backend = "eager",
     *,
     max_frames_to_save: int = 21,
-    trace_batch_nums: Sequence[int] = (),
+    trace_batch_nums: Iterable[int] = (),
     abort_after_batch_num: int | None = None,
     on_detect: str | Callable[[Report], Any] = "raise",
     granularity: str = "op",
     strict: bool = False,
-    ignore: Sequence[str] = (),
+    ignore: Iterable[str] = (),
 ) -> CompilerBackend:
     """A ``torch.compile`` backend that checks every operation of the graphs it is given.
 
@@ -333,6 +344,8 @@ class CompilerBackend:
     """What :func:`backend` returns: a TorchDynamo backend with a recorder of its own."""
 
     def __init__(self, inner: str | dynamo.Backend, options: Options) -> None:
+        if not isinstance(inner, str) and not callable(inner):
+            raise UsageError(f"a backend is a name or a callable, got {inner!r}")
         self.recorder = Recorder(options)
         self._checking = dynamo.CheckingBackend(inner, self._graph_ran)
 

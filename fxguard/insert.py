@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen
 
 from fxguard import marks, stats
+from fxguard.errors import UsageError
 from fxguard.plan import Plan
 from fxguard.planner import make_plan
 
@@ -23,6 +24,9 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
         graph_module: from ``torch.fx.symbolic_trace``, ``torch.export.export(...).module()``
             or TorchDynamo. It is not changed.
 
+    Raises:
+        FxguardError: when it is no graph module.
+
     Returns:
         A new graph module that returns ``(original output, statistics)``, and the
         :class:`fxguard.plan.Plan` that says what each row of the statistics is. The
@@ -34,6 +38,10 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
         >>> for frame in fxguard.frames_of(plan, statistics):
         ...     print(frame.title, frame.rows[-1].abs_max)
     """
+    if not isinstance(graph_module, GraphModule):
+        raise UsageError(
+            f"insert_checks needs a torch.fx.GraphModule, got {type(graph_module).__name__}"
+        )
     plan = make_plan(graph_module)
     return with_checks(graph_module, plan, flat=False), plan
 
@@ -75,8 +83,7 @@ def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     """The same inputs; the output is a pair of what it was and the statistics."""
     info = codegen.pytree_info
     assert info.out_spec is not None
-    leaf = pytree.tree_structure(0)
-    pair = pytree.TreeSpec(tuple, None, [info.out_spec, leaf])
+    pair = pytree.treespec_tuple([info.out_spec, pytree.treespec_leaf()])
     return _PyTreeCodeGen(info._replace(out_spec=pair))
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "SELECTS",
     "draws_random_numbers",
     "has_infinite_literal",
+    "has_limit_literal",
     "name_of",
     "written_operands",
 ]
@@ -26,87 +27,23 @@ __all__ = [
 # The output has the elements of the first input, each at least once, and nothing else:
 # it reuses that input's numbers and gets no frame.
 MOVES = frozenset(
-    [
-        "alias",
-        "broadcast_to",
-        "clone",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "detach",
-        "detach_",
-        "expand",
-        "expand_as",
-        "flatten",
-        "flip",
-        "fliplr",
-        "flipud",
-        "moveaxis",
-        "movedim",
-        "mT",
-        "permute",
-        "pin_memory",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "ravel",
-        "repeat",
-        "requires_grad_",
-        "reshape",
-        "reshape_as",
-        "roll",
-        "rot90",
-        "squeeze",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "tile",
-        "transpose",
-        "unflatten",
-        "unsqueeze",
-        "view",
-        "view_as",
-    ]
+    """
+    alias broadcast_to clone contiguous cpu cuda detach detach_ expand expand_as flatten flip
+    fliplr flipud moveaxis movedim mT permute pin_memory pixel_shuffle pixel_unshuffle ravel
+    repeat requires_grad_ reshape reshape_as roll rot90 squeeze swapaxes swapdims t tile
+    transpose unflatten unsqueeze view view_as
+    """.split()
 )
 
 # The output has some of the inputs' elements, and perhaps zeros: it cannot overflow and gets
 # no frame, but its numbers are its own.
 SELECTS = frozenset(
-    [
-        "as_strided",
-        "as_subclass",
-        "cat",
-        "chunk",
-        "concat",
-        "concatenate",
-        "diag",
-        "diag_embed",
-        "diagonal",
-        "dsplit",
-        "dstack",
-        "gather",
-        "getattr",
-        "getitem",
-        "hsplit",
-        "hstack",
-        "index_select",
-        "masked_select",
-        "narrow",
-        "repeat_interleave",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "stack",
-        "take",
-        "take_along_dim",
-        "tensor_split",
-        "tril",
-        "triu",
-        "unbind",
-        "unfold",
-        "vsplit",
-        "vstack",
-    ]
+    """
+    as_strided as_subclass cat chunk concat concatenate diag diag_embed diagonal dsplit dstack
+    gather getattr getitem hsplit hstack index_select masked_select narrow repeat_interleave
+    select slice split split_with_sizes stack take take_along_dim tensor_split tril triu unbind
+    unfold vsplit vstack
+    """.split()
 )
 
 # These turn into a move when neither the dtype nor the shape changes.
@@ -114,40 +51,12 @@ CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double
 
 # Results of attribute reads and the like: no operation that fxguard counts.
 NOT_OPERATIONS = frozenset(
-    [
-        "__get__",
-        "__set__",
-        "__len__",
-        "__bool__",
-        "__iter__",
-        "__contains__",
-        "__hash__",
-        "__repr__",
-        "__format__",
-        "backward",
-        "data_ptr",
-        "dim",
-        "element_size",
-        "get_device",
-        "is_complex",
-        "is_contiguous",
-        "is_floating_point",
-        "is_shared",
-        "item",
-        "ndimension",
-        "numel",
-        "nelement",
-        "register_hook",
-        "retain_grad",
-        "share_memory_",
-        "size",
-        "storage",
-        "storage_offset",
-        "stride",
-        "tolist",
-        "numpy",
-        "untyped_storage",
-    ]
+    """
+    __get__ __set__ __len__ __bool__ __iter__ __contains__ __hash__ __repr__ __format__ backward
+    data_ptr dim element_size get_device is_complex is_contiguous is_floating_point is_shared
+    item ndimension numel nelement register_hook retain_grad share_memory_ size storage
+    storage_offset stride tolist numpy untyped_storage
+    """.split()
 )
 
 # Trailing underscores that write nothing.
@@ -170,6 +79,20 @@ IN_PLACE_OPERATORS = frozenset(
     }
 )
 
+# The largest finite magnitude of each dtype.
+LARGEST = frozenset(
+    torch.finfo(dtype).max
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+)
+
+# These take such a number to keep values in range, not to make a mask.
+LIMITERS = frozenset(
+    """
+    clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ hardtanh hardtanh_
+    nan_to_num nan_to_num_
+    """.split()
+)
+
 # Positions of running statistics: written when training, and then not read.
 RUNNING_STATISTICS = {
     torch.nn.functional.batch_norm: (1, 2),
@@ -178,46 +101,13 @@ RUNNING_STATISTICS = {
 }
 
 RANDOM = frozenset(
-    [
-        "alpha_dropout",
-        "bernoulli",
-        "bernoulli_",
-        "cauchy_",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "dropout_",
-        "exponential_",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "fractional_max_pool2d",
-        "geometric_",
-        "gumbel_softmax",
-        "log_normal_",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "multi_head_attention_forward",
-        "multinomial",
-        "native_dropout",
-        "normal",
-        "normal_",
-        "poisson",
-        "rand",
-        "rand_like",
-        "randint",
-        "randint_like",
-        "randn",
-        "randn_like",
-        "random_",
-        "randperm",
-        "rrelu",
-        "rrelu_",
-        "scaled_dot_product_attention",
-        "uniform_",
-    ]
+    """
+    alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d dropout_
+    exponential_ feature_alpha_dropout feature_dropout fractional_max_pool2d geometric_
+    gumbel_softmax log_normal_ lstm gru rnn_tanh rnn_relu multi_head_attention_forward
+    multinomial native_dropout normal normal_ poisson rand rand_like randint randint_like randn
+    randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_
+    """.split()
 )
 
 FUNC_REGION_ENTERS = frozenset(
@@ -268,6 +158,13 @@ def literals(values: Any) -> Iterator[float]:
 def has_infinite_literal(args: Any, kwargs: Any) -> bool:
     """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
     return any(math.isinf(value) for value in literals((args, kwargs)))
+
+
+def has_limit_literal(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the call was given a dtype's largest magnitude, as masks of ``finfo.min`` are."""
+    if name_of(target) in LIMITERS:
+        return False
+    return any(abs(value) in LARGEST for value in literals((args, kwargs)))
 
 
 def written_operands(node: Node) -> list[Node]:

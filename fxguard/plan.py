@@ -35,6 +35,7 @@ class Step:
     inputs: tuple[int, ...]  # values, in order of use
     outputs: tuple[int, ...]  # values
     infinite_literal: bool = False  # was given an infinity on purpose
+    limit_literal: bool = False  # was given a dtype's largest magnitude, to make a mask
     source: Source | None = None
 
 

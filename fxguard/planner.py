@@ -159,6 +159,7 @@ class PlanReader:
             inputs=tuple(value for _, value in inputs),
             outputs=tuple(outputs),
             infinite_literal=operations.has_infinite_literal(node.args, node.kwargs),
+            limit_literal=operations.has_limit_literal(node.target, node.args, node.kwargs),
             source=source_of_trace(node.meta.get("stack_trace")),
         )
         self.steps.append(step)

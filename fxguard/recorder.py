@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,32 +30,38 @@ class Options:
     """What :func:`fxguard.instrument` was asked for; checked when it is made."""
 
     max_frames_to_save: int = 21
-    trace_batch_nums: Sequence[int] = ()
+    trace_batch_nums: Iterable[int] = ()
     abort_after_batch_num: int | None = None
     on_detect: str | Callable[[Report], Any] = "raise"
     granularity: str = "op"
     strict: bool = False
-    ignore: Sequence[str] = ()
+    ignore: Iterable[str] = ()
 
     def __post_init__(self) -> None:
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
             raise UsageError(
                 f"max_frames_to_save has to be 1 or more, got {self.max_frames_to_save!r}"
             )
-        numbers = self.trace_batch_nums
-        if isinstance(numbers, (str, int)) or not all(_is_int(n) for n in numbers):
-            raise UsageError(f"trace_batch_nums has to be a list of batch numbers, got {numbers!r}")
-        for number in (*numbers, self.abort_after_batch_num or 0):
+        given, limit = self.trace_batch_nums, self.abort_after_batch_num
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"trace_batch_nums has to be a list of batch numbers, got {given!r}")
+        object.__setattr__(self, "trace_batch_nums", tuple(given))  # a generator is read once
+        for number in (*self.trace_batch_nums, *(() if limit is None else (limit,))):
             if not _is_int(number) or number < 0:
-                raise UsageError(f"batches are counted from 0, got batch number {number!r}")
+                raise UsageError(f"batch numbers are integers from 0 on, got {number!r}")
         if not callable(self.on_detect) and self.on_detect not in ("raise", "warn"):
             raise UsageError(
                 f'on_detect has to be "raise", "warn" or a callable, got {self.on_detect!r}'
             )
         if self.granularity not in ("op", "module"):
             raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
-        if isinstance(self.ignore, str):
-            raise UsageError(f"ignore has to be a list of globs, got the string {self.ignore!r}")
+        globs = self.ignore
+        if isinstance(globs, str) or not isinstance(globs, Iterable):
+            raise UsageError(f"ignore has to be a list of globs, got {globs!r}")
+        object.__setattr__(self, "ignore", tuple(globs))
+        for pattern in self.ignore:
+            if not isinstance(pattern, str):
+                raise UsageError(f"ignore has to be a list of globs, got {pattern!r} in it")
 
     def ignores(self, step: Step) -> bool:
         """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""

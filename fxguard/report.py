@@ -67,9 +67,13 @@ class Report:
         """
         from tabulate import tabulate
 
+        def escaped(text: str) -> str:
+            return text.replace("|", r"\|") if tablefmt in ("github", "pipe") else text
+
         rows = [
-            (frame.name, frame.kind, row.label, *_cells(row), str(frame.source or ""))
+            tuple(map(escaped, (frame.name, frame.kind, row.label, *_cells(row), source)))
             for frame in self.frames
+            for source in [str(frame.source or "")]
             for row in frame.rows
         ]
         headers = ("module", "kind", "value", "abs min", "abs max", "source")
@@ -77,7 +81,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, strings and numbers."""
-        return dataclasses.asdict(self)
+        data: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return data
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
@@ -126,11 +131,15 @@ def _origin_lines(origin: Origin) -> Iterable[str]:
     )
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
 def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    return value
+    return list(map(_strict, value)) if isinstance(value, list) else value

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxguard.records import Stat
 
-__all__ = ["Detail", "abs_min_max", "collect", "decode", "describe", "numbers"]
+__all__ = ["Detail", "abs_min_max", "collect", "decode", "describe", "has_numbers", "numbers"]
 
 # In place of a number, in the abs-max column: magnitudes are never negative.
 EMPTY = -1.0
@@ -25,40 +25,77 @@ NO_DATA = -3.0
 
 NOTES = {EMPTY: "empty", NOT_A_TENSOR: "not a tensor", NO_DATA: "not measured"}
 
-# These have neither abs nor a comparison: they are measured as float32, which holds all of them.
-NARROW_DTYPES = frozenset(
-    dtype
-    for name in (
-        "bool",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    )
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+
+# These lack abs, or overflow in it. float32 has the range of all, and the digits of most: integers
+# above 2**24 are rounded.
+CONVERTED = {
+    dtype: to
+    for name, to in {
+        "bool": torch.float32,
+        "uint8": torch.float32,
+        "int8": torch.float32,
+        "uint16": torch.float32,
+        "int16": torch.float32,
+        "uint32": torch.float32,
+        "int32": torch.float32,
+        "uint64": torch.float32,
+        "int64": torch.float32,
+        "complex32": torch.complex64,
+        "float8_e4m3fn": torch.float32,
+        "float8_e4m3fnuz": torch.float32,
+        "float8_e5m2": torch.float32,
+        "float8_e5m2fnuz": torch.float32,
+        "float8_e8m0fnu": torch.float32,
+        "qint8": torch.float32,
+        "quint8": torch.float32,
+        "qint32": torch.float32,
+    }.items()
     if (dtype := getattr(torch, name, None)) is not None
-)
+}
+
+SPARSE_ROWS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 Pair = tuple[Tensor, Tensor]
 
 
+def has_numbers(value: Tensor) -> bool:
+    """Whether a tensor has data, of a dtype that stands for numbers."""
+    return not value.is_meta and value.dtype in (*FLOATS, *COMPLEX, *CONVERTED)
+
+
 def numbers(value: Tensor) -> Tensor:
-    """The stored elements of ``value`` as a dense tensor that has ``abs``, without gradient."""
+    """The stored elements of ``value`` as a dense floating or complex tensor, without gradient."""
     value = value.detach()
     if value.is_quantized:
         value = value.dequantize()
-    elif value.is_nested or value.layout in (
-        torch.sparse_csr,
-        torch.sparse_csc,
-        torch.sparse_bsr,
-        torch.sparse_bsc,
+    elif (
+        value.is_nested
+        and value.layout is torch.jagged
+        and getattr(value, "_lengths", None) is not None
     ):
+        value = torch.cat([part.reshape(-1) for part in value.unbind()])  # there are holes
+    elif value.is_nested or value.layout in SPARSE_ROWS:
         value = value.values()
+    elif value.layout is torch.sparse_coo:
+        value = value._values()
     elif value.layout is not torch.strided:
-        value = value._values() if value.layout is torch.sparse_coo else value.to_dense()
-    if value.dtype in NARROW_DTYPES or not (value.is_floating_point() or value.is_complex()):
-        value = value.to(torch.float32)
-    return value
+        value = value.to_dense()
+    return value.to(CONVERTED.get(value.dtype, value.dtype))
+
+
+def magnitudes(dense: Tensor) -> Tensor:
+    """Elementwise magnitude: the modulus of complex numbers.
+
+    The modulus of a finite complex number can overflow, and that of ``inf + nan j`` is inf: then
+    it is the larger magnitude of the two parts instead, which is finite and NaN.
+    """
+    size = dense.abs()
+    if dense.is_complex():
+        parts = torch.view_as_real(dense.resolve_conj()).abs().amax(dim=-1)
+        size = torch.where(torch.isfinite(size), size, parts)
+    return size
 
 
 def abs_min_max(value: Any) -> Pair:
@@ -73,12 +110,12 @@ def abs_min_max(value: Any) -> Pair:
         is negative (``EMPTY``, ``NOT_A_TENSOR``, ``NO_DATA``) where there is no number.
     """
     if isinstance(value, (tuple, list)):
-        return _combine([abs_min_max(item) for item in value if isinstance(item, Tensor)])
+        return _combine([abs_min_max(item) for item in value if isinstance(item, CONTAINERS)])
     if not isinstance(value, Tensor):
         return _mark(NOT_A_TENSOR, torch.device("cpu"))
-    if value.is_meta:
+    if not has_numbers(value):
         return _mark(NO_DATA, torch.device("cpu"))
-    magnitude = numbers(value).abs()
+    magnitude = magnitudes(numbers(value))
     size = magnitude.numel()
     if _known_only_at_run_time(size):
         return _of_any_size(magnitude)
@@ -86,6 +123,9 @@ def abs_min_max(value: Any) -> Pair:
         return _mark(EMPTY, magnitude.device)
     low, high = torch.aminmax(magnitude)
     return low, high
+
+
+CONTAINERS = (Tensor, tuple, list)
 
 
 def _known_only_at_run_time(size: Any) -> bool:
@@ -113,8 +153,9 @@ def _combine(pairs: Sequence[Pair]) -> Pair:
         return pairs[0]
     lows = torch.stack([low.to(torch.float64) for low, _ in pairs])
     highs = torch.stack([high.to(torch.float64) for _, high in pairs])
-    present = highs != EMPTY
-    return torch.where(present, lows, math.inf).amin(), highs.amax()
+    absent = highs < 0  # a reason in place of a number
+    high = highs.amax()
+    return torch.where(high < 0, high, torch.where(absent, math.inf, lows).amin()), high
 
 
 def _mark(reason: float, device: torch.device) -> Pair:
@@ -160,15 +201,21 @@ class Detail:
 
 
 def describe(value: Tensor) -> Detail:
-    """Count what is not finite in ``value`` (any dtype and shape) and say where it starts."""
+    """Count what is not finite in ``value`` and say where it starts.
+
+    Args:
+        value: a tensor for which :func:`has_numbers` holds, of any layout and shape.
+    """
+    if not value.is_nested and value.layout is not torch.strided:
+        value = value.to_dense()  # for the index
     dense = numbers(value)
-    bad = ~torch.isfinite(dense)
-    finite = dense[~bad].abs()
-    indices = bad.nonzero()
+    size = magnitudes(dense)
+    nan = torch.isnan(size)
+    bad = nan | torch.isinf(size)
     # An infinite complex number counts once, by the sign of its real part.
-    real = dense.real if dense.is_complex() else dense
-    nan = torch.isnan(dense)
-    negative = bad & ~nan & (real < 0)
+    negative = bad & ~nan & ((dense.real if dense.is_complex() else dense) < 0)
+    finite = size[~bad]
+    indices = bad.nonzero()
     return Detail(
         numel=dense.numel(),
         nan_count=int(nan.sum()),

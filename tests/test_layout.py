@@ -1,0 +1,207 @@
+"""The layout is the architecture: read from the source with ``ast``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fxguard
+
+PACKAGE = Path(fxguard.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Top to bottom, as data flows: a file may import the ones above it. A folder is one room.
+ROOMS = (
+    "errors",
+    "records",
+    "report",
+    "stats",
+    "sources",
+    "nodes",
+    "operations",
+    "marks",
+    "plan",
+    "module_frames",
+    "planner",
+    "insert",
+    "cause",
+    "batch",
+    "frames",
+    "replay",
+    "recorder",
+    "gaps",
+    "dynamo",
+    "guard",
+    "debug_utils",
+    "__init__",  # gives out the names of those above
+    "run",
+    "cli",
+    "netcheck",
+    "integrations",
+    "testing",
+)
+WITHOUT_TORCH = ("errors", "records", "report", "plan", "cause")
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a module but what stands under ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield from (other, *statements(other))
+            continue
+        yield child
+        yield from statements(child)
+
+
+def modules_of(source: str) -> set[str]:
+    """Dotted names of all modules that a file imports, in functions too, when it runs."""
+    found: set[str] = set()
+    for node in statements(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            names = [alias.name for alias in node.names]
+            found.update(f"{node.module}.{name}" for name in names)
+    return found
+
+
+def rooms_of(source: str) -> set[str]:
+    """The rooms of this package that a file imports."""
+    rooms = set()
+    for module in modules_of(source):
+        top, _, rest = module.partition(".")
+        if top == "fxguard":
+            room = rest.partition(".")[0]
+            rooms.add(room if room in ROOMS else "__init__")
+    return rooms
+
+
+def dotted_names(source: str) -> set[str]:
+    """Every ``a.b.c`` that a file says, imports included."""
+    found = modules_of(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return found
+
+
+def dynamo_names(source: str) -> set[str]:
+    """Names of torch._dynamo that a file uses, without the bare package itself."""
+    return {name for name in dotted_names(source) if "_dynamo" in name.split(".")[:-1]}
+
+
+def test_readers_of_this_file_find_what_is_there() -> None:
+    """The readers see imports in functions, not those for type checkers, and dotted names."""
+    source = """
+import os, torch._dynamo.config
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from fxguard.guard import Guard
+else:
+    from fxguard.marks import flatten
+import fxguard
+def f():
+    from fxguard.run import run_script
+    from fxguard import gaps
+    from torch import _dynamo
+    _dynamo.reset()
+    return torch._C._dynamo.eval_frame
+"""
+    assert rooms_of(source) == {"marks", "run", "gaps", "__init__"}
+    assert dynamo_names(source) == {
+        "torch._dynamo.config",
+        "_dynamo.reset",
+        "torch._C._dynamo.eval_frame",
+    }
+
+
+def test_every_file_has_its_place() -> None:
+    """A new file is given a place in the order above."""
+    assert {room_of(file) for file in FILES} <= set(ROOMS)
+    assert len(set(ROOMS)) == len(ROOMS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_up_the_list(file: Path) -> None:
+    """A file imports only what stands above it, in functions too; so there are no cycles."""
+    above = ROOMS[: ROOMS.index(room_of(file))]
+    assert rooms_of(file.read_text()) - {room_of(file)} <= set(above)
+
+
+def test_public_names_come_from_above() -> None:
+    """What the package gives out lives in files that do not need the package."""
+    above = ROOMS[: ROOMS.index("__init__")]
+    assert set(fxguard._HOME.values()) <= set(above)
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_data_and_text_know_nothing_of_torch(room: str) -> None:
+    """Records, reports, plans and verdicts are made and read without torch."""
+    imported = modules_of(PACKAGE.joinpath(f"{room}.py").read_text())
+    assert not [name for name in imported if name.partition(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("what", ["", *(f".{room}" for room in WITHOUT_TORCH)])
+def test_import_does_not_import_torch(what: str) -> None:
+    """Importing fxguard, or its torch-free files, leaves torch alone; using a name does not."""
+    program = f"import sys, fxguard{what}; assert 'torch' not in sys.modules"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, timeout=60)
+    assert ended.returncode == 0
+
+
+def test_instrument_imports_torch() -> None:
+    """The clean twin: the check above would see torch if it were imported."""
+    program = "import sys, fxguard; fxguard.instrument; sys.exit('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, timeout=60)
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_only_one_file_knows_dynamo(file: Path) -> None:
+    """Names of TorchDynamo stand in dynamo.py; elsewhere only the type of its wrapper is asked."""
+    found = dynamo_names(file.read_text())
+    if file.name == "dynamo.py":
+        assert found
+    else:
+        assert found <= {"torch._dynamo.OptimizedModule"}
+
+
+def test_public_names_are_those_of_the_specification() -> None:
+    """Every public name resolves, is listed by dir, and an unknown one is an AttributeError."""
+    promised = {
+        *("instrument", "remove", "guard_of", "backend", "insert_checks"),
+        *("DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"),
+        *("Report", "Frame", "Row", "Origin"),
+        *("FxguardError", "NonFiniteError", "BatchLimitReached"),
+    }
+    assert promised <= set(fxguard.__all__)
+    for name in fxguard.__all__:
+        assert getattr(fxguard, name) is not None
+        assert name in dir(fxguard)
+    assert not hasattr(fxguard, "detect_underflow")
+
+
+@pytest.mark.parametrize("room", [r for r in ROOMS if PACKAGE.joinpath(f"{r}.py").exists()])
+def test_listed_names_exist(room: str) -> None:
+    """Each file lists names that it has."""
+    module = importlib.import_module("fxguard" if room == "__init__" else f"fxguard.{room}")
+    assert module.__doc__
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_no_file_is_called_utils() -> None:
+    """A file is named after its idea; debug_utils keeps the name that transformers gave it."""
+    assert {file.name for file in FILES if "util" in file.name} == {"debug_utils.py"}
+    assert not [file for file in FILES if file.stem in ("helpers", "common", "misc")]
