@@ -83,3 +83,21 @@ $ c
 """
     shown = [(n, line) for n, line in enumerate(script_of(page).splitlines(), 1) if line]
     assert shown == [(3, "a = 1"), (13, "if a:"), (14, "    d = a")]
+
+
+def test_shown_output_is_the_real_one(tmp_path):
+    """The first Python block of README.md, saved as gated.py, prints the text that follows it."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    expected = readme.partition("```text\n")[2].partition("```")[0]
+    (tmp_path / "gated.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "gated.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # The report is printed when it is raised; the script prints the error's one line.
+    assert done.stdout == expected, done.stderr
