@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fxguard.compiler_backend import backend as backend
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from fxguard.errors import NonFiniteError as NonFiniteError
     from fxguard.frames import frames_of as frames_of
     from fxguard.guard import Guard as Guard
-    from fxguard.guard import backend as backend
     from fxguard.guard import guard_of as guard_of
     from fxguard.guard import instrument as instrument
     from fxguard.guard import remove as remove
@@ -43,7 +43,7 @@ _HOME = {
     "Report": "report",
     "Row": "records",
     "Source": "records",
-    "backend": "guard",
+    "backend": "compiler_backend",
     "detect_overflow": "debug_utils",
     "frames_of": "frames",
     "get_abs_min_max": "debug_utils",

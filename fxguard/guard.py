@@ -1,27 +1,26 @@
-"""The one place that wires everything: ``instrument``, ``remove``, ``guard_of``, ``backend``."""
+"""The one place that wires everything: ``instrument``, ``remove``, ``guard_of``."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard import dynamo, gaps
 from fxguard.batch import GraphRun
-from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError, UsageError
+from fxguard.conclude import conclude
+from fxguard.errors import FxguardError, UsageError
 from fxguard.recorder import Options, Recorder
 from fxguard.records import Frame, Origin
 from fxguard.report import Report
 
-__all__ = ["Guard", "backend", "guard_of", "instrument", "remove"]
+__all__ = ["Guard", "find_guard", "guard_of", "instrument", "remove"]
 
 
 def instrument(
@@ -301,113 +300,6 @@ class Guard:
             self._tensors[id(parameter)] = ("weight", name)
         for name, buffer in self.model.named_buffers():
             self._tensors[id(buffer)] = ("buffer", name)
-
-
-def backend(
-    inner: str | dynamo.Backend = "eager",
-    *,
-    max_frames_to_save: int = 21,
-    trace_batch_nums: Iterable[int] = (),
-    abort_after_batch_num: int | None = None,
-    on_detect: str | Callable[[Report], Any] = "raise",
-    granularity: str = "op",
-    strict: bool = False,
-    ignore: Iterable[str] = (),
-) -> CompilerBackend:
-    """A ``torch.compile`` backend that checks every operation of the graphs it is given.
-
-    A batch is one run of the first graph that was captured, together with the graphs that run
-    before it runs again. What TorchDynamo leaves between graphs is not seen: use
-    :func:`instrument` where there are graph breaks.
-
-    Args:
-        inner: the backend that compiles the checked graphs, a name or a callable.
-
-    The other arguments are those of :func:`instrument`.
-
-    Example:
-        >>> compiled = torch.compile(model, backend=fxguard.backend("inductor"))
-    """
-    options = Options(
-        max_frames_to_save,
-        trace_batch_nums,
-        abort_after_batch_num,
-        on_detect,
-        granularity,
-        strict,
-        ignore,
-    )
-    return CompilerBackend(inner, options)
-
-
-class CompilerBackend:
-    """What :func:`backend` returns: a TorchDynamo backend with a recorder of its own."""
-
-    def __init__(self, inner: str | dynamo.Backend, options: Options) -> None:
-        if not isinstance(inner, str) and not callable(inner):
-            raise UsageError(f"a backend is a name or a callable, got {inner!r}")
-        self.recorder = Recorder(options)
-        self._checking = dynamo.CheckingBackend(inner, self._graph_ran)
-
-    def __call__(
-        self, graph_module: GraphModule, example_inputs: list[Any], **options: Any
-    ) -> Callable[..., Any]:
-        return self._checking(graph_module, example_inputs)
-
-    @property
-    def last_report(self) -> Report | None:
-        """The report of the last detection."""
-        return self.recorder.last_report
-
-    def frames(self) -> list[Frame]:
-        """Every frame of the last graph that ran."""
-        batch = self.recorder.last_batch
-        return [] if batch is None else self.recorder.frames_of(batch)
-
-    def coverage(self) -> str:
-        """One line that says how many operations were checked, and which were not."""
-        return self.recorder.coverage(self._checking.plans)
-
-    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
-        if self.recorder.last_batch is not None and run.plan is not self._checking.plans[0]:
-            self.recorder.batch_number -= 1  # still the same call of the model
-        self.recorder.begin().graph_ran(run, outputs)
-        conclude(self.recorder)
-
-
-@functools.cache
-def _named_backend() -> CompilerBackend:
-    return backend()
-
-
-def compile_fx(
-    graph_module: GraphModule, example_inputs: list[Any], **options: Any
-) -> Callable[..., Any]:
-    """``torch.compile(model, backend="fxguard")``: the entry point ``torch_dynamo_backends``."""
-    return _named_backend()(graph_module, example_inputs)
-
-
-def conclude(recorder: Recorder) -> None:
-    """End the running batch: print, raise, warn or call, as the options say."""
-    options = recorder.options
-    batch = recorder.batch
-    assert batch is not None
-    report = recorder.finish()
-    text = recorder.trace_text(batch)
-    if text is not None:
-        print(text)
-    if report is not None:
-        if callable(options.on_detect):
-            options.on_detect(report)
-        else:
-            print(report)
-            if options.on_detect == "raise":
-                raise NonFiniteError(report.message, report)
-            warnings.warn(report.message, RuntimeWarning, stacklevel=2)
-    limit = options.abort_after_batch_num
-    if limit is not None and batch.number >= limit:
-        message = f"batch {batch.number} has finished: abort_after_batch_num={limit}"
-        raise BatchLimitReached(message)
 
 
 def _make_forward() -> Callable[..., Any]:

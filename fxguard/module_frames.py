@@ -80,8 +80,12 @@ def _root_frame(reader: PlanReader) -> FramePlan:
 
 
 def _numbered(reader: PlanReader, label: str, members: Sequence[Node]) -> tuple[RowPlan, ...]:
-    values = dict.fromkeys(value for node in members if (value := reader.now.get(node)) is not None)
-    kept = [value for value in values if reader.values[value].kind not in ("weight", "buffer")]
+    values = dict.fromkeys(
+        value for node in members if (value := reader.table.now.get(node)) is not None
+    )
+    kept = [
+        value for value in values if reader.table.values[value].kind not in ("weight", "buffer")
+    ]
     if label == "output" and len(kept) == 1:
         return (RowPlan(label, kept[0]),)
     return tuple(RowPlan(f"{label}[{i}]", value) for i, value in enumerate(kept))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,9 @@ from torch.fx import GraphModule, Node
 
 from fxguard import marks, nodes, operations
 from fxguard.module_frames import frames_by_data_flow, merge_single_operations
-from fxguard.plan import Check, FramePlan, Plan, RowPlan, Step, Value
+from fxguard.plan import FramePlan, Plan, RowPlan, Step
 from fxguard.sources import source_of_trace
+from fxguard.values import ValueTable
 
 __all__ = ["PlanReader", "make_plan"]
 
@@ -38,13 +38,13 @@ def make_plan(
     reader.read()
     frames = frames_by_data_flow(reader) if names is None else reader.frames
     return Plan(
-        values=tuple(reader.values),
+        values=tuple(reader.table.values),
         steps=tuple(reader.steps),
         frames=tuple(merge_single_operations(frames)),
         outputs=reader.outputs,
-        checks=tuple(reader.checks),
+        checks=tuple(reader.table.checks),
         operations=len(reader.steps) + reader.hidden,
-        unchecked=tuple(sorted(reader.unchecked.items())),
+        unchecked=tuple(sorted(reader.table.unchecked.items())),
         random=reader.random,
     )
 
@@ -64,22 +64,13 @@ class PlanReader:
         self.names = names
         self.arguments = arguments
         self.nodes = list(graph_module.graph.nodes)
-        self.order = {node: position for position, node in enumerate(self.nodes)}
-        self.values: list[Value] = []
+        self.table = ValueTable(self.nodes)
         self.steps: list[Step] = []
         self.frames: list[FramePlan] = []
         self.frame_nodes: list[Node] = []  # which node each frame belongs to
-        self.checks: list[Check] = []
         self.outputs: tuple[int | None, ...] = ()
-        self.unchecked: Counter[str] = Counter()
         self.hidden = 0  # operations in the bodies of higher-order operations
         self.random = False
-        self.func_depth = 0  # of torch.func regions around the current node
-        # The value that a result holds *now*: an in-place operation gives it a new one.
-        self.now: dict[Node, int] = {}
-        self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
-        self.aliases: dict[int, list[Node]] = {}  # memory to the results that stand in it
-        self.memory: dict[Node, int] = {}
         # A graph from symbolic_trace has no example results: everything may be a tensor.
         self.knows_results = any(
             nodes.example_of(node) is not None for node in self.nodes if node.op != "output"
@@ -100,11 +91,13 @@ class PlanReader:
             elif node.op == "get_attr":
                 self.read_attribute(node)
             elif node.op == "output":
-                self.outputs = tuple(self.value_of(item) for item in nodes.leaves(node.args[0]))
+                self.outputs = tuple(
+                    self.table.value_of(item) for item in nodes.leaves(node.args[0])
+                )
             elif node.target is marks.module_returned:
                 self.read_module_return(node)
             elif node.target is marks.value_named:
-                self.name_value(str(node.args[0]), self.value_of(node.args[1]))
+                self.name_value(str(node.args[0]), self.table.value_of(node.args[1]))
             else:
                 self.read_operation(node)
 
@@ -117,8 +110,10 @@ class PlanReader:
         kind, name = self.arguments.get(position) or nodes.placeholder_kind(node)
         # A weight does not change between here and the report, which reads it then.
         measure = kind == "input" or (kind == "buffer" and node in self.written)
-        self.now[node] = self.add_value(node, (), kind, name, measure=measure, argument=position)
-        self.remember_memory(node)
+        self.table.now[node] = self.table.add(
+            node, (), kind, name, measure=measure, argument=position
+        )
+        self.table.remember_memory(node)
 
     def read_attribute(self, node: Node) -> None:
         target = str(node.target)
@@ -131,14 +126,14 @@ class PlanReader:
         elif not target.startswith("_tensor_constant"):
             kind = "buffer"
         measure = kind == "buffer" and node in self.written
-        self.now[node] = self.add_value(node, (), kind, target, measure=measure)
-        self.remember_memory(node)
+        self.table.now[node] = self.table.add(node, (), kind, target, measure=measure)
+        self.table.remember_memory(node)
 
     # Operations.
 
     def read_operation(self, node: Node) -> None:
         kind = self.kind_of(node)
-        self.func_depth += (kind in operations.FUNC_REGION_ENTERS) - (
+        self.table.func_depth += (kind in operations.FUNC_REGION_ENTERS) - (
             kind in operations.FUNC_REGION_LEAVES
         )
         if kind in operations.NOT_OPERATIONS:
@@ -167,7 +162,12 @@ class PlanReader:
             self.frames.append(self.operation_frame(node, inputs))
             self.frame_nodes.append(node)
         for operand in written:
-            self.write(node, operand, outputs[0])
+            for before, after in self.table.write(node, operand, outputs[0]):
+                # The operation also changed a larger tensor that ``operand`` is a part of.
+                step = self.steps[-1]
+                self.steps[-1] = replace(
+                    step, inputs=(*step.inputs, before), outputs=(*step.outputs, after)
+                )
 
     def count_bodies(self, node: Node, kind: str) -> None:
         """Count the operations in the subgraphs that a higher-order operation runs."""
@@ -179,7 +179,7 @@ class PlanReader:
                 if isinstance(body, GraphModule):
                     count = make_plan(body).operations
                     self.hidden += count
-                    self.unchecked[f"inside {kind}"] += count
+                    self.table.unchecked[f"inside {kind}"] += count
                     self.random = True  # its body may draw random numbers
 
     def kind_of(self, node: Node) -> str:
@@ -204,21 +204,21 @@ class PlanReader:
         if source is None:
             return False
         if self.kind_of(node) != "getitem":
-            if source not in self.now:
+            if source not in self.table.now:
                 return False
-            self.now[node] = self.now[source]
-            self.remember_memory(node, like=source)
+            self.table.now[node] = self.table.now[source]
+            self.table.remember_memory(node, like=source)
             return True
         index = node.args[1]
-        if source not in self.elements or not isinstance(index, int):
+        if source not in self.table.elements or not isinstance(index, int):
             # The element of something that is no result of an operation, such as a size.
             return isinstance(nodes.example_of(source), (tuple, list))
-        for path, value in self.elements[source].items():
+        for path, value in self.table.elements[source].items():
             if path[0] == index and len(path) > 1:
-                self.elements.setdefault(node, {})[path[1:]] = value
+                self.table.elements.setdefault(node, {})[path[1:]] = value
             elif path[0] == index:
-                self.now[node] = value
-                self.remember_memory(node)
+                self.table.now[node] = value
+                self.table.remember_memory(node)
         return True
 
     def measure_results(self, node: Node, written: list[Node]) -> list[int]:
@@ -227,7 +227,7 @@ class PlanReader:
         if self.knows_results and example is None:
             # Writes and returns nothing, as ``x[i] = y`` does.
             return [
-                self.add_value(operand, (), "made", operand.name, measure=True, after=node)
+                self.table.add(operand, (), "made", operand.name, measure=True, after=node)
                 for operand in written
                 if _can_overflow(nodes.example_of(operand))
             ]
@@ -238,90 +238,16 @@ class PlanReader:
         for path, result in results:
             if result is not None and not _can_overflow(result):
                 continue
-            value = self.add_value(node, path, "made", node.name, measure=True)
+            value = self.table.add(node, path, "made", node.name, measure=True)
             if path:
-                self.elements.setdefault(node, {})[path] = value
+                self.table.elements.setdefault(node, {})[path] = value
             else:
-                self.now[node] = value
-                self.remember_memory(node)
+                self.table.now[node] = value
+                self.table.remember_memory(node)
             outputs.append(value)
         return outputs
 
-    def write(self, node: Node, operand: Node, value: int) -> None:
-        """``node`` wrote the memory of ``operand``, which now holds ``value``."""
-        self.now[operand] = value
-        part = nodes.example_of(operand)
-        for alias in self.aliases.get(self.memory.get(operand, 0), []):
-            if alias is operand or alias is node:
-                continue
-            whole = nodes.example_of(alias)
-            if part is None or whole is None or _same_elements(part, whole):
-                self.now[alias] = value
-            elif any(self.order[user] > self.order[node] for user in alias.users):
-                # Part of it was written, and it is read later: its range is a new one.
-                before = self.now[alias]
-                self.now[alias] = self.add_value(
-                    alias, (), "made", alias.name, measure=True, after=node
-                )
-                step = self.steps[-1]
-                self.steps[-1] = replace(
-                    step,
-                    inputs=(*step.inputs, before),
-                    outputs=(*step.outputs, self.now[alias]),
-                )
-
-    # Values.
-
-    def add_value(
-        self,
-        node: Node,
-        path: tuple[int, ...],
-        kind: str,
-        name: str,
-        *,
-        measure: bool,
-        after: Node | None = None,
-        argument: int | None = None,
-    ) -> int:
-        example = nodes.example_of(node)
-        for index in path:
-            example = example[index]
-        dtype = str(example.dtype).removeprefix("torch.") if example is not None else ""
-        slot, note = None, ""
-        if measure:
-            note = self.reason_not_to_measure(example)
-            if not note:
-                slot = len(self.checks)
-                self.checks.append(Check(node.name, path, (after or node).name))
-            elif note.startswith("inside"):
-                self.unchecked[note] += 1
-                note = "not measured"
-        self.values.append(Value(kind, name, dtype, slot, note, argument))
-        return len(self.values) - 1
-
-    def reason_not_to_measure(self, example: Any) -> str:
-        if self.func_depth:
-            # A statistic made in such a region would have to leave it with a batch dimension.
-            return "inside a torch.func region"
-        if example is None:
-            return ""
-        if example.device.type == "meta":
-            return "meta"
-        if example.layout is torch.strided and not example.is_nested:
-            size = example.numel()
-            if isinstance(size, int) and size == 0:
-                return "empty"
-        return ""
-
-    def remember_memory(self, node: Node, like: Node | None = None) -> None:
-        memory = nodes.memory_of(nodes.example_of(node))
-        if memory is None:
-            memory = self.memory.get(like, id(node)) if like is not None else id(node)
-        self.memory[node] = memory
-        self.aliases.setdefault(memory, []).append(node)
-
-    def value_of(self, item: Any) -> int | None:
-        return self.now.get(item) if isinstance(item, Node) else None
+    # Rows.
 
     def operands(self, node: Node) -> list[tuple[str, int]]:
         """The tensors that the operation reads, labelled in order of use."""
@@ -333,13 +259,15 @@ class PlanReader:
                 if not isinstance(leaf, Node) or leaf in skipped:
                     continue
                 found = (
-                    [self.now[leaf]] if leaf in self.now else self.elements.get(leaf, {}).values()
+                    [self.table.now[leaf]]
+                    if leaf in self.table.now
+                    else self.table.elements.get(leaf, {}).values()
                 )
                 for value in found:
                     if not self.has_range(value):
                         continue
-                    if self.values[value].kind == "weight":
-                        label = self.values[value].name.rpartition(".")[2]
+                    if self.table.values[value].kind == "weight":
+                        label = self.table.values[value].name.rpartition(".")[2]
                     elif key is not None:
                         label = f"input[{key}]"
                     else:
@@ -349,7 +277,7 @@ class PlanReader:
 
     def has_range(self, value: int) -> bool:
         # Indices and masks are no operands that a range would explain.
-        dtype = self.values[value].dtype
+        dtype = self.table.values[value].dtype
         return not dtype or "float" in dtype or "complex" in dtype
 
     # Frames.
@@ -357,8 +285,8 @@ class PlanReader:
     def operation_frame(self, node: Node, inputs: list[tuple[str, int]]) -> FramePlan:
         step = self.steps[-1]
         is_module = node.op == "call_module"
-        weights = [RowPlan(*row) for row in inputs if self.values[row[1]].kind == "weight"]
-        others = [RowPlan(*row) for row in inputs if self.values[row[1]].kind != "weight"]
+        weights = [RowPlan(*row) for row in inputs if self.table.values[row[1]].kind == "weight"]
+        others = [RowPlan(*row) for row in inputs if self.table.values[row[1]].kind != "weight"]
         if len(step.outputs) == 1:
             outputs = [RowPlan("output", step.outputs[0])]
         else:
@@ -384,9 +312,11 @@ class PlanReader:
                 rows.append(RowPlan(label.removeprefix(marks.NOT_TENSOR), note="not a tensor"))
             else:
                 tensor = next(tensors)
-                if tensor not in self.now:  # integers are measured for this row only
-                    self.now[tensor] = self.add_value(tensor, (), "made", tensor.name, measure=True)
-                rows.append(RowPlan(label, self.now[tensor]))
+                if tensor not in self.table.now:  # integers are measured for this row only
+                    self.table.now[tensor] = self.table.add(
+                        tensor, (), "made", tensor.name, measure=True
+                    )
+                rows.append(RowPlan(label, self.table.now[tensor]))
         stack = nodes.stack_of(node)
         kind = nodes.class_of(list(stack.values())[-1]) if stack else "Module"
         calls = nodes.calls_of(node)
@@ -414,7 +344,3 @@ class PlanReader:
 
 def _can_overflow(example: Any) -> bool:
     return isinstance(example, Tensor) and (example.is_floating_point() or example.is_complex())
-
-
-def _same_elements(a: Tensor, b: Tensor) -> bool:
-    return a.numel() == b.numel() and a.storage_offset() == b.storage_offset()

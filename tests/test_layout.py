@@ -27,6 +27,7 @@ ROOMS = (
     "operations",
     "marks",
     "plan",
+    "values",
     "module_frames",
     "planner",
     "insert",
@@ -37,7 +38,9 @@ ROOMS = (
     "recorder",
     "gaps",
     "dynamo",
+    "conclude",
     "guard",
+    "compiler_backend",
     "debug_utils",
     "__init__",  # gives out the names of those above
     "run",

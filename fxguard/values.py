@@ -1,0 +1,115 @@
+"""Which value each result of a graph holds while the graph is read, and where it is measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard import nodes
+from fxguard.plan import Check, Value
+
+__all__ = ["ValueTable"]
+
+
+class ValueTable:
+    """The values of one graph, numbered in the order in which they are found."""
+
+    def __init__(self, graph_nodes: Sequence[Node]) -> None:
+        self.values: list[Value] = []
+        self.checks: list[Check] = []
+        self.unchecked: Counter[str] = Counter()  # reason, number of operations
+        self.func_depth = 0  # of torch.func regions around the current node
+        # The value that a result holds *now*: an in-place operation gives it a new one.
+        self.now: dict[Node, int] = {}
+        self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
+        self._order = {node: position for position, node in enumerate(graph_nodes)}
+        self._memory: dict[Node, int] = {}
+        self._aliases: dict[int, list[Node]] = {}  # memory to the results that stand in it
+
+    def add(
+        self,
+        node: Node,
+        path: tuple[int, ...],
+        kind: str,
+        name: str,
+        *,
+        measure: bool,
+        after: Node | None = None,
+        argument: int | None = None,
+    ) -> int:
+        """A new value: what ``node`` (the item at ``path`` of it) holds once ``after`` has run."""
+        example = nodes.example_of(node)
+        for index in path:
+            example = example[index]
+        dtype = str(example.dtype).removeprefix("torch.") if example is not None else ""
+        slot, note = None, ""
+        if measure:
+            note = self._reason_not_to_measure(example)
+            if not note:
+                slot = len(self.checks)
+                self.checks.append(Check(node.name, path, (after or node).name))
+            elif note.startswith("inside"):
+                self.unchecked[note] += 1
+                note = "not measured"
+        self.values.append(Value(kind, name, dtype, slot, note, argument))
+        return len(self.values) - 1
+
+    def _reason_not_to_measure(self, example: Any) -> str:
+        if self.func_depth:
+            # A statistic made in such a region would have to leave it with a batch dimension.
+            return "inside a torch.func region"
+        if example is None:
+            return ""
+        if example.device.type == "meta":
+            return "meta"
+        if example.layout is torch.strided and not example.is_nested:
+            size = example.numel()
+            if isinstance(size, int) and size == 0:
+                return "empty"
+        return ""
+
+    def value_of(self, item: Any) -> int | None:
+        """The value that an argument holds now; None for what is no measured tensor."""
+        return self.now.get(item) if isinstance(item, Node) else None
+
+    # Memory.
+
+    def remember_memory(self, node: Node, like: Node | None = None) -> None:
+        """Note where a result stands, where ``like`` stands if the capture does not tell."""
+        memory = nodes.memory_of(nodes.example_of(node))
+        if memory is None:
+            memory = self._memory.get(like, id(node)) if like is not None else id(node)
+        self._memory[node] = memory
+        self._aliases.setdefault(memory, []).append(node)
+
+    def write(self, node: Node, operand: Node, value: int) -> list[tuple[int, int]]:
+        """``node`` wrote the memory of ``operand``, which now holds ``value``.
+
+        Returns:
+            (value before, value now) of larger tensors that ``operand`` is a part of, and that
+            are read later.
+        """
+        changed = []
+        self.now[operand] = value
+        part = nodes.example_of(operand)
+        for alias in self._aliases.get(self._memory.get(operand, 0), []):
+            if alias is operand or alias is node or alias not in self.now:
+                continue
+            whole = nodes.example_of(alias)
+            if part is None or whole is None or _same_elements(part, whole):
+                self.now[alias] = value
+            elif any(self._order[user] > self._order[node] for user in alias.users):
+                before = self.now[alias]
+                fresh = self.add(alias, (), "made", alias.name, measure=True, after=node)
+                self.now[alias] = fresh
+                changed.append((before, fresh))
+        return changed
+
+
+def _same_elements(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == b.numel() and a.storage_offset() == b.storage_offset()
