@@ -101,7 +101,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(given: argparse.Namespace, rest: list[str]) -> int:
-    from fxguard.recorder import Options
+    from fxguard.options import Options
     from fxguard.run import guarding_outermost_modules, run_module, run_script
 
     options: dict[str, Any] = {

@@ -12,7 +12,8 @@ from fxguard import dynamo
 from fxguard.batch import GraphRun
 from fxguard.conclude import conclude
 from fxguard.errors import UsageError
-from fxguard.recorder import Options, Recorder
+from fxguard.options import Options
+from fxguard.recorder import Recorder
 from fxguard.records import Frame
 from fxguard.report import Report
 

@@ -23,7 +23,10 @@ def conclude(recorder: Recorder) -> None:
         if callable(options.on_detect):
             options.on_detect(report)
         else:
-            print(report)
+            origin = report.origins[0].message
+            if options.on_detect == "raise" or origin not in recorder.printed:
+                recorder.printed.add(origin)
+                print(report)
             if options.on_detect == "raise":
                 raise NonFiniteError(report.message, report)
             warnings.warn(report.message, RuntimeWarning, stacklevel=2)

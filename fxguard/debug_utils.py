@@ -13,7 +13,8 @@ from torch.nn import Module
 from fxguard import frames, gaps, marks, report, stats
 from fxguard.batch import Batch
 from fxguard.guard import Guard, check_can_instrument
-from fxguard.recorder import Options, Recorder
+from fxguard.options import Options
+from fxguard.recorder import Recorder
 from fxguard.records import Origin
 from fxguard.report import Report
 

@@ -16,7 +16,8 @@ from fxguard import dynamo, gaps
 from fxguard.batch import GraphRun
 from fxguard.conclude import conclude
 from fxguard.errors import FxguardError, UsageError
-from fxguard.recorder import Options, Recorder
+from fxguard.options import Options
+from fxguard.recorder import Recorder
 from fxguard.records import Frame, Origin
 from fxguard.report import Report
 
@@ -45,8 +46,9 @@ def instrument(
         trace_batch_nums: batches, counted from 0, whose every frame is printed. Detection
             is off when any is given.
         abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
-        on_detect: ``"raise"`` prints the report and raises, ``"warn"`` prints it and warns, a
-            callable is given the :class:`Report` and nothing is printed.
+        on_detect: ``"raise"`` prints the report and raises; ``"warn"`` warns at each detection
+            and prints the report once for each first origin; a callable is given the
+            :class:`Report` and nothing is printed.
         granularity: ``"op"`` shows frames of operations and modules, ``"module"`` of modules.
         strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
             ``where`` discards.

@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-import fnmatch
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.nn import Module
 
 from fxguard import cause, frames, report
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun
-from fxguard.errors import UsageError
 from fxguard.frames import Trace
-from fxguard.plan import FramePlan, Plan, Step
+from fxguard.options import Options
+from fxguard.plan import FramePlan, Plan
 from fxguard.records import Frame, Origin, Stat
 from fxguard.replay import detail_of
 from fxguard.report import Report
 from fxguard.stats import Detail, describe
 
-__all__ = ["Options", "Recorder"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What :func:`fxguard.instrument` was asked for; checked when it is made."""
-
-    max_frames_to_save: int = 21
-    trace_batch_nums: Iterable[int] = ()
-    abort_after_batch_num: int | None = None
-    on_detect: str | Callable[[Report], Any] = "raise"
-    granularity: str = "op"
-    strict: bool = False
-    ignore: Iterable[str] = ()
-
-    def __post_init__(self) -> None:
-        if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
-            raise UsageError(
-                f"max_frames_to_save has to be 1 or more, got {self.max_frames_to_save!r}"
-            )
-        given, limit = self.trace_batch_nums, self.abort_after_batch_num
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise UsageError(f"trace_batch_nums has to be a list of batch numbers, got {given!r}")
-        object.__setattr__(self, "trace_batch_nums", tuple(given))  # a generator is read once
-        for number in (*self.trace_batch_nums, *(() if limit is None else (limit,))):
-            if not _is_int(number) or number < 0:
-                raise UsageError(f"batch numbers are integers from 0 on, got {number!r}")
-        if not callable(self.on_detect) and self.on_detect not in ("raise", "warn"):
-            raise UsageError(
-                f'on_detect has to be "raise", "warn" or a callable, got {self.on_detect!r}'
-            )
-        if self.granularity not in ("op", "module"):
-            raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
-        globs = self.ignore
-        if isinstance(globs, str) or not isinstance(globs, Iterable):
-            raise UsageError(f"ignore has to be a list of globs, got {globs!r}")
-        object.__setattr__(self, "ignore", tuple(globs))
-        for pattern in self.ignore:
-            if not isinstance(pattern, str):
-                raise UsageError(f"ignore has to be a list of globs, got {pattern!r} in it")
-
-    def ignores(self, step: Step) -> bool:
-        """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
-        for pattern in self.ignore:
-            module, _, operation = pattern.partition(":")
-            if fnmatch.fnmatchcase(step.module, module) and fnmatch.fnmatchcase(
-                step.kind, operation or "*"
-            ):
-                return True
-        return False
+__all__ = ["Recorder"]
 
 
 class Recorder:
@@ -83,8 +32,11 @@ class Recorder:
         self.batch_number = 0  # of the next batch to begin, or of the one that is running
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
+        self.printed: set[str] = set()  # origins whose report was printed
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
-        self.earlier: deque[Batch] = deque()  # enough of them for max_frames_to_save frames
+        # Enough finished batches for max_frames_to_save frames, with the number of theirs.
+        self.earlier: deque[tuple[Batch, int]] = deque()
+        self.earlier_frames = 0
         self._local = threading.local()
 
     @property
@@ -115,18 +67,29 @@ class Recorder:
         if found is not None:
             self.last_report = found
             self.earlier.clear()
+            self.earlier_frames = 0
         elif not self.options.trace_batch_nums:
             self.keep(batch)
         return found
 
     def keep(self, batch: Batch) -> None:
         """Keep as many finished batches as ``max_frames_to_save`` frames need."""
-        self.earlier.append(batch)
-        while len(self.earlier) > 1:
-            rest = sum(_frame_count(b) for b in list(self.earlier)[1:])
-            if rest < self.options.max_frames_to_save:
-                break
-            self.earlier.popleft()
+        self.earlier.append((batch, self.frame_count(batch)))
+        self.earlier_frames += self.earlier[-1][1]
+        while self.earlier_frames - self.earlier[0][1] >= self.options.max_frames_to_save:
+            self.earlier_frames -= self.earlier.popleft()[1]
+
+    def frame_count(self, batch: Batch) -> int:
+        """How many frames a batch has at least, without putting them together."""
+        count = 0
+        for event in batch.events:
+            if isinstance(event, GraphRun):
+                count += sum(map(self.shows, event.plan.frames))
+            elif isinstance(event, GapOperation):
+                count += event.framed and self.options.granularity == "op"
+            else:  # in "op" granularity it may replace the frame of its one operation
+                count += self.options.granularity == "module" or not event.calls
+        return count
 
     # The verdict.
 
@@ -254,7 +217,7 @@ class Recorder:
         shown = [i for i in range(last + 1) if self.shows(trace.frames[i])]
         wanted = self.options.max_frames_to_save
         found = [self.rendered(batch, trace, i) for i in shown[-wanted:]]
-        for earlier in reversed(self.earlier):
+        for earlier, _ in reversed(self.earlier):
             if len(found) >= wanted:
                 break
             found = self.frames_of(earlier)[-(wanted - len(found)) :] + found
@@ -300,16 +263,6 @@ class Recorder:
             f"{report.INDENT}*** Finished batch number={batch.number} ***",
         ]
         return "\n".join(lines)
-
-
-def _frame_count(batch: Batch) -> int:
-    return sum(
-        len(event.plan.frames) if isinstance(event, GraphRun) else 1 for event in batch.events
-    )
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _rank() -> int | None:

@@ -27,6 +27,7 @@ ROOMS = (
     "operations",
     "marks",
     "plan",
+    "options",
     "values",
     "module_frames",
     "planner",

@@ -63,6 +63,18 @@ def test_exactly_so_many_frames_are_kept(count: int) -> None:
     assert len(fxguard.guard_of(model).recorder.earlier) <= 1 + count // len(FRAMES)
 
 
+@pytest.mark.parametrize("granularity", ["op", "module"])
+def test_exactly_so_many_frames_are_kept_between_graphs(granularity: str) -> None:
+    """The same where TorchDynamo stands aside, and where modules alone are shown."""
+    model = make(max_frames_to_save=50, granularity=granularity)
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(20):
+            model(GOOD)
+        with pytest.raises(fxguard.NonFiniteError) as caught:
+            model(BAD)
+    assert len(caught.value.report.frames) == 50
+
+
 def test_after_a_detection_the_next_clean_batch_is_clean() -> None:
     """A caught detection leaves nothing triggered, and a second one is reported again."""
     model = make()
@@ -96,6 +108,9 @@ def test_warn_prints_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.warns(RuntimeWarning, match="batch 0: exp made inf"):
         assert model(BAD).isinf().any()
     assert "Detected inf/nan during batch_number=0" in capsys.readouterr().out
+    with pytest.warns(RuntimeWarning, match="batch 1: exp made inf"):
+        model(BAD)
+    assert capsys.readouterr().out == ""  # the same origin is no news
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(GOOD)

@@ -1,0 +1,67 @@
+"""What the user asked for, checked in one place."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxguard.errors import UsageError
+from fxguard.plan import Step
+from fxguard.report import Report
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What :func:`fxguard.instrument` was asked for; checked when it is made."""
+
+    max_frames_to_save: int = 21
+    trace_batch_nums: Iterable[int] = ()
+    abort_after_batch_num: int | None = None
+    on_detect: str | Callable[[Report], Any] = "raise"
+    granularity: str = "op"
+    strict: bool = False
+    ignore: Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
+            raise UsageError(
+                f"max_frames_to_save has to be 1 or more, got {self.max_frames_to_save!r}"
+            )
+        given, limit = self.trace_batch_nums, self.abort_after_batch_num
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"trace_batch_nums has to be a list of batch numbers, got {given!r}")
+        object.__setattr__(self, "trace_batch_nums", tuple(given))  # a generator is read once
+        for number in (*self.trace_batch_nums, *(() if limit is None else (limit,))):
+            if not _is_int(number) or number < 0:
+                raise UsageError(f"batch numbers are integers from 0 on, got {number!r}")
+        if not callable(self.on_detect) and self.on_detect not in ("raise", "warn"):
+            raise UsageError(
+                f'on_detect has to be "raise", "warn" or a callable, got {self.on_detect!r}'
+            )
+        if self.granularity not in ("op", "module"):
+            raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
+        globs = self.ignore
+        if isinstance(globs, str) or not isinstance(globs, Iterable):
+            raise UsageError(f"ignore has to be a list of globs, got {globs!r}")
+        object.__setattr__(self, "ignore", tuple(globs))
+        for pattern in self.ignore:
+            if not isinstance(pattern, str):
+                raise UsageError(f"ignore has to be a list of globs, got {pattern!r} in it")
+
+    def ignores(self, step: Step) -> bool:
+        """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
+        for pattern in self.ignore:
+            module, _, operation = pattern.partition(":")
+            if fnmatch.fnmatchcase(step.module, module) and fnmatch.fnmatchcase(
+                step.kind, operation or "*"
+            ):
+                return True
+        return False
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
