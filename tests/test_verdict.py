@@ -137,6 +137,32 @@ def test_details_survive_dropout() -> None:
     assert report.origins[0].nan_count == int(expected.isnan().sum())
 
 
+def test_details_are_left_out_where_the_second_run_differs() -> None:
+    """Counts of a run with other random numbers are no counts of this one."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.exp(self.noise(x) * 100)
+
+        def noise(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    def with_other_numbers(graph_module: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            torch.rand(1)  # the generator goes on
+            return graph_module(*args)
+
+        return run
+
+    reports: list[fxguard.Report] = []
+    model = fxguard.instrument(Model(), on_detect=reports.append)
+    torch.compile(model, backend=with_other_numbers)(X)
+    torch.compile(model, backend="eager")(X)
+    assert [report.origins[0].what for report in reports] == ["exp", "exp"]
+    assert reports[0].origins[0].posinf_count is None
+    assert reports[1].origins[0].posinf_count is not None
+
+
 def test_the_report_draws_no_random_numbers() -> None:
     """A detection leaves the generator where the forward left it."""
 
