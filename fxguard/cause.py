@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fxguard.plan import Step, Value
+from fxguard.plan import NOT_MEASURED, Step, Value
 
 __all__ = ["Blame", "Verdict", "find_origins"]
 
@@ -45,7 +45,7 @@ class Verdict:
 def find_origins(
     steps: Sequence[Step],
     values: Sequence[Value],
-    severity: Callable[[int], int],
+    measured: Callable[[int], int],
     *,
     abs_max: Callable[[int], float],
     is_mask: Callable[[int], bool],
@@ -57,8 +57,8 @@ def find_origins(
     Args:
         steps: operations in order of execution.
         values: what they read and made.
-        severity: of a value: 0 finite, 1 inf, 2 NaN. Called for weights only where an operation
-            that read them made something bad.
+        measured: severity of a value: 0 finite, 1 inf, 2 NaN. Called for weights only where an
+            operation that read them made something bad.
         abs_max: largest magnitude of a value.
         is_mask: whether an input, buffer or constant that holds inf does so on purpose.
         reached: values that are an output of a module or of the model.
@@ -68,6 +68,10 @@ def find_origins(
     sources: dict[int, tuple[Blame, ...]] = {}
     intended: set[int] = set()
     blames: dict[Blame, None] = {}  # insertion order is the order of execution
+    assumed: dict[int, int] = {}  # of values that no check reaches: as bad as what they are made of
+
+    def severity(value: int) -> int:
+        return assumed[value] if value in assumed else measured(value)
 
     def accuse(blame: Blame) -> tuple[Blame, ...]:
         blames.setdefault(blame)
@@ -83,6 +87,10 @@ def find_origins(
             sources[value] = accuse(Blame(value, None, _problem(severity(value))))
 
     for index, step in enumerate(steps):
+        for value in step.outputs:
+            if values[value].note == NOT_MEASURED:
+                read = (i for i in step.inputs if values[i].kind != "weight")
+                assumed[value] = max(map(severity, read), default=0)
         made = [value for value in step.outputs if severity(value)]
         if not made:
             continue

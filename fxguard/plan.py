@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 from fxguard.records import Source
 
-__all__ = ["Check", "FramePlan", "Plan", "RowPlan", "Step", "Value"]
+__all__ = ["NOT_MEASURED", "Check", "FramePlan", "Plan", "RowPlan", "Step", "Value"]
+
+
+NOT_MEASURED = "not measured"  # the note of a value that no check reaches
 
 
 @dataclass(frozen=True, slots=True)

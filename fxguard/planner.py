@@ -133,9 +133,10 @@ class PlanReader:
 
     def read_operation(self, node: Node) -> None:
         kind = self.kind_of(node)
-        self.table.func_depth += (kind in operations.FUNC_REGION_ENTERS) - (
-            kind in operations.FUNC_REGION_LEAVES
-        )
+        if kind in operations.FUNC_REGION_ENTERS:
+            self.table.enter_region()
+        elif kind in operations.FUNC_REGION_LEAVES:
+            self.table.leave_region(node)
         if kind in operations.NOT_OPERATIONS:
             return
         self.random = self.random or operations.draws_random_numbers(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard import nodes
-from fxguard.plan import Check, Value
+from fxguard.plan import NOT_MEASURED, Check, Value
 
 __all__ = ["ValueTable"]
+
+IN_REGION = "inside a torch.func region"
 
 
 class ValueTable:
@@ -23,7 +26,8 @@ class ValueTable:
         self.values: list[Value] = []
         self.checks: list[Check] = []
         self.unchecked: Counter[str] = Counter()  # reason, number of operations
-        self.func_depth = 0  # of torch.func regions around the current node
+        self._depth = 0  # of torch.func regions around the current node
+        self._region: set[int] = set()  # values made in them, which could not be measured there
         # The value that a result holds *now*: an in-place operation gives it a new one.
         self.now: dict[Node, int] = {}
         self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
@@ -53,16 +57,16 @@ class ValueTable:
             if not note:
                 slot = len(self.checks)
                 self.checks.append(Check(node.name, path, (after or node).name))
-            elif note.startswith("inside"):
+            elif note == IN_REGION:
                 self.unchecked[note] += 1
-                note = "not measured"
+                self._region.add(len(self.values))
+                note = NOT_MEASURED
         self.values.append(Value(kind, name, dtype, slot, note, argument))
         return len(self.values) - 1
 
     def _reason_not_to_measure(self, example: Any) -> str:
-        if self.func_depth:
-            # A statistic made in such a region would have to leave it with a batch dimension.
-            return "inside a torch.func region"
+        if self._depth:
+            return IN_REGION
         if example is None:
             return ""
         if example.device.type == "meta":
@@ -72,6 +76,28 @@ class ValueTable:
             if isinstance(size, int) and size == 0:
                 return "empty"
         return ""
+
+    # torch.func regions. A statistic made inside would have to leave with a batch dimension.
+
+    def enter_region(self) -> None:
+        """A ``vmap``, ``grad`` or the like begins; they nest."""
+        self._depth += 1
+
+    def leave_region(self, node: Node) -> None:
+        """It ends with ``node``: what is read afterwards is measured now."""
+        self._depth -= 1
+        if self._depth:
+            return
+        for result, value in self.now.items():
+            if value in self._region and self._is_read_after(result, node):
+                self._region.discard(value)
+                self.unchecked -= Counter([IN_REGION])
+                self.values[value] = replace(self.values[value], slot=len(self.checks), note="")
+                self.checks.append(Check(result.name, (), node.name))
+        self._region.clear()
+
+    def _is_read_after(self, result: Node, node: Node) -> bool:
+        return any(self._order[user] > self._order[node] for user in result.users)
 
     def value_of(self, item: Any) -> int | None:
         """The value that an argument holds now; None for what is no measured tensor."""
@@ -103,7 +129,7 @@ class ValueTable:
             whole = nodes.example_of(alias)
             if part is None or whole is None or _same_elements(part, whole):
                 self.now[alias] = value
-            elif any(self._order[user] > self._order[node] for user in alias.users):
+            elif self._is_read_after(alias, node):
                 before = self.now[alias]
                 fresh = self.add(alias, (), "made", alias.name, measure=True, after=node)
                 self.now[alias] = fresh
