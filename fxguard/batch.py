@@ -112,7 +112,8 @@ class Batch:
         self.number = number
         self.events: list[GraphRun | GapOperation | ModuleReturn] = []
         self.values: list[Value] = []  # measured between graphs
-        self.pairs: list[stats.Pair] = []  # their ranges
+        self.pairs: list[stats.Pair] = []  # their ranges, until they are read
+        self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, stats.Detail] = {}  # of bad ones
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among them
         self.known: dict[int, Known] = {}
@@ -242,11 +243,21 @@ class Batch:
 
     def statistics(self) -> list[Tensor]:
         """Every number of the batch, one tensor for each graph run and one for the gaps."""
-        collected = [event.statistics for event in self.events if isinstance(event, GraphRun)]
+        runs = [event.statistics for event in self.events if isinstance(event, GraphRun)]
+        return runs if self.between is None else [*runs, self.between]
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Bring the numbers to the host: one transfer for each graph, and the only wait.
+
+        They may not stay on the device: a CUDA graph writes its next ones to the same place.
+        """
+        for event in self.events:
+            if isinstance(event, GraphRun):
+                event.statistics = event.statistics.cpu()
         if self.pairs:
-            with torch.no_grad():
-                collected.append(stats.collect(self.pairs))
-        return collected
+            self.between = stats.collect(self.pairs).cpu()
+            self.pairs.clear()
 
     def close(self) -> None:
         """Let go of everything that keeps memory of the forward alive."""

@@ -128,8 +128,8 @@ def assemble(batch: Batch) -> Trace:
 
     runs = [(i, event) for i, event in enumerate(batch.events) if isinstance(event, GraphRun)]
     numbers = {i: read_statistics(run.plan, next(collected)) for i, run in runs}
-    if batch.pairs:
-        rows = next(collected).tolist()
+    if batch.between is not None:
+        rows = batch.between.tolist()
         for index, value in enumerate(batch.values):
             number = value.note or stats.decode(*rows[index])
             add((BETWEEN_GRAPHS, index), value, number)

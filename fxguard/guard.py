@@ -134,8 +134,13 @@ def guard_of(model: Module) -> Guard:
 
 def find_guard(model: Any) -> Guard | None:
     """The guard of a model, None where it has none."""
-    owner = getattr(getattr(model, "__dict__", {}).get("forward"), "__self__", None)
-    return owner if isinstance(owner, Guard) else None
+    if not isinstance(model, Module):
+        return None
+    owner = getattr(model.__dict__.get("forward"), "__self__", None)
+    if isinstance(owner, Guard):
+        return owner
+    # Somebody else may have wrapped the guarded forward, as mixed-precision helpers do.
+    return next((guard for guard in _installed if guard.model is model), None)
 
 
 _installed: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -208,6 +213,11 @@ class Guard:
 
     def uninstall(self) -> None:
         """Take the guard away again."""
+        if getattr(self.model.__dict__.get("forward"), "__self__", None) is not self:
+            raise UsageError(
+                f"the forward of this {type(self.model).__name__} was replaced after it had been "
+                "instrumented; put fxguard's back first"
+            )
         if self._own_forward is None:
             del self.model.__dict__["forward"]
         else:

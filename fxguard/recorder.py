@@ -58,6 +58,7 @@ class Recorder:
         batch = self.batch
         assert batch is not None
         self._local.batch = None
+        batch.read()
         try:
             found = None if self.options.trace_batch_nums else self.judge(batch)
         finally:

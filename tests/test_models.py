@@ -151,3 +151,17 @@ def test_a_forward_that_the_model_owned_is_put_back() -> None:
     assert torch.equal(model(x), expected)
     fxguard.remove(model)
     assert model.forward is replaced
+
+
+def test_a_forward_that_was_wrapped_afterwards_is_left_alone() -> None:
+    """Mixed-precision helpers wrap the guarded forward: it stays guarded, remove says why not."""
+    model = fxguard.instrument(zoo.ZOO["twice"].model())
+    guarded = model.forward
+    model.forward = lambda x: guarded(x) + 1
+    model(torch.randn(3, 4))
+    assert fxguard.guard_of(model).batch_number == 1
+    with pytest.raises(fxguard.FxguardError, match="was replaced after"):
+        fxguard.remove(model)
+    model.forward = guarded
+    fxguard.remove(model)
+    assert "forward" not in model.__dict__
