@@ -134,14 +134,11 @@ def guard_of(model: Module) -> Guard:
 
 def find_guard(model: Any) -> Guard | None:
     """The guard of a model, None where it has none."""
-    if not isinstance(model, Module):
-        return None
-    owner = getattr(model.__dict__.get("forward"), "__self__", None)
-    if isinstance(owner, Guard):
-        return owner
-    # Somebody else may have wrapped the guarded forward, as mixed-precision helpers do.
-    return next((guard for guard in _installed if guard.model is model), None)
+    return model.__dict__.get(GUARD) if isinstance(model, Module) else None
 
+
+# The attribute of the model that holds its guard. Besides `forward` it is the only one.
+GUARD = "_fxguard"
 
 _installed: weakref.WeakSet[Guard] = weakref.WeakSet()
 
@@ -160,6 +157,7 @@ class Guard:
         self.model = model
         self.options = options
         self.recorder = Recorder(options, model)
+        self._wrapper: Any = None  # the function that stands in for the model's forward
         self._own_forward: Any = None  # an attribute of the model itself, if it had one
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._backends: list[dynamo.CheckingBackend] = []
@@ -200,20 +198,25 @@ class Guard:
 
     def install(self) -> None:
         """Put the guard in front of the model's forward."""
-        own = self.model.__dict__.get("forward")
-        self._own_forward = own
-        wrapper: Any = _make_forward()
-        signature = inspect.signature(self.model.forward)
-        guard = inspect.Parameter("guard", inspect.Parameter.POSITIONAL_ONLY)
-        functools.update_wrapper(wrapper, _function_of(self.model.forward))
+        original = self.model.forward
+        self._own_forward = self.model.__dict__.get("forward")
+        self._wrapper = _make_forward()
+        functools.update_wrapper(self._wrapper, getattr(original, "__func__", original))
         # Trainers and `generate` look here for the names of the model's arguments.
-        wrapper.__signature__ = _prepend(signature, guard)
-        object.__setattr__(self.model, "forward", types.MethodType(wrapper, self))
+        signature = inspect.signature(original)
+        model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        self._wrapper.__signature__ = signature.replace(
+            parameters=[model, *signature.parameters.values()]
+        )
+        # A method of the model: others take it apart and put it together again, accelerate for
+        # one. Copying the model copies both attributes, see __deepcopy__.
+        object.__setattr__(self.model, "forward", types.MethodType(self._wrapper, self.model))
+        object.__setattr__(self.model, GUARD, self)
         _installed.add(self)
 
     def uninstall(self) -> None:
         """Take the guard away again."""
-        if getattr(self.model.__dict__.get("forward"), "__self__", None) is not self:
+        if getattr(self.model.__dict__.get("forward"), "__func__", None) is not self._wrapper:
             raise UsageError(
                 f"the forward of this {type(self.model).__name__} was replaced after it had been "
                 "instrumented; put fxguard's back first"
@@ -222,6 +225,7 @@ class Guard:
             del self.model.__dict__["forward"]
         else:
             self.model.__dict__["forward"] = self._own_forward
+        del self.model.__dict__[GUARD]
         _installed.discard(self)
         self._compiled.clear()
         self._backends.clear()
@@ -239,6 +243,7 @@ class Guard:
         twin = type(self)(memo.get(id(self.model), self.model), self.options)
         memo[id(self)] = twin
         _installed.add(twin)
+        twin._wrapper = self._wrapper
         twin._own_forward = copy.deepcopy(self._own_forward, memo)
         return twin
 
@@ -314,28 +319,20 @@ class Guard:
             self._tensors[id(buffer)] = ("buffer", name)
 
 
-def _make_forward() -> Callable[..., Any]:
+def _make_forward() -> Any:
     # Two functions: the outer one is skipped by TorchDynamo but what it calls is not, so that it
     # sees who compiles; the inner one switches TorchDynamo off for fxguard's own code, and its
     # torch.compile switches it on again. With one, fullgraph=True fails.
     @torch.compiler.disable(recursive=False)
-    def forward(guard: Guard, /, *args: Any, **kwargs: Any) -> Any:
+    def forward(model: Module, /, *args: Any, **kwargs: Any) -> Any:
+        guard = model.__dict__[GUARD]
         if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
             return guard.original_forward()(*args, **kwargs)
         return run_guarded(guard, dynamo.eval_frame_callback(), args, kwargs)
 
-    return forward  # type: ignore[no-any-return]
+    return forward
 
 
 @torch.compiler.disable
 def run_guarded(guard: Guard, callback: Any, args: Any, kwargs: Any) -> Any:
     return guard.run(dynamo.outer_compiler(callback), args, kwargs)
-
-
-def _function_of(method: Any) -> Any:
-    return getattr(method, "__func__", method)
-
-
-def _prepend(signature: inspect.Signature, parameter: inspect.Parameter) -> inspect.Signature:
-    rest = list(signature.parameters.values())
-    return signature.replace(parameters=[parameter, *rest])

@@ -157,7 +157,12 @@ def test_a_forward_that_was_wrapped_afterwards_is_left_alone() -> None:
     """Mixed-precision helpers wrap the guarded forward: it stays guarded, remove says why not."""
     model = fxguard.instrument(zoo.ZOO["twice"].model())
     guarded = model.forward
-    model.forward = lambda x: guarded(x) + 1
+
+    def wrapped(self: nn.Module, x: Tensor) -> Tensor:
+        return guarded.__func__(self, x) + 1
+
+    # As accelerate does: the function is taken out of the method and bound to the model again.
+    model.forward = wrapped.__get__(model)
     model(torch.randn(3, 4))
     assert fxguard.guard_of(model).batch_number == 1
     with pytest.raises(fxguard.FxguardError, match="was replaced after"):
@@ -165,3 +170,4 @@ def test_a_forward_that_was_wrapped_afterwards_is_left_alone() -> None:
     model.forward = guarded
     fxguard.remove(model)
     assert "forward" not in model.__dict__
+    assert "_fxguard" not in model.__dict__
