@@ -33,7 +33,13 @@ def parser() -> argparse.ArgumentParser:
         f"instrumented at their first call. A detection ends it with status {DETECTED}.",
         usage="fxguard run [options] (script.py | -m module) [args ...]",
     )
-    run.add_argument("--max-frames-to-save", type=int, default=21, metavar="N")
+    run.add_argument(
+        "--max-frames-to-save",
+        type=int,
+        default=21,
+        metavar="N",
+        help="how many frames a report shows (21)",
+    )
     run.add_argument(
         "--trace-batch-nums",
         type=batch_numbers,
@@ -41,9 +47,24 @@ def parser() -> argparse.ArgumentParser:
         metavar="N,N",
         help="print every frame of these batches; turns detection off",
     )
-    run.add_argument("--abort-after-batch-num", type=int, metavar="N")
-    run.add_argument("--on-detect", choices=("raise", "warn"), default="raise")
-    run.add_argument("--granularity", choices=("op", "module"), default="op")
+    run.add_argument(
+        "--abort-after-batch-num",
+        type=int,
+        metavar="N",
+        help="end the run when this batch has finished; batches are counted from 0",
+    )
+    run.add_argument(
+        "--on-detect",
+        choices=("raise", "warn"),
+        default="raise",
+        help="stop at a detection (raise), or print it and go on (warn)",
+    )
+    run.add_argument(
+        "--granularity",
+        choices=("op", "module"),
+        default="op",
+        help="show frames of operations and modules (op), or of modules only",
+    )
     run.add_argument("--strict", action="store_true", help="also stop at values that reach nothing")
     run.add_argument(
         "--ignore",
