@@ -83,7 +83,7 @@ def compile_forward(
 ) -> Callable[..., Any]:
     """``torch.compile`` for a guarded forward: with room for recompilations, of its own."""
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    known = inspect.signature(torch.compile).parameters  # both are new in torch 2.12
+    known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither
     options = {name: value for name, value in options.items() if name in known}
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options

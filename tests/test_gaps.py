@@ -149,8 +149,20 @@ def test_without_torchdynamo_everything_is_seen_by_the_observer() -> None:
     assert reports[0].origins[0].neginf_count == 8
 
 
-def test_many_shapes_do_not_end_the_checks() -> None:
-    """Past TorchDynamo's recompile limit every forward is still checked."""
+@pytest.mark.parametrize("has_options", [True, False], ids=["torch 2.13", "torch 2.11"])
+def test_many_shapes_do_not_end_the_checks(
+    has_options: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past TorchDynamo's own recompile limit, 8, graphs are still captured and checked."""
+    if not has_options:  # torch.compile had no recompile_limit: the configuration is changed
+        compile_ = torch.compile
+        monkeypatch.setattr(
+            torch,
+            "compile",
+            lambda model, *, backend, fullgraph: compile_(
+                model, backend=backend, fullgraph=fullgraph
+            ),
+        )
 
     class Shapes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -161,3 +173,4 @@ def test_many_shapes_do_not_end_the_checks() -> None:
         torch._dynamo.mark_static(x := torch.full((size, size), 1e3))
         model(x)
     assert len(reports) == 13
+    assert "in 13 graphs" in fxguard.guard_of(model).coverage()
