@@ -109,6 +109,24 @@ def test_results_are_bitwise_equal_under_aot_eager(name: str) -> None:
     assert "not checked" not in fxguard.guard_of(model).coverage()
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize(("name", "dtype", "train", "masked"), VARIANTS)
+def test_every_variant_under_aot_eager(
+    name: str, dtype: torch.dtype, train: bool, masked: bool
+) -> None:
+    """The same bits under AOTAutograd in every dtype and mode, with and without a mask."""
+    entry = zoo.ZOO[name]
+    inputs = entry.inputs(dtype, masked)
+    plain = torch.compile(entry.model(dtype, train), backend="aot_eager")
+    expected = results(plain, inputs, train=train)
+    torch._dynamo.reset()
+
+    guarded = fxguard.instrument(entry.model(dtype, train))
+    actual = results(torch.compile(guarded, backend="aot_eager"), inputs, train=train)
+    assert_same(expected, actual)
+    assert fxguard.guard_of(guarded).last_report is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "cnn"])
 def test_inductor_agrees_to_the_last_bits(name: str) -> None:
