@@ -37,7 +37,7 @@ class GraphRun:
     plan: Plan
     graph_module: GraphModule  # as it was captured, without checks
     statistics: Tensor  # [len(plan.checks), 2]
-    args: tuple[Any, ...] | None  # dropped with the batch; only weights stay
+    args: tuple[Any, ...] | None  # None once the batch is closed
     random_state: RandomState | None  # before the run, where the graph draws random numbers
     names: tuple[str, str]  # the module it was captured in, and the one it ran in
     calls: tuple[str, ...]  # calls of modules around it that no graph knows of

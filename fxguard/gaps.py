@@ -251,15 +251,10 @@ def record_return(
 ) -> None:
     """Add the frame of a module that returned outside every graph."""
     labels, tensors = marks.flatten_call(args, kwargs, output)
-    remaining = iter(tensors)
-    rows: list[tuple[str, Key | None, str]] = []
-    for label in labels:
-        if label.startswith(marks.NO_VALUE):
-            rows.append((label.removeprefix(marks.NO_VALUE), None, "None"))
-        elif label.startswith(marks.NOT_TENSOR):
-            rows.append((label.removeprefix(marks.NOT_TENSOR), None, "not a tensor"))
-        else:
-            rows.append((label, _key(watch, next(remaining), label), ""))
+    rows = [
+        (label, None if tensor is None else _key(watch, tensor, label), note)
+        for label, tensor, note in marks.rows_of(labels, tensors)
+    ]
     watch.batch.events.append(ModuleReturn(name, kind, calls, rows))
 
 

@@ -9,6 +9,7 @@ reads them there, and the insertion pass takes them out again.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -68,3 +69,15 @@ def flatten_call(
         flatten(f"input[{name}]", value, labels, tensors)
     flatten("output", output, labels, tensors)
     return tuple(labels), tensors
+
+
+def rows_of(labels: Iterable[str], tensors: Iterable[Any]) -> Iterator[tuple[str, Any, str]]:
+    """(label, tensor or None, note) of each row, out of what :func:`flatten` made."""
+    remaining = iter(tensors)
+    for label in labels:
+        if label.startswith(NO_VALUE):
+            yield label.removeprefix(NO_VALUE), None, "None"
+        elif label.startswith(NOT_TENSOR):
+            yield label.removeprefix(NOT_TENSOR), None, "not a tensor"
+        else:
+            yield label, next(remaining), ""

@@ -80,17 +80,10 @@ class Plan:
     values: tuple[Value, ...] = ()
     steps: tuple[Step, ...] = ()  # in order of execution
     frames: tuple[FramePlan, ...] = ()  # in order of display
+    # (position among the graph's inputs, value) of those that are no weights or buffers.
+    inputs: tuple[tuple[int, int], ...] = ()
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
     operations: int = 0  # how many there are, with those in subgraphs that no step stands for
     unchecked: tuple[tuple[str, int], ...] = ()  # reason, how many of them are not checked
     random: bool = False  # draws random numbers
-
-    @property
-    def inputs(self) -> tuple[tuple[int, int], ...]:
-        """(position among the graph's inputs, value) of the inputs that are no weights."""
-        return tuple(
-            (value.argument, index)
-            for index, value in enumerate(self.values)
-            if value.kind == "input" and value.argument is not None
-        )

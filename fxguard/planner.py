@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,11 @@ def make_plan(
         values=tuple(reader.table.values),
         steps=tuple(reader.steps),
         frames=tuple(merge_single_operations(frames)),
+        inputs=tuple(
+            (value.argument, index)
+            for index, value in enumerate(reader.table.values)
+            if value.kind == "input" and value.argument is not None
+        ),
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
         operations=len(reader.steps) + reader.hidden,
@@ -304,20 +309,14 @@ class PlanReader:
 
     def read_module_return(self, node: Node) -> None:
         labels: Any = node.args[0]
-        tensors: Iterator[Any] = iter(node.args[1:])
         rows = []
-        for label in labels:
-            if label.startswith(marks.NO_VALUE):
-                rows.append(RowPlan(label.removeprefix(marks.NO_VALUE), note="None"))
-            elif label.startswith(marks.NOT_TENSOR):
-                rows.append(RowPlan(label.removeprefix(marks.NOT_TENSOR), note="not a tensor"))
-            else:
-                tensor = next(tensors)
-                if tensor not in self.table.now:  # integers are measured for this row only
-                    self.table.now[tensor] = self.table.add(
-                        tensor, (), "made", tensor.name, measure=True
-                    )
-                rows.append(RowPlan(label, self.table.now[tensor]))
+        for label, tensor, note in marks.rows_of(labels, node.args[1:]):
+            if tensor is not None and tensor not in self.table.now:
+                # Integers are measured for this row only.
+                self.table.now[tensor] = self.table.add(
+                    tensor, (), "made", tensor.name, measure=True
+                )
+            rows.append(RowPlan(label, self.table.value_of(tensor), note))
         stack = nodes.stack_of(node)
         kind = nodes.class_of(list(stack.values())[-1]) if stack else "Module"
         calls = nodes.calls_of(node)

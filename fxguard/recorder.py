@@ -82,14 +82,16 @@ class Recorder:
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without putting them together."""
+        operations = self.options.granularity == "op"
         count = 0
         for event in batch.events:
             if isinstance(event, GraphRun):
-                count += sum(map(self.shows, event.plan.frames))
+                planned = event.plan.frames
+                count += len(planned) if operations else sum(map(self.shows, planned))
             elif isinstance(event, GapOperation):
-                count += event.framed and self.options.granularity == "op"
-            else:  # in "op" granularity it may replace the frame of its one operation
-                count += self.options.granularity == "module" or not event.calls
+                count += operations and event.framed
+            else:  # among operations it may replace the frame of its one operation
+                count += not operations or not event.calls
         return count
 
     # The verdict.
