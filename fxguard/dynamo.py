@@ -10,6 +10,11 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
 - ``torch._dynamo.eval_frame.skip_code``: keeps TorchDynamo from compiling the observers as
   functions of their own, which would run them under the compiler they observe. They can still
   be traced as part of a caller.
+- ``torch._dynamo.symbolic_convert.InstructionTranslator.current_tx``, its
+  ``output.has_user_defined_allowed_in_graph``, and
+  ``torch._dynamo.trace_rules.is_callable_allowed``: where a backend cannot compile a graph,
+  TorchDynamo breaks it, but not when a user's own function stands in it. Marks are such
+  functions, and no reason to fail where the plain model would not.
 - ``torch.nn.modules.module._global_forward_hooks`` and its two companions: hooks on every
   module for the time of one forward. The public function gives a new key at each call, and
   TorchDynamo would compile again for each key. Hooks on the modules themselves would switch off
@@ -30,10 +35,12 @@ import torch.nn.modules.module as module_hooks
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.eval_frame import innermost_backend, skip_code
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.trace_rules import is_callable_allowed
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard import gaps
+from fxguard import gaps, marks
 from fxguard.batch import GraphRun, RandomState
 from fxguard.insert import with_checks
 from fxguard.plan import Plan
@@ -128,6 +135,7 @@ class CheckingBackend:
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         self.refresh()
+        let_backend_fail(graph_module)
         watch = gaps.watching()
         captured_in = watch.batch.module if watch is not None else ""
         with torch._C.DisableTorchFunction():
@@ -157,6 +165,18 @@ class CheckingBackend:
             return outputs
 
         return run
+
+
+def let_backend_fail(graph_module: GraphModule) -> None:
+    """Let TorchDynamo break a graph that its backend cannot compile, as without marks."""
+    targets = {node.target for node in graph_module.graph.nodes if node.op == "call_function"}
+    if any(is_callable_allowed(target) for target in targets - marks.MARKS):
+        return
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # the backend was called by somebody else
+        return
+    output.has_user_defined_allowed_in_graph = False
 
 
 # Hooks on every module, for the time of one forward.

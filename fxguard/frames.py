@@ -18,8 +18,11 @@ from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, Mo
 from fxguard.module_frames import merge_single_operations
 from fxguard.plan import FramePlan, Plan, RowPlan, Step, Value
 from fxguard.records import Frame, Row, Stat
+from fxguard.stats import NOTES
 
 __all__ = ["Trace", "assemble", "frames_of", "render"]
+
+NOT_RUN = NOTES[stats.NOT_RUN]
 
 # Values that the model keeps from call to call.
 STANDING = ("weight", "buffer")
@@ -154,6 +157,7 @@ def assemble(batch: Batch) -> Trace:
             _add_module(trace, event, at)
     if len(batch.events) > len(runs):
         trace.frames = merge_single_operations(trace.frames)
+    trace.frames = [frame for frame in trace.frames if _ran(frame, trace)]
     trace.reached = [
         row.value
         for frame in trace.frames
@@ -162,6 +166,12 @@ def assemble(batch: Batch) -> Trace:
         if row.value is not None and row.label.startswith("output")
     ]
     return trace
+
+
+def _ran(frame: FramePlan, trace: Trace) -> bool:
+    """Whether the frame is none of a branch that was not taken."""
+    numbers = [trace.stats[row.value] for row in frame.rows if row.value is not None]
+    return NOT_RUN not in numbers
 
 
 def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:

@@ -259,6 +259,9 @@ class Guard:
         """One call of the model."""
         if self.recorder.batch is not None:  # the model calls itself
             return self.original_forward()(*args, **kwargs)
+        if in_backward():  # activation checkpointing runs forward again: no new batch
+            with dynamo.module_hooks_on():  # or TorchDynamo would compile it once more
+                return self._forward_for(outer)(*args, **kwargs)
         if not self._names:
             self._read_names()
         forward = self._forward_for(outer)
@@ -317,6 +320,11 @@ class Guard:
             self._tensors[id(parameter)] = ("weight", name)
         for name, buffer in self.model.named_buffers():
             self._tensors[id(buffer)] = ("buffer", name)
+
+
+def in_backward() -> bool:
+    """Whether autograd is running this thread's code, to compute gradients."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _make_forward() -> Any:

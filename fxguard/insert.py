@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen
 
-from fxguard import marks, stats
+from fxguard import higher_order, marks, regions, stats
 from fxguard.errors import UsageError
-from fxguard.plan import Plan
+from fxguard.higher_order import BodyGraph
+from fxguard.plan import Check, Plan
 from fxguard.planner import make_plan
 
 __all__ = ["insert_checks", "with_checks"]
@@ -55,28 +59,14 @@ def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphMo
         flat: whether the statistics are one more item of the output, which has to be a tuple
             then (what TorchDynamo's backends expect), or the second of a pair.
     """
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    result: Any = graph.graph_copy(graph_module.graph, copies)
-    for original, copied in copies.items():
-        # AOTAutograd reads where the inputs come from.
-        if hasattr(original, "_dynamo_source"):
-            copied._dynamo_source = original._dynamo_source  # type: ignore[attr-defined]
-    by_name = {original.name: copied for original, copied in copies.items()}
-    pairs = _insert_checks(graph, plan, by_name)
-    statistics = graph.call_function(stats.collect, (pairs,))
+    changed = _Changed(graph_module, plan.checks)
+    graph, result, statistics = changed.graph, changed.result, changed.statistics
     if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
         # torch.export: the graph returns leaves, and the code generator the structure.
         graph.set_codegen(_with_statistics(codegen))
         flat = True
     graph.output((*result, statistics) if flat else (result, statistics))
-    for node in list(graph.nodes):
-        if node.target in (marks.module_returned, marks.value_named):
-            graph.erase_node(node)
-    checked = GraphModule(graph_module, graph)
-    checked.meta.update(graph_module.meta)
-    graph.lint()
-    return checked
+    return changed.module()
 
 
 def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
@@ -87,19 +77,97 @@ def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     return _PyTreeCodeGen(info._replace(out_spec=pair))
 
 
-def _insert_checks(graph: Graph, plan: Plan, by_name: dict[str, Node]) -> list[Node]:
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    behind: dict[Node, Node] = {}  # the last node that was put behind another one
-    pairs = []
-    for check in plan.checks:
-        anchor = by_name[check.after]
+class _Changed:
+    """A graph that is being given checks, and with it the bodies of higher-order operations.
+
+    Attributes:
+        graph: the copy, without an output node.
+        result: what the output node returned.
+        statistics: a node of shape ``[number of checks, 2]``.
+    """
+
+    def __init__(self, original: GraphModule, checks: Sequence[Check], depth: int = 0) -> None:
+        self.original = original
+        self.graph = Graph()
+        copies: dict[Node, Node] = {}
+        self.result: Any = self.graph.graph_copy(original.graph, copies)
+        for node, copied in copies.items():
+            # AOTAutograd reads where the inputs come from.
+            if hasattr(node, "_dynamo_source"):
+                copied._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+        self.originals = {node.name: node for node in copies}
+        self.copies = {node.name: copied for node, copied in copies.items()}
+        self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        self.behind: dict[Node, Node] = {}  # the last node that was put behind another one
+        self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new ones, by id of the old
+        items: list[Node] = []
+
+        # Checks in the bodies of one operation follow each other.
+        def operation_of(check: Check) -> str:
+            return check.inside[depth][0] if len(check.inside) > depth else ""
+
+        for operation, group in itertools.groupby(checks, operation_of):
+            if operation:
+                items.append(self.enter(operation, list(group), depth))
+            else:
+                items += map(self.measure, group)
+        self.statistics = self.graph.call_function(stats.collect, (items,))
+
+    def put(self, anchor: Node, function: Callable[..., Any], *args: Any) -> Node:
+        """Call a function behind a node, and behind what was put there before."""
         if anchor.op == "placeholder":
-            anchor = placeholders[-1]  # nothing may stand between them
-        node = by_name[check.node]
+            anchor = self.inputs[-1]  # nothing may stand between them
+        with self.graph.inserting_after(self.behind.get(anchor, anchor)):
+            node = self.behind[anchor] = self.graph.call_function(function, args)
+        return node
+
+    def measure(self, check: Check) -> Node:
+        """Insert one check."""
+        anchor, node = self.copies[check.after], self.copies[check.node]
         for index in check.path:
-            with graph.inserting_after(behind.get(anchor, anchor)):
-                node = behind[anchor] = graph.call_function(operator.getitem, (node, index))
-        with graph.inserting_after(behind.get(anchor, anchor)):
-            pair = behind[anchor] = graph.call_function(stats.abs_min_max, (node,))
-        pairs.append(pair)
-    return pairs
+            node = self.put(anchor, operator.getitem, node, index)
+        if check.region_end is not None:
+            node = self.put(anchor, regions.unwrapped, node)
+            anchor = self.copies[check.region_end]
+        return self.put(anchor, stats.abs_min_max, node)
+
+    def enter(self, operation: str, checks: Sequence[Check], depth: int) -> Node:
+        """Insert the checks in the bodies of one higher-order operation."""
+        original, node = self.originals[operation], self.copies[operation]
+        kind = higher_order.kind_of(original)
+        assert kind is not None
+        changed: dict[int, _Changed] = {}
+        bodies: dict[int, BodyGraph] = {}
+        for body in higher_order.bodies_of(original, self.original):
+            if body.position in kind.rewritten:
+                mine = [c for c in checks if c.inside[depth] == (operation, body.position)]
+                inner = changed[body.position] = _Changed(body.graph_module, mine, depth + 1)
+                bodies[body.position] = BodyGraph(
+                    inner.graph, inner.result, inner.statistics, tuple(mine)
+                )
+        statistics = kind.let_out(self.graph, node, bodies)
+        for position, inner in changed.items():
+            self.replace_body(node, position, inner)
+        return statistics
+
+    def replace_body(self, node: Node, position: int, inner: _Changed) -> None:
+        """Let an operation run the changed body."""
+        old = id(inner.original)
+        if old not in self.bodies:  # some bodies are run by more than one operation
+            name = f"{node.args[position].target}_checked"  # type: ignore[union-attr]
+            self.bodies[old] = (name, inner.module())
+        with self.graph.inserting_before(node):
+            node.update_arg(position, self.graph.get_attr(self.bodies[old][0]))
+
+    def module(self) -> GraphModule:
+        """The copy, once it has an output node."""
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and node.target in marks.MARKS:
+                self.graph.erase_node(node)
+        root = copy.copy(self.original)
+        for name, body in self.bodies.values():
+            root.add_module(name, body)
+        checked = GraphModule(root, self.graph)
+        checked.meta.update(self.original.meta)
+        self.graph.lint()
+        return checked

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["NOT_TENSOR", "NO_VALUE", "flatten", "module_returned", "value_named"]
+__all__ = ["MARKS", "NOT_TENSOR", "NO_VALUE", "flatten", "module_returned", "value_named"]
 
 # How a label says that it has no tensor of its own; the rest of the string is the label.
 NO_VALUE = "None:"
@@ -30,8 +30,10 @@ def value_named(label: str, tensor: Tensor) -> None:
     """The user named this value."""
 
 
-torch.compiler.allow_in_graph(module_returned)
-torch.compiler.allow_in_graph(value_named)
+MARKS = frozenset({module_returned, value_named})
+
+for mark in MARKS:
+    torch.compiler.allow_in_graph(mark)
 
 
 def flatten(label: str, value: Any, labels: list[str], tensors: list[Tensor]) -> None:

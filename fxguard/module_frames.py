@@ -32,7 +32,7 @@ def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:
     return merged
 
 
-def frames_by_data_flow(reader: PlanReader) -> list[FramePlan]:
+def frames_by_data_flow(reader: PlanReader, *, root: bool = True) -> list[FramePlan]:
     """Add the frames of modules to those of operations, for graphs without marks.
 
     The nodes of one entry of ``nn_module_stack`` are one call of that module. Its inputs are
@@ -61,13 +61,15 @@ def frames_by_data_flow(reader: PlanReader) -> list[FramePlan]:
         ending.setdefault(last, []).append(frame)
 
     frames: list[FramePlan] = []
-    operations = dict(zip(reader.frame_nodes, reader.frames, strict=True))
+    # A higher-order operation has the frames of its bodies too.
+    operations: dict[Node, list[FramePlan]] = {}
+    for node, frame in zip(reader.frame_nodes, reader.frames, strict=True):
+        operations.setdefault(node, []).append(frame)
     for node in reader.nodes:
-        if node in operations:
-            frames.append(operations[node])
+        frames += operations.get(node, [])
         # The innermost call returns first.
         frames += sorted(ending.get(node, []), key=lambda frame: -len(frame.calls))
-    if not any(frame.name == "" and not frame.is_op for frame in frames):
+    if root and not any(frame.name == "" and not frame.is_op for frame in frames):
         frames.append(_root_frame(reader))
     return frames
 

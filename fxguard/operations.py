@@ -28,6 +28,7 @@ __all__ = [
 # it reuses that input's numbers and gets no frame.
 MOVES = frozenset(
     """
+    _add_batch_dim _remove_batch_dim _set_tensor_requires_grad _unwrap_for_grad _wrap_for_grad
     alias broadcast_to clone contiguous cpu cuda detach detach_ expand expand_as flatten flip
     fliplr flipud moveaxis movedim mT permute pin_memory pixel_shuffle pixel_unshuffle ravel
     repeat requires_grad_ reshape reshape_as roll rot90 squeeze swapaxes swapdims t tile
@@ -108,25 +109,6 @@ RANDOM = frozenset(
     multinomial native_dropout normal normal_ poisson rand rand_like randint randint_like randn
     randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_
     """.split()
-)
-
-FUNC_REGION_ENTERS = frozenset(
-    {
-        "_vmap_increment_nesting",
-        "_grad_increment_nesting",
-        "_jvp_increment_nesting",
-        "_func_increment_nesting",
-        "_functionalize_increment_nesting",
-    }
-)
-FUNC_REGION_LEAVES = frozenset(
-    {
-        "_vmap_decrement_nesting",
-        "_grad_decrement_nesting",
-        "_jvp_decrement_nesting",
-        "_func_decrement_nesting",
-        "_functionalize_decrement_nesting",
-    }
 )
 
 

@@ -71,6 +71,13 @@ class Check:
     node: str  # whose result
     path: tuple[int, ...]  # indices into the result, where it is a tuple
     after: str  # usually the same node; another one where that wrote the result's memory
+    # The bodies of higher-order operations in which the node stands, outermost first: each the
+    # operation's node and the body's position among its arguments.
+    inside: tuple[tuple[str, int], ...] = ()
+    # The node that ends the torch.func region in which the node stands: taken there.
+    region_end: str | None = None
+    wide: bool = False  # the number is float64
+    may_be_infinite: bool = False  # made of an infinity that somebody wrote on purpose
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxguard import marks, nodes, operations
+from fxguard import marks, nodes, operations, regions
+from fxguard.bodies import read_bodies
+from fxguard.higher_order import is_higher_order
 from fxguard.module_frames import frames_by_data_flow, merge_single_operations
 from fxguard.plan import FramePlan, Plan, RowPlan, Step
 from fxguard.sources import source_of_trace
@@ -34,7 +36,7 @@ def make_plan(
         arguments: position of a graph input to ("weight" or "buffer", qualified name), likewise.
         root: qualified name of the module whose forward the graph is, or is a part of.
     """
-    reader = PlanReader(graph_module, names or {}, arguments or {}, root)
+    reader = PlanReader(graph_module, names, arguments or {}, root)
     reader.read()
     frames = frames_by_data_flow(reader) if names is None else reader.frames
     return Plan(
@@ -60,17 +62,23 @@ class PlanReader:
     def __init__(
         self,
         graph_module: GraphModule,
-        names: Mapping[int, str],
+        names: Mapping[int, str] | None,
         arguments: Mapping[int, tuple[str, str]],
         root: str,
+        outer: PlanReader | None = None,
+        inside: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.graph_module = graph_module
         self.root = root
-        self.names = names
+        self.has_marks = names is not None
+        self.names = names or {}
         self.arguments = arguments
         self.nodes = list(graph_module.graph.nodes)
-        self.table = ValueTable(self.nodes)
-        self.steps: list[Step] = []
+        table = None if outer is None else outer.table
+        self.table: ValueTable = ValueTable(self.nodes, table, inside)
+        self.given: dict[Node, int | None] = {}  # values of a body's inputs
+        self.prefix = ""  # of a body's attributes
+        self.steps: list[Step] = [] if outer is None else outer.steps
         self.frames: list[FramePlan] = []
         self.frame_nodes: list[Node] = []  # which node each frame belongs to
         self.outputs: tuple[int | None, ...] = ()
@@ -109,6 +117,11 @@ class PlanReader:
     # What stands in the graph before any operation.
 
     def read_placeholder(self, node: Node, position: int) -> None:
+        if node in self.given:
+            if (value := self.given[node]) is not None:
+                self.table.now[node] = value
+                self.table.remember_memory(node)
+            return
         example = nodes.example_of(node)
         if self.knows_results and not isinstance(example, Tensor):
             return  # a size
@@ -131,21 +144,23 @@ class PlanReader:
         elif not target.startswith("_tensor_constant"):
             kind = "buffer"
         measure = kind == "buffer" and node in self.written
-        self.table.now[node] = self.table.add(node, (), kind, target, measure=measure)
+        name = self.prefix + target
+        self.table.now[node] = self.table.add(node, (), kind, name, measure=measure)
         self.table.remember_memory(node)
 
     # Operations.
 
     def read_operation(self, node: Node) -> None:
         kind = self.kind_of(node)
-        if kind in operations.FUNC_REGION_ENTERS:
+        if kind in regions.ENTERS:
             self.table.enter_region()
-        elif kind in operations.FUNC_REGION_LEAVES:
+        elif kind in regions.LEAVES:
             self.table.leave_region(node)
         if kind in operations.NOT_OPERATIONS:
             return
         self.random = self.random or operations.draws_random_numbers(node)
-        self.count_bodies(node, kind)
+        if is_higher_order(node) and read_bodies(self, node, kind):
+            return
         written = operations.written_operands(node)
         moves = not written and (kind == "getitem" or self.is_move(node, kind))
         if moves and self.share(node):
@@ -174,19 +189,6 @@ class PlanReader:
                 self.steps[-1] = replace(
                     step, inputs=(*step.inputs, before), outputs=(*step.outputs, after)
                 )
-
-    def count_bodies(self, node: Node, kind: str) -> None:
-        """Count the operations in the subgraphs that a higher-order operation runs."""
-        if not isinstance(node.target, torch._ops.HigherOrderOperator):
-            return
-        for operand in node.all_input_nodes:
-            if operand.op == "get_attr":
-                body = nodes.attribute_of(self.graph_module, str(operand.target))
-                if isinstance(body, GraphModule):
-                    count = make_plan(body).operations
-                    self.hidden += count
-                    self.table.unchecked[f"inside {kind}"] += count
-                    self.random = True  # its body may draw random numbers
 
     def kind_of(self, node: Node) -> str:
         if node.op == "call_module":

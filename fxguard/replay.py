@@ -1,16 +1,20 @@
-"""Run a captured graph again, to look at one value that only the graph has seen."""
+"""Run a captured graph again, node by node, to look at what only the graph has seen."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard import stats
+from fxguard import higher_order, stats
 from fxguard.batch import GraphRun
+from fxguard.plan import Check
+from fxguard.regions import levels_restored, unwrapped
 
 __all__ = ["detail_of"]
 
@@ -19,69 +23,129 @@ __all__ = ["detail_of"]
 # fused operations. Other random numbers differ by more.
 TOLERANCE = 0.02
 
+# Given the check's number, what is measured, and whether a loop may measure it many times.
+Visit = Callable[[int, Any, bool], None]
+
+
+class Replay(Interpreter):
+    """Runs a graph and the bodies of its higher-order operations, and shows what is measured.
+
+    Args:
+        module: the graph.
+        checks: those of this graph and of its bodies, with their numbers.
+        visit: called for each when its value is there.
+        depth: number of higher-order operations around this graph.
+        repeats: whether one of them is a loop.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        checks: Sequence[tuple[int, Check]],
+        visit: Visit,
+        depth: int = 0,
+        repeats: bool = False,
+    ) -> None:
+        super().__init__(module)
+        self.visit = visit
+        self.depth = depth
+        self.repeats = repeats
+        self.by_name = {node.name: node for node in module.graph.nodes}
+        self.after: dict[str, list[tuple[int, Check]]] = {}
+        self.bodies: dict[tuple[str, int], list[tuple[int, Check]]] = {}
+        for slot, check in checks:
+            if len(check.inside) > depth:
+                self.bodies.setdefault(check.inside[depth], []).append((slot, check))
+            else:
+                self.after.setdefault(check.after, []).append((slot, check))
+        self.pending: dict[str, list[tuple[int, Any]]] = {}  # until their torch.func region ends
+        self.node: Node | None = None  # that is running
+
+    def run_node(self, n: Node) -> Any:
+        self.node = n
+        result = super().run_node(n)
+        for slot, check in self.after.get(n.name, ()):
+            value = result if check.node == n.name else self.env.get(self.by_name[check.node])
+            if value is None:
+                continue  # freed already: nobody reads it any more
+            for index in check.path:
+                value = value[index]
+            if check.region_end is not None:
+                self.pending.setdefault(check.region_end, []).append((slot, unwrapped(value)))
+            else:
+                self.visit(slot, value, self.repeats)
+        for slot, value in self.pending.pop(n.name, ()):
+            self.visit(slot, value, self.repeats)
+        return result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        node = self.node
+        assert node is not None
+        kind = higher_order.kind_of(node)
+        if kind is None or not any(name == node.name for name, _ in self.bodies):
+            return super().call_function(target, args, kwargs)
+        repeats = self.repeats or kind.merges == "loop"
+
+        def body(position: int, *operands: Any) -> Any:
+            module: Any = args[position]
+            checks = self.bodies.get((node.name, position), [])
+            return Replay(module, checks, self.visit, self.depth + 1, repeats).run(*operands)
+
+        return kind.run(args, kwargs, body)
+
 
 class _Ended(Exception):  # noqa: N818 - a signal, not an error
     def __init__(self, detail: stats.Detail | None) -> None:
         self.detail = detail
 
 
-class _UpTo(Interpreter):
-    """Runs a graph up to one check and describes what is measured there.
-
-    The checks on the way are compared with the numbers of the first run.
-    """
-
-    def __init__(self, run: GraphRun, slot: int) -> None:
-        super().__init__(run.graph_module)
-        self.slot = slot
-        self.checks = run.plan.checks
-        self.expected = run.statistics.tolist()
-        self.by_name = {node.name: node for node in run.graph_module.graph.nodes}
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        for slot, check in enumerate(self.checks):
-            if check.after != n.name:
-                continue
-            value = result if check.node == n.name else self.env.get(self.by_name[check.node])
-            if value is None:
-                continue  # freed already: nobody reads it any more
-            for index in check.path:
-                value = value[index]
-            if slot == self.slot:
-                detail = stats.describe(value)
-                same = _severity(detail) == _severity_of(self.expected[slot])
-                raise _Ended(detail if same else None)
-            if not _agree(float(stats.abs_min_max(value)[1]), self.expected[slot][1]):
-                raise _Ended(None)
-        return result
-
-
 def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
     """What a value of a graph held that is not finite.
+
+    The numbers on the way to it are compared with those of the first run.
 
     Returns:
         None where the second run did not give the numbers of the first: under a compiler whose
         random numbers differ from eager ones, or after an input was overwritten.
     """
-    slot = run.plan.values[value].slot
-    if slot is None or run.args is None:
+    wanted = run.plan.values[value].slot
+    if wanted is None or run.args is None:
         return None
+    expected = run.statistics.tolist()
+
+    def visit(slot: int, value: Any, repeats: bool) -> None:
+        if slot == wanted:
+            detail = stats.describe(value)
+            same = _severity(detail) == _severity_of(expected[slot])
+            if same or not repeats:
+                raise _Ended(detail if same else None)
+        elif not repeats and not _agree(float(stats.abs_min_max(value)[1]), expected[slot][1]):
+            raise _Ended(None)
+
+    try:
+        with _as_before(run):
+            Replay(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*_copies(run))
+    except _Ended as ended:
+        return ended.detail
+    except Exception:  # whatever stops the second run, the report goes out without counts
+        return None
+    return None
+
+
+@contextlib.contextmanager
+def _as_before(run: GraphRun) -> Iterator[None]:
+    """The random state that the run began with, and nothing that anybody else could notice."""
+    assert run.args is not None
     used = [a.device.index for a in run.args if isinstance(a, Tensor) and a.device.type == "cuda"]
     with (
         torch.random.fork_rng(devices=sorted(set(used))),
         torch._C.DisableTorchFunction(),
         torch.no_grad(),
+        levels_restored(),
     ):
         if run.random_state is not None:
             run.random_state.restore()
-        try:
-            _UpTo(run, slot).run(*_copies(run))
-        except _Ended as ended:
-            return ended.detail
-        except Exception:  # whatever stops the second run, the report goes out without counts
-            return None
-    return None
+        yield
 
 
 def _agree(one: float, other: float) -> bool:

@@ -16,14 +16,28 @@ from torch import Tensor
 
 from fxguard.records import Stat
 
-__all__ = ["Detail", "abs_min_max", "collect", "decode", "describe", "has_numbers", "numbers"]
+__all__ = [
+    "Detail",
+    "abs_min_max",
+    "collect",
+    "decode",
+    "describe",
+    "has_numbers",
+    "numbers",
+]
 
 # In place of a number, in the abs-max column: magnitudes are never negative.
 EMPTY = -1.0
 NOT_A_TENSOR = -2.0
 NO_DATA = -3.0
+NOT_RUN = -4.0
 
-NOTES = {EMPTY: "empty", NOT_A_TENSOR: "not a tensor", NO_DATA: "not measured"}
+NOTES = {
+    EMPTY: "empty",
+    NOT_A_TENSOR: "not a tensor",
+    NO_DATA: "not measured",
+    NOT_RUN: "not run",
+}
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -163,24 +177,48 @@ def _mark(reason: float, device: torch.device) -> Pair:
     return value, value
 
 
-def collect(pairs: Sequence[Pair]) -> Tensor:
-    """Stack the results of many checks.
+def collect(items: Sequence[Pair | Tensor]) -> Tensor:
+    """Join the results of many checks, in order.
+
+    Args:
+        items: results of :func:`abs_min_max`, and statistics of the bodies of higher-order
+            operations, shape ``[count, 2]``.
 
     Returns:
-        A tensor of shape ``[len(pairs), 2]`` on the first value's device, float64 when
+        A tensor of shape ``[rows, 2]`` on the first value's device, float64 when
         any value is, float32 otherwise: the columns are abs min and abs max.
     """
-    flat = [number for pair in pairs for number in pair]
-    if not flat:
+    blocks: list[Tensor] = []
+    flat: list[Tensor] = []
+    for item in items:
+        if isinstance(item, Tensor):
+            blocks += [_stacked(flat)] if flat else []
+            blocks.append(item)
+            flat = []
+        else:
+            flat += item
+    blocks += [_stacked(flat)] if flat else []
+    if not blocks:
         return torch.empty((0, 2))
+    wide = torch.float64 if any(x.dtype == torch.float64 for x in blocks) else torch.float32
+    blocks = [x.to(wide) for x in _on_one_device(blocks)]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _stacked(flat: list[Tensor]) -> Tensor:
     wide = torch.float64 if any(x.dtype == torch.float64 for x in flat) else torch.float32
-    device = flat[0].device
-    if any(x.device != device for x in flat):
-        device = next((x.device for x in flat if x.device.type != "cpu"), device)
-        flat = [x.to(device, non_blocking=True) for x in flat]
+    flat = _on_one_device(flat)
     if all(x.dtype == flat[0].dtype for x in flat):
         return torch.stack(flat).view(-1, 2).to(wide)
     return torch.stack([x.to(wide) for x in flat]).view(-1, 2)
+
+
+def _on_one_device(tensors: list[Tensor]) -> list[Tensor]:
+    device = tensors[0].device
+    if any(x.device != device for x in tensors):
+        device = next((x.device for x in tensors if x.device.type != "cpu"), device)
+        return [x.to(device, non_blocking=True) for x in tensors]
+    return tensors
 
 
 def decode(low: float, high: float) -> Stat | str:

@@ -12,22 +12,28 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard import nodes
-from fxguard.plan import NOT_MEASURED, Check, Value
+from fxguard.plan import Check, Value
 
 __all__ = ["ValueTable"]
-
-IN_REGION = "inside a torch.func region"
 
 
 class ValueTable:
     """The values of one graph, numbered in the order in which they are found."""
 
-    def __init__(self, graph_nodes: Sequence[Node]) -> None:
-        self.values: list[Value] = []
-        self.checks: list[Check] = []
-        self.unchecked: Counter[str] = Counter()  # reason, number of operations
-        self._depth = 0  # of torch.func regions around the current node
-        self._region: set[int] = set()  # values made in them, which could not be measured there
+    def __init__(
+        self,
+        graph_nodes: Sequence[Node],
+        outer: ValueTable | None = None,
+        inside: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        # The body of a higher-order operation shares these with the graph around it.
+        self.values: list[Value] = [] if outer is None else outer.values
+        self.checks: list[Check] = [] if outer is None else outer.checks
+        # Reason, number of operations.
+        self.unchecked: Counter[str] = Counter() if outer is None else outer.unchecked
+        self.inside = inside
+        self.depth = 0  # of torch.func regions around the current node
+        self._region: list[int] = []  # checks in them
         # The value that a result holds *now*: an in-place operation gives it a new one.
         self.now: dict[Node, int] = {}
         self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
@@ -56,17 +62,15 @@ class ValueTable:
             note = self._reason_not_to_measure(example)
             if not note:
                 slot = len(self.checks)
-                self.checks.append(Check(node.name, path, (after or node).name))
-            elif note == IN_REGION:
-                self.unchecked[note] += 1
-                self._region.add(len(self.values))
-                note = NOT_MEASURED
+                wide = dtype in ("float64", "complex128")
+                after_name = (after or node).name
+                self.checks.append(Check(node.name, path, after_name, self.inside, wide=wide))
+                if self.depth:
+                    self._region.append(slot)
         self.values.append(Value(kind, name, dtype, slot, note, argument))
         return len(self.values) - 1
 
     def _reason_not_to_measure(self, example: Any) -> str:
-        if self._depth:
-            return IN_REGION
         if example is None:
             return ""
         if example.device.type == "meta":
@@ -77,24 +81,20 @@ class ValueTable:
                 return "empty"
         return ""
 
-    # torch.func regions. A statistic made inside would have to leave with a batch dimension.
+    # torch.func regions. What they compute has levels of batching and differentiation around it,
+    # which may not leave the region: the numbers are taken at its end.
 
     def enter_region(self) -> None:
         """A ``vmap``, ``grad`` or the like begins; they nest."""
-        self._depth += 1
+        self.depth += 1
 
     def leave_region(self, node: Node) -> None:
-        """It ends with ``node``: what is read afterwards is measured now."""
-        self._depth -= 1
-        if self._depth:
-            return
-        for result, value in self.now.items():
-            if value in self._region and self._is_read_after(result, node):
-                self._region.discard(value)
-                self.unchecked -= Counter([IN_REGION])
-                self.values[value] = replace(self.values[value], slot=len(self.checks), note="")
-                self.checks.append(Check(result.name, (), node.name))
-        self._region.clear()
+        """It ends with ``node``."""
+        self.depth -= 1
+        if self.depth == 0:
+            for slot in self._region:
+                self.checks[slot] = replace(self.checks[slot], region_end=node.name)
+            self._region.clear()
 
     def _is_read_after(self, result: Node, node: Node) -> bool:
         return any(self._order[user] > self._order[node] for user in result.users)

@@ -1,0 +1,49 @@
+"""``torch.func`` regions: stretches of a graph that run under ``vmap``, ``grad`` or the like.
+
+What is computed in them has levels of batching and differentiation around it, which have to stay
+inside. ``torch._C._functorch`` and ``torch._C._autograd`` are what ``torch.func`` is made of; there
+is no public way to ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = ["ENTERS", "LEAVES", "levels_restored", "unwrapped"]
+
+KINDS = ("vmap", "grad", "jvp", "func", "functionalize")
+ENTERS = frozenset(f"_{kind}_increment_nesting" for kind in KINDS)
+LEAVES = frozenset(f"_{kind}_decrement_nesting" for kind in KINDS)
+
+
+def unwrapped(value: Tensor) -> Tensor:
+    """The tensor inside all levels.
+
+    A batched dimension is an ordinary one then, at any position: for a range that is the same.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
+@contextlib.contextmanager
+def levels_restored() -> Iterator[None]:
+    """Leave the regions that are still open when an exception ends this block."""
+    depth, dual = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    # grad regions forbid saved tensor hooks, such as those of activation checkpointing.
+    forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        if forbidden is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(forbidden)
+        while forward_ad._current_level > dual:
+            forward_ad.exit_dual_level()
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
