@@ -35,7 +35,7 @@ def read_bodies(reader: PlanReader, node: Node, kind: str) -> bool:
         bodies = entered.bodies(node, reader.graph_module)
     except LookupError as reason:
         return hide(reader, node, f"inside {kind} ({reason})")
-    results = [read_body(reader, node, kind, body) for body in bodies]
+    results = [read_body(reader, node, kind, entered, body) for body in bodies]
     if entered.merges is None:
         reader.table.elements[node] = {
             (index,): value for index, value in enumerate(results[0]) if value is not None
@@ -57,16 +57,24 @@ def hide(reader: PlanReader, node: Node, reason: str) -> bool:
     return False
 
 
-def read_body(reader: PlanReader, node: Node, kind: str, body: Body) -> list[int | None]:
+def read_body(
+    reader: PlanReader, node: Node, kind: str, entered: HigherOrder, body: Body
+) -> list[int | None]:
     """Read one body; returns the values of its results."""
     names = reader.names if reader.has_marks else None
     inside = (*reader.table.inside, (node.name, body.position))
     child = type(reader)(body.graph_module, names, {}, reader.module_of(node), reader, inside)
+    child.table.is_later = reader.table.is_later or entered.merges == "later"
     child.prefix = f"{reader.prefix}{body.name}."
     inputs = [n for n in child.nodes if n.op == "placeholder"]
     first_check = len(reader.table.checks)
     for index, (name, operand) in enumerate(zip(inputs, body.operands, strict=True)):
         value = reader.table.value_of(operand)
+        if operand is None and index == 0 and entered.merges == "later":
+            # What the operation itself computes and gives to its body.
+            value = child.table.add(name, (), "made", name.name, measure=True)
+            read = [operand for _, operand in reader.operands(node)]
+            reader.steps.append(step_of(reader, node, kind, read, [value]))
         if value is not None and index < body.carried and child.has_range(value):
             # What the iteration before handed on, or what the loop began with.
             carried = child.table.add(name, (), "made", name.name, measure=True)
@@ -74,7 +82,7 @@ def read_body(reader: PlanReader, node: Node, kind: str, body: Body) -> list[int
             value = carried
         child.given[name] = value
     child.read()
-    if higher_order.ENTERED[kind].merges == "loop":
+    if entered.merges == "loop":
         mark_intended(reader, first_check)
     reader.random = reader.random or child.random
     reader.hidden += child.hidden
@@ -111,7 +119,7 @@ def merge(
         return
     inputs = [value for body in results for value in body if value is not None]
     inputs = [value for value in inputs if reader.has_range(value)]
-    if entered.merges == "loop":  # which may not have run at all
+    if entered.merges in ("loop", "later"):  # a loop may not have run at all
         inputs += [value for _, value in operands]
     reader.steps.append(step_of(reader, node, kind, inputs, outputs))
     reader.frames.append(reader.operation_frame(node, operands))

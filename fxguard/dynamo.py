@@ -146,15 +146,17 @@ class CheckingBackend:
             }
             plan = make_plan(graph_module, self.names, arguments, captured_in)
             checked = with_checks(graph_module, plan, flat=True)
+        with gaps.unobserved(watch):
             compiled = self.inner(checked, example_inputs)
         self.plans.append(plan)
 
         def run(*args: Any) -> Any:
+            watch = gaps.watching()
             # What a captured graph does is checked by the graph: no observer has to see it.
-            with torch._C.DisableTorchFunction():
+            with gaps.unobserved(watch):
                 random_state = RandomState.now(args) if plan.random else None
                 *outputs, statistics = compiled(*args)
-                watch = gaps.watching()
+            with torch._C.DisableTorchFunction():
                 running_in = watch.batch.module if watch is not None else ""
                 calls = watch.batch.calls if watch is not None else ()
                 names = (captured_in, running_in)

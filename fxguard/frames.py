@@ -5,7 +5,7 @@ Nothing here runs while all is well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn import Module
 from fxguard import nodes, stats
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, ModuleReturn
 from fxguard.module_frames import merge_single_operations
-from fxguard.plan import FramePlan, Plan, RowPlan, Step, Value
+from fxguard.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
 from fxguard.records import Frame, Row, Stat
 from fxguard.stats import NOTES
 
@@ -117,8 +117,16 @@ def stat_of(tensor: Tensor) -> Stat | str:
     return stats.decode(float(low), float(high))
 
 
-def assemble(batch: Batch) -> Trace:
-    """Number the values of all events of a batch through."""
+def assemble(
+    batch: Batch, look_again: Callable[[GraphRun], Mapping[int, Stat | str]] | None = None
+) -> Trace:
+    """Number the values of all events of a batch through.
+
+    Args:
+        batch: a batch whose numbers were read.
+        look_again: gives the numbers of values that only a second run can see, by index in the
+            plan. Asked for each run that has such values.
+    """
     trace = Trace([], [], [], [], [], [])
     at: dict[Key, int] = {}
     collected = iter(batch.statistics())
@@ -131,6 +139,11 @@ def assemble(batch: Batch) -> Trace:
 
     runs = [(i, event) for i, event in enumerate(batch.events) if isinstance(event, GraphRun)]
     numbers = {i: read_statistics(run.plan, next(collected)) for i, run in runs}
+    if look_again is not None:
+        for i, run in runs:
+            if run.plan.later:
+                for late, number in look_again(run).items():
+                    numbers[i][late] = number
     if batch.between is not None:
         rows = batch.between.tolist()
         for index, value in enumerate(batch.values):
@@ -169,9 +182,9 @@ def assemble(batch: Batch) -> Trace:
 
 
 def _ran(frame: FramePlan, trace: Trace) -> bool:
-    """Whether the frame is none of a branch that was not taken."""
+    """Whether the frame is none of a branch that was not taken, or of a body not looked into."""
     numbers = [trace.stats[row.value] for row in frame.rows if row.value is not None]
-    return NOT_RUN not in numbers
+    return NOT_RUN not in numbers and LATER not in numbers
 
 
 def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
+from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +26,15 @@ from fxguard import marks, operations
 from fxguard.batch import Batch, GapOperation, Key, ModuleReturn
 from fxguard.sources import source_of_caller
 
-__all__ = ["FusedObserver", "Observer", "Watch", "after_module", "before_module", "watching"]
+__all__ = [
+    "FusedObserver",
+    "Observer",
+    "Watch",
+    "after_module",
+    "before_module",
+    "unobserved",
+    "watching",
+]
 
 # These use one fused kernel in evaluation, but not while a torch function mode is active.
 FUSED_MODULES = (
@@ -106,6 +115,30 @@ class FusedObserver(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return observe(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def unobserved(watch: Watch | None) -> Iterator[None]:
+    """Take the observer off, and no other mode: graphs and their compilers may need those."""
+    observer = None if watch is None else watch.observer
+    above: list[Any] = []
+    while observer is not None and _len_torch_function_stack():
+        above.append(overrides._pop_mode())
+        if above[-1] is observer:
+            break
+    found = bool(above) and above[-1] is observer
+    if found:
+        above.pop()
+    for mode in reversed(above):
+        overrides._push_mode(mode)
+    try:
+        yield
+    finally:
+        if found:
+            for _ in above:
+                overrides._pop_mode()
+            for mode in (observer, *reversed(above)):
+                overrides._push_mode(mode)  # type: ignore[arg-type]
 
 
 # TorchDynamo is active while gaps run, and would compile fxguard's own functions one by one.

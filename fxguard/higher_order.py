@@ -64,19 +64,20 @@ class BodyGraph:
 class HigherOrder(abc.ABC):
     """How fxguard enters one kind of higher-order operation."""
 
-    # What the operation's results are made of besides a body's: None, "either" body's, or
-    # those of a "loop" that may not have run at all.
+    # What the operation's results are: None, the body's; "either" body's; those of a "loop" that
+    # may not have run at all; "later", something else, which the body is a part of. No statistics
+    # get out of such a body: it is looked at in a second run, when the results are bad.
     merges: ClassVar[str | None] = None
     # Positions of the bodies that have to change for the statistics to get out.
-    rewritten: tuple[int, ...]
+    rewritten: tuple[int, ...] = ()
 
     @abc.abstractmethod
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
         """The bodies to enter. Raises ``LookupError`` where the arguments are unexpected."""
 
-    @abc.abstractmethod
     def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
         """Finish the bodies and return a node of the outer graph that holds their statistics."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
@@ -119,9 +120,8 @@ def _body(
         raise LookupError(f"{len(operands)} operands for {len(inputs)} inputs")
     output = next(n for n in body.graph.nodes if n.op == "output")
     result = output.args[0]
-    if not isinstance(result, (tuple, list)):
-        raise LookupError("returns no tuple")
-    return Body(position, name, body, tuple(operands), tuple(result), carried)
+    results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    return Body(position, name, body, tuple(operands), results, carried)
 
 
 def _result_at(graph: Graph, node: Node, index: int) -> Node:
@@ -296,6 +296,26 @@ class Map(HigherOrder):
         return tuple(torch.stack(rows) for rows in zip(*made, strict=True))
 
 
+class FlexAttention(HigherOrder):
+    """Runs its body for every score, inside one kernel."""
+
+    merges = "later"
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        others: Any = node.args[7] if len(node.args) > 7 else ()
+        # The score, and its batch, head, query and key.
+        return [_body(node, module, 3, (None, None, None, None, None, *others))]
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        from torch._higher_order_ops.flex_attention import flex_attention
+
+        def score(*operands: Any) -> Any:
+            return body(3, *operands)
+
+        given: Any = (*args[:3], score, *args[4:])
+        return flex_attention(*given, **kwargs)
+
+
 def insert_input(graph: Graph, position: int, name: str) -> Node:
     """One more placeholder, at a position among the others."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -321,4 +341,5 @@ ENTERED: dict[str, HigherOrder] = {
     "while_loop": WhileLoop(),
     "scan": Scan(),
     "map_impl": Map(),
+    "flex_attention": FlexAttention(),
 }

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from fxguard.records import Source
 
-__all__ = ["NOT_MEASURED", "Check", "FramePlan", "Plan", "RowPlan", "Step", "Value"]
+__all__ = ["LATER", "NOT_MEASURED", "Check", "FramePlan", "Plan", "RowPlan", "Step", "Value"]
 
 
 NOT_MEASURED = "not measured"  # the note of a value that no check reaches
+LATER = "measured later"  # the note of a value that is measured when something turned bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Value:
     slot: int | None = None  # row in the statistics; None where it is not measured
     note: str = ""  # shown in place of numbers where slot is None
     argument: int | None = None  # position among the graph's inputs, for inputs and weights
+    later: int | None = None  # index into Plan.later
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Plan:
     inputs: tuple[tuple[int, int], ...] = ()
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
+    # Of values that only a second run can see, with the operations in which they are.
+    later: tuple[Check, ...] = field(default=(), repr=False)
     operations: int = 0  # how many there are, with those in subgraphs that no step stands for
     unchecked: tuple[tuple[str, int], ...] = ()  # reason, how many of them are not checked
     random: bool = False  # draws random numbers

@@ -50,6 +50,7 @@ def make_plan(
         ),
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
+        later=tuple(reader.table.later),
         operations=len(reader.steps) + reader.hidden,
         unchecked=tuple(sorted(reader.table.unchecked.items())),
         random=reader.random,
@@ -243,9 +244,12 @@ class PlanReader:
         if not self.knows_results:
             results = [((), None)]
         outputs = []
+        used = {user.args[1] for user in node.users if self.kind_of(user) == "getitem"}
         for path, result in results:
             if result is not None and not _can_overflow(result):
                 continue
+            if is_higher_order(node) and path[:1] and path[0] not in used:
+                continue  # a backend may not even make it, such as flex_attention's logsumexp
             value = self.table.add(node, path, "made", node.name, measure=True)
             if path:
                 self.table.elements.setdefault(node, {})[path] = value

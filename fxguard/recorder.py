@@ -16,7 +16,7 @@ from fxguard.frames import Trace
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
 from fxguard.records import Frame, Origin, Stat
-from fxguard.replay import detail_of
+from fxguard.replay import detail_of, numbers_inside
 from fxguard.report import Report
 from fxguard.stats import Detail, describe
 
@@ -99,7 +99,7 @@ class Recorder:
     def judge(self, batch: Batch) -> Report | None:
         if all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics()):
             return None
-        trace = frames.assemble(batch)
+        trace = frames.assemble(batch, numbers_inside)
         verdict = self.verdict(batch, trace)
         accused = [*verdict.origins, *(verdict.absorbed if self.options.strict else ())]
         absorbed = [self.origin(batch, trace, blame, count=False) for blame in verdict.absorbed]

@@ -14,9 +14,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from fxguard import higher_order, stats
 from fxguard.batch import GraphRun
 from fxguard.plan import Check
+from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
 
-__all__ = ["detail_of"]
+__all__ = ["detail_of", "numbers_inside"]
 
 
 # How far the largest magnitudes of the two runs may be apart: compilers keep more digits between
@@ -71,9 +72,9 @@ class Replay(Interpreter):
             for index in check.path:
                 value = value[index]
             if check.region_end is not None:
-                self.pending.setdefault(check.region_end, []).append((slot, unwrapped(value)))
+                self.pending.setdefault(check.region_end, []).append((slot, _bare(value)))
             else:
-                self.visit(slot, value, self.repeats)
+                self.visit(slot, _bare(value), self.repeats)
         for slot, value in self.pending.pop(n.name, ()):
             self.visit(slot, value, self.repeats)
         return result
@@ -94,6 +95,10 @@ class Replay(Interpreter):
         return kind.run(args, kwargs, body)
 
 
+def _bare(value: Any) -> Any:
+    return unwrapped(value) if isinstance(value, Tensor) else value
+
+
 class _Ended(Exception):  # noqa: N818 - a signal, not an error
     def __init__(self, detail: stats.Detail | None) -> None:
         self.detail = detail
@@ -108,28 +113,55 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
         None where the second run did not give the numbers of the first: under a compiler whose
         random numbers differ from eager ones, or after an input was overwritten.
     """
-    wanted = run.plan.values[value].slot
-    if wanted is None or run.args is None:
+    wanted, later = run.plan.values[value].slot, run.plan.values[value].later
+    if run.args is None or (wanted is None and later is None):
         return None
     expected = run.statistics.tolist()
 
     def visit(slot: int, value: Any, repeats: bool) -> None:
         if slot == wanted:
             detail = stats.describe(value)
-            same = _severity(detail) == _severity_of(expected[slot])
+            same = slot < 0 or _severity(detail) == _severity_of(expected[slot])
             if same or not repeats:
                 raise _Ended(detail if same else None)
         elif not repeats and not _agree(float(stats.abs_min_max(value)[1]), expected[slot][1]):
             raise _Ended(None)
 
+    checks = list(enumerate(run.plan.checks))
+    if later is not None:  # only a second run sees it: it is compared with nothing
+        wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
         with _as_before(run):
-            Replay(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*_copies(run))
+            Replay(run.graph_module, checks, visit).run(*_copies(run))
     except _Ended as ended:
         return ended.detail
     except Exception:  # whatever stops the second run, the report goes out without counts
         return None
     return None
+
+
+def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:
+    """The ranges of values that only a second run can see, where the first one turned bad.
+
+    Returns:
+        Value of the plan to its range; empty where all is well or the second run is not possible.
+    """
+    values = {value.later: i for i, value in enumerate(run.plan.values) if value.later is not None}
+    if run.args is None or bool(torch.isfinite(run.statistics).all()):
+        return {}
+    found: dict[int, Stat | str] = {}
+
+    def visit(later: int, value: Any, repeats: bool) -> None:
+        low, high = stats.abs_min_max(value)
+        found[values[later]] = stats.decode(float(low), float(high))
+
+    try:
+        with _as_before(run):
+            checks = list(enumerate(run.plan.later))
+            Replay(run.graph_module, checks, visit).run(*_copies(run))
+    except Exception:  # the operation around them is blamed then
+        return {}
+    return found
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard import nodes
-from fxguard.plan import Check, Value
+from fxguard.plan import LATER, Check, Value
 
 __all__ = ["ValueTable"]
 
@@ -31,6 +31,8 @@ class ValueTable:
         self.checks: list[Check] = [] if outer is None else outer.checks
         # Reason, number of operations.
         self.unchecked: Counter[str] = Counter() if outer is None else outer.unchecked
+        self.later: list[Check] = [] if outer is None else outer.later
+        self.is_later = False  # whether what is added now is measured in a second run
         self.inside = inside
         self.depth = 0  # of torch.func regions around the current node
         self._region: list[int] = []  # checks in them
@@ -57,17 +59,22 @@ class ValueTable:
         for index in path:
             example = example[index]
         dtype = str(example.dtype).removeprefix("torch.") if example is not None else ""
-        slot, note = None, ""
+        slot, later, note = None, None, ""
         if measure:
             note = self._reason_not_to_measure(example)
             if not note:
-                slot = len(self.checks)
                 wide = dtype in ("float64", "complex128")
                 after_name = (after or node).name
-                self.checks.append(Check(node.name, path, after_name, self.inside, wide=wide))
-                if self.depth:
-                    self._region.append(slot)
-        self.values.append(Value(kind, name, dtype, slot, note, argument))
+                check = Check(node.name, path, after_name, self.inside, wide=wide)
+                if self.is_later:
+                    note, later = LATER, len(self.later)
+                    self.later.append(check)
+                else:
+                    slot = len(self.checks)
+                    self.checks.append(check)
+                    if self.depth:
+                        self._region.append(slot)
+        self.values.append(Value(kind, name, dtype, slot, note, argument, later))
         return len(self.values) - 1
 
     def _reason_not_to_measure(self, example: Any) -> str:

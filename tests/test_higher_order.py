@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch._higher_order_ops.map import map as hop_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
-from fxguard import higher_order, operations
+from fxguard import higher_order, operations, recorder
 
 
 class Block(nn.Module):
@@ -286,3 +287,50 @@ def test_recomputation_of_the_whole_model_is_no_batch() -> None:
     for _ in range(2):
         checkpoint(guarded, x, use_reentrant=False).sum().backward()
     assert fxguard.guard_of(guarded).batch_number == 2
+
+
+class Flex(nn.Module):
+    """A score function with a mask, and a bias of which it reads one element at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.bias = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.linear(x)
+
+        def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            weight = torch.exp(value * 20)
+            return torch.where(i >= j, weight - weight * 2 + self.bias[i, j], float("-inf"))
+
+        return flex_attention(q, q, q, score_mod=score)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_flex_attention_score_functions(backend: str) -> None:
+    """The operation in the score function is blamed, though no number leaves the kernel."""
+    torch.manual_seed(0)
+    plain = Flex().requires_grad_(False)
+    reports: list[fxguard.Report] = []
+    guarded = fxguard.instrument(copy.deepcopy(plain), on_detect=reports.append)
+    x = torch.randn(1, 1, 64, 16)
+    expected = torch.compile(plain, backend=backend, fullgraph=True)(x / 10)
+    torch._dynamo.reset()
+    compiled = torch.compile(guarded, backend=backend, fullgraph=True)
+    assert torch.equal(expected, compiled(x / 10))
+    assert "not checked" not in fxguard.guard_of(guarded).coverage()
+    assert not reports
+    compiled(x * 3)
+    origin = reports[0].origins[0]
+    assert (origin.what, origin.problem) == ("exp", "inf")
+    assert origin.frame.source is not None
+    assert origin.frame.source.code == "weight = torch.exp(value * 20)"
+    assert origin.posinf_count
+    # Without the look inside, the whole kernel is blamed.
+    reports.clear()
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "numbers_inside", lambda run: {})
+        compiled(x * 3)
+    assert [origin.what for origin in reports[0].origins] == ["flex_attention"]
