@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -244,12 +245,13 @@ class PlanReader:
         if not self.knows_results:
             results = [((), None)]
         outputs = []
-        used = {user.args[1] for user in node.users if self.kind_of(user) == "getitem"}
+        # A backend may not even make what nobody reads, such as flex_attention's logsumexp.
+        used = {str(u.args[1]) for u in node.users if u.target is operator.getitem}
         for path, result in results:
             if result is not None and not _can_overflow(result):
                 continue
-            if is_higher_order(node) and path[:1] and path[0] not in used:
-                continue  # a backend may not even make it, such as flex_attention's logsumexp
+            if is_higher_order(node) and path and str(path[0]) not in used:
+                continue
             value = self.table.add(node, path, "made", node.name, measure=True)
             if path:
                 self.table.elements.setdefault(node, {})[path] = value
