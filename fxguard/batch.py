@@ -43,6 +43,8 @@ class GraphRun:
     calls: tuple[str, ...]  # calls of modules around it that no graph knows of
     inputs: dict[int, Key] = field(default_factory=dict)  # values made by an earlier event
     derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
+    # Where the graph raised: the values that the operation which raised had read.
+    stopped_at: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -121,6 +123,8 @@ class Batch:
         self.modules: list[ModuleCall] = []
         self.module_calls = 0
         self.labels: dict[Key, str] = {}  # names that the user gave to values
+        self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
+        self.stopped_at: list[Key] = []  # what the last operation between graphs that raised read
         self.measuring = False  # what runs now is fxguard's own arithmetic
 
     # Graphs.
@@ -265,6 +269,7 @@ class Batch:
             if isinstance(event, GraphRun):
                 event.args = None
                 event.random_state = None
+        self.failed = None
         self.known.clear()
         self.memories.clear()
 

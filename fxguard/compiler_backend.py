@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.fx import GraphModule
 
 from fxguard import dynamo
 from fxguard.batch import GraphRun
-from fxguard.conclude import conclude
+from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import UsageError
 from fxguard.options import Options
 from fxguard.recorder import Recorder
@@ -85,11 +86,20 @@ class CompilerBackend:
         """One line that says how many operations were checked, and which were not."""
         return self.recorder.coverage(self._checking.plans)
 
-    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
+    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        if outputs is None:
+            self._graph_raised(run)
+            return
         if self.recorder.last_batch is not None and run.plan is not self._checking.plans[0]:
             self.recorder.batch_number -= 1  # still the same call of the model
         self.recorder.begin().graph_ran(run, outputs)
         conclude(self.recorder)
+
+    def _graph_raised(self, run: GraphRun) -> None:
+        error = sys.exc_info()[1]
+        assert isinstance(error, Exception)
+        self.recorder.begin().failed = run
+        conclude_failure(self.recorder, error)
 
 
 @functools.cache

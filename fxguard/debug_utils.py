@@ -88,7 +88,7 @@ class _ModuleReport(Report):
 class _ModuleRecorder(Recorder):
     """Judges module frames alone: the first one that shows an inf or a NaN is reported."""
 
-    def judge(self, batch: Batch) -> Report | None:
+    def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
         finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
         assert self.model is not None
         if finite and not any(map(_is_bad, self.model.parameters())):

@@ -59,6 +59,8 @@ __all__ = [
 # TorchDynamo's own limit, 8, is soon reached by changing shapes and train/eval switches.
 RECOMPILE_LIMIT = 64
 
+NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
+
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 
 
@@ -111,7 +113,7 @@ class CheckingBackend:
 
     Args:
         inner: the name of a backend, or a backend.
-        report: called with each run of a graph and what it returned.
+        report: called with each run of a graph and what it returned; None when it raised.
         names: ``id(module)`` to qualified name.
         tensors: ``id(parameter or buffer)`` to ("weight" or "buffer", qualified name).
         refresh: brings both up to date; called before a graph is read, because modules and
@@ -152,18 +154,19 @@ class CheckingBackend:
 
         def run(*args: Any) -> Any:
             watch = gaps.watching()
-            # What a captured graph does is checked by the graph: no observer has to see it.
-            with gaps.unobserved(watch):
-                random_state = RandomState.now(args) if plan.random else None
-                *outputs, statistics = compiled(*args)
+            random_state = RandomState.now(args) if plan.random else None
+            names = (captured_in, watch.batch.module if watch is not None else "")
+            calls = watch.batch.calls if watch is not None else ()
+            graph_run = GraphRun(plan, graph_module, NOTHING, args, random_state, names, calls)
+            try:
+                # What a captured graph does is checked by the graph: no observer has to see it.
+                with gaps.unobserved(watch):
+                    *outputs, graph_run.statistics = compiled(*args)
+            except Exception:
+                self.report(graph_run, None)
+                raise
             with torch._C.DisableTorchFunction():
-                running_in = watch.batch.module if watch is not None else ""
-                calls = watch.batch.calls if watch is not None else ()
-                names = (captured_in, running_in)
-                self.report(
-                    GraphRun(plan, graph_module, statistics, args, random_state, names, calls),
-                    outputs,
-                )
+                self.report(graph_run, outputs)
             return outputs
 
         return run

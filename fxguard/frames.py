@@ -38,6 +38,7 @@ class Trace:
     frames: list[FramePlan]
     reached: list[int]  # values that are an output of a module or of the model
     keys: list[Key]  # where each value comes from
+    at: dict[Key, int]  # the other way round
 
 
 def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:
@@ -127,8 +128,8 @@ def assemble(
         look_again: gives the numbers of values that only a second run can see, by index in the
             plan. Asked for each run that has such values.
     """
-    trace = Trace([], [], [], [], [], [])
-    at: dict[Key, int] = {}
+    trace = Trace([], [], [], [], [], [], {})
+    at = trace.at
     collected = iter(batch.statistics())
 
     def add(key: Key, value: Value, number: Stat | str) -> None:
@@ -179,6 +180,23 @@ def assemble(
         if row.value is not None and row.label.startswith("output")
     ]
     return trace
+
+
+def reached_by_failure(trace: Trace, batch: Batch) -> list[int]:
+    """Values that may be why forward raised.
+
+    What graphs returned to Python, what the operation that raised had read, and what was made
+    between graphs and read by no operation.
+    """
+    keys = list(batch.stopped_at)
+    read = {value for step in trace.steps for value in step.inputs}
+    for index, event in enumerate(batch.events):
+        if isinstance(event, GraphRun):
+            values = event.stopped_at or event.plan.outputs
+            keys += [(index, value) for value in values if value is not None]
+        elif isinstance(event, GapOperation):
+            keys += [key for _, key in event.outputs if trace.at[key] not in read]
+    return [trace.at[key] for key in keys if key in trace.at]
 
 
 def _ran(frame: FramePlan, trace: Trace) -> bool:

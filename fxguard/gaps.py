@@ -154,7 +154,11 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     batch = watch.batch
     inputs = [(label, _key(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
-    result = func(*args, **kwargs)
+    try:
+        result = func(*args, **kwargs)
+    except Exception:
+        batch.stopped_at = [key for _, key in inputs]
+        raise
     writes = operations.writes_first_operand(func, kwargs)
     made = list(_tensors("output", result))
     if writes and not made:  # ``x[i] = y`` returns nothing

@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from fxguard import dynamo, gaps
 from fxguard.batch import GraphRun
-from fxguard.conclude import conclude
+from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import FxguardError, UsageError
 from fxguard.options import Options
 from fxguard.recorder import Recorder
@@ -280,6 +280,10 @@ class Guard:
             with torch._C.DisableTorchFunction():
                 name = type(self.model).__name__
                 gaps.record_return(watch, "", name, (), args, kwargs, output)
+        except Exception as error:
+            with torch._C.DisableTorchFunction():
+                conclude_failure(self.recorder, error)
+            raise
         except BaseException:
             self.recorder.abandon()
             raise
@@ -304,9 +308,13 @@ class Guard:
             self._compiled[key] = (inner, compiled)
         return self._compiled[key][1]
 
-    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
+    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         batch = self.recorder.batch
-        if batch is not None:
+        if batch is None:
+            return
+        if outputs is None:
+            batch.failed = run
+        else:
             batch.graph_ran(run, outputs)
 
     # The model's modules and weights.

@@ -16,7 +16,7 @@ from fxguard.frames import Trace
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
 from fxguard.records import Frame, Origin, Stat
-from fxguard.replay import detail_of, numbers_inside
+from fxguard.replay import detail_of, numbers_inside, run_until_it_raises
 from fxguard.report import Report
 from fxguard.stats import Detail, describe
 
@@ -50,19 +50,35 @@ class Recorder:
 
     def abandon(self) -> None:
         """Forget the running batch: its forward raised."""
-        self._local.batch = None
-        self.batch_number += 1
+        if self.batch is not None:
+            self._local.batch = None
+            self.batch_number += 1
 
     def finish(self) -> Report | None:
         """End the running batch and judge it."""
+        return self._finish(None)
+
+    def finish_failed(self, error: Exception) -> Report | None:
+        """End a batch whose forward raised.
+
+        A graph that raised runs again, node by node, up to the operation that does.
+        """
         batch = self.batch
         assert batch is not None
-        self._local.batch = None
+        if batch.failed is not None:
+            run = run_until_it_raises(batch.failed)
+            batch.graph_ran(run, ())
+        return self._finish(error)
+
+    def _finish(self, error: Exception | None) -> Report | None:
+        batch = self.batch
+        assert batch is not None
         batch.read()
         try:
-            found = None if self.options.trace_batch_nums else self.judge(batch)
+            found = None if self.options.trace_batch_nums else self.judge(batch, error)
         finally:
             batch.close()
+            self._local.batch = None
             self.last_batch = batch
             self.batch_number += 1
         if found is not None:
@@ -96,10 +112,12 @@ class Recorder:
 
     # The verdict.
 
-    def judge(self, batch: Batch) -> Report | None:
+    def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
         if all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics()):
             return None
         trace = frames.assemble(batch, numbers_inside)
+        if error is not None:
+            trace.reached += frames.reached_by_failure(trace, batch)
         verdict = self.verdict(batch, trace)
         accused = [*verdict.origins, *(verdict.absorbed if self.options.strict else ())]
         absorbed = [self.origin(batch, trace, blame, count=False) for blame in verdict.absorbed]
@@ -114,6 +132,7 @@ class Recorder:
             origins=tuple(self.origin(batch, trace, blame) for blame in accused),
             rank=_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
+            error="" if error is None else _one_line(error),
         )
 
     def verdict(self, batch: Batch, trace: Trace) -> cause.Verdict:
@@ -266,6 +285,11 @@ class Recorder:
             f"{report.INDENT}*** Finished batch number={batch.number} ***",
         ]
         return "\n".join(lines)
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
 def _rank() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from fxguard.plan import Check
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
 
-__all__ = ["detail_of", "numbers_inside"]
+__all__ = ["detail_of", "numbers_inside", "run_until_it_raises"]
 
 
 # How far the largest magnitudes of the two runs may be apart: compilers keep more digits between
@@ -35,7 +36,7 @@ class Replay(Interpreter):
         module: the graph.
         checks: those of this graph and of its bodies, with their numbers.
         visit: called for each when its value is there.
-        depth: number of higher-order operations around this graph.
+        inside: the higher-order operations around this graph, as in :class:`Check`.
         repeats: whether one of them is a loop.
     """
 
@@ -44,23 +45,29 @@ class Replay(Interpreter):
         module: GraphModule,
         checks: Sequence[tuple[int, Check]],
         visit: Visit,
-        depth: int = 0,
+        inside: tuple[tuple[str, int], ...] = (),
         repeats: bool = False,
     ) -> None:
         super().__init__(module)
         self.visit = visit
-        self.depth = depth
+        self.inside = inside
         self.repeats = repeats
         self.by_name = {node.name: node for node in module.graph.nodes}
         self.after: dict[str, list[tuple[int, Check]]] = {}
         self.bodies: dict[tuple[str, int], list[tuple[int, Check]]] = {}
         for slot, check in checks:
-            if len(check.inside) > depth:
-                self.bodies.setdefault(check.inside[depth], []).append((slot, check))
+            if len(check.inside) > len(inside):
+                self.bodies.setdefault(check.inside[len(inside)], []).append((slot, check))
             else:
                 self.after.setdefault(check.after, []).append((slot, check))
         self.pending: dict[str, list[tuple[int, Any]]] = {}  # until their torch.func region ends
         self.node: Node | None = None  # that is running
+        self.last_body: Replay | None = None  # a body that has not returned
+
+    @property
+    def last(self) -> Replay:
+        """The innermost graph that has not returned."""
+        return self if self.last_body is None else self.last_body.last
 
     def run_node(self, n: Node) -> Any:
         self.node = n
@@ -89,8 +96,13 @@ class Replay(Interpreter):
 
         def body(position: int, *operands: Any) -> Any:
             module: Any = args[position]
-            checks = self.bodies.get((node.name, position), [])
-            return Replay(module, checks, self.visit, self.depth + 1, repeats).run(*operands)
+            place = (node.name, position)
+            checks = self.bodies.get(place, [])
+            inside = (*self.inside, place)
+            self.last_body = Replay(module, checks, self.visit, inside, repeats)
+            result = self.last_body.run(*operands)
+            self.last_body = None
+            return result
 
         return kind.run(args, kwargs, body)
 
@@ -138,6 +150,46 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
     except Exception:  # whatever stops the second run, the report goes out without counts
         return None
     return None
+
+
+def run_until_it_raises(run: GraphRun) -> GraphRun:
+    """The statistics of a graph that raised, as far as it got, and what it stopped at."""
+    checks = run.plan.checks
+    statistics = torch.full((len(checks), 2), stats.NOT_RUN, dtype=torch.float64)
+
+    def visit(slot: int, value: Any, repeats: bool) -> None:
+        if not (
+            repeats and bool(torch.isnan(statistics[slot, 1]) | torch.isinf(statistics[slot, 1]))
+        ):
+            statistics[slot] = torch.tensor([float(x) for x in stats.abs_min_max(value)])
+
+    replay = Replay(run.graph_module, list(enumerate(checks)), visit)
+    stopped_at: tuple[int, ...] = ()
+    try:
+        with _as_before(run):
+            replay.run(*_copies(run))
+    except Exception:
+        stopped_at = tuple(_read_by(replay.last, run))
+    return replace(run, statistics=statistics, stopped_at=stopped_at)
+
+
+def _read_by(replay: Replay, run: GraphRun) -> Iterator[int]:
+    """Values that the operation which raised had read, also through integers made of them."""
+    slots: dict[str, list[int]] = {}
+    for slot, check in enumerate(run.plan.checks):
+        if check.inside == replay.inside:
+            slots.setdefault(check.node, []).append(slot)
+    values = {value.slot: i for i, value in enumerate(run.plan.values) if value.slot is not None}
+    todo, seen = list(replay.node.all_input_nodes if replay.node else ()), set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name in slots:
+            yield from (values[slot] for slot in slots[node.name])
+        else:
+            todo += node.all_input_nodes
 
 
 def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:

@@ -37,6 +37,7 @@ class Report:
     origins: tuple[Origin, ...]  # in order of execution
     rank: int | None = None  # of this process in the default process group; None without one
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reached no output
+    error: str = ""  # what forward raised after that, "RuntimeError: …"; "" when it returned
 
     def __str__(self) -> str:
         lines = [
