@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxguard import stats
 from fxguard.nodes import memory_of
@@ -119,7 +120,7 @@ class Batch:
         self.details: dict[int, stats.Detail] = {}  # of bad ones
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among them
         self.known: dict[int, Known] = {}
-        self.memories: dict[int | None, tuple[weakref.ref[Tensor], Key]] = {}
+        self.memories: dict[int | None, tuple[StorageWeakRef, Key]] = {}
         self.modules: list[ModuleCall] = []
         self.module_calls = 0
         self.labels: dict[Key, str] = {}  # names that the user gave to values
@@ -153,9 +154,10 @@ class Batch:
     def remember(self, tensor: Any, key: Key) -> None:
         if isinstance(tensor, Tensor):
             self.known[id(tensor)] = Known(weakref.ref(tensor), _version(tensor), key)
-            memory = memory_of(tensor)
-            if memory is not None:
-                self.memories[memory] = (weakref.ref(tensor), key)
+            for part in (tensor, *stats.inside(tensor)):
+                memory = memory_of(part)
+                if memory is not None:
+                    self.memories[memory] = (StorageWeakRef(part.untyped_storage()), key)
 
     def key_of(self, tensor: Any) -> Key | None:
         """The value that a tensor holds; None where nobody has measured what it holds now."""
@@ -166,8 +168,11 @@ class Batch:
 
     def origin_of(self, tensor: Any) -> Key | None:
         """The value that stands in the same memory: a view of it, or what it was before."""
-        reference, key = self.memories.get(memory_of(tensor), (None, None))
-        return None if reference is None or reference() is None else key
+        for part in (tensor, *stats.inside(tensor)) if isinstance(tensor, Tensor) else ():
+            memory, key = self.memories.get(memory_of(part), (None, None))
+            if memory is not None and not memory.expired():
+                return key
+        return None
 
     # Between graphs.
 

@@ -90,9 +90,9 @@ class CompilerBackend:
         if outputs is None:
             self._graph_raised(run)
             return
-        if self.recorder.last_batch is not None and run.plan is not self._checking.plans[0]:
-            self.recorder.batch_number -= 1  # still the same call of the model
-        self.recorder.begin().graph_ran(run, outputs)
+        # Only the first graph begins another call of the model.
+        again = self.recorder.last_batch is not None and run.plan is not self._checking.plans[0]
+        self.recorder.begin(again=again).graph_ran(run, outputs)
         conclude(self.recorder)
 
     def _graph_raised(self, run: GraphRun) -> None:

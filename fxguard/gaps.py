@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,13 +53,22 @@ class Watch:
         names: Mapping[int, str],
         tensors: Mapping[int, tuple[str, str]],
         observer: Observer | None,
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self.batch = batch
         self.names = names  # id(module) to qualified name
         self.tensors = tensors  # id(parameter or buffer) to ("weight" or "buffer", qualified name)
+        self._refresh = refresh  # brings both up to date
+        self._is_fresh = False
         self.observer = observer
         # The module that may run fused kernels, and how to stop watching it from below.
         self.fused: tuple[torch.nn.Module, contextlib.ExitStack] | None = None
+
+    def read_names(self) -> None:
+        """Bring the names up to date, once for each batch that has something between graphs."""
+        if not self._is_fresh:
+            self._is_fresh = True
+            self._refresh()
 
     def leave_fused(self) -> None:
         """Stop watching from below, where that was begun."""
@@ -152,6 +161,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kind == "as_tensor" and not isinstance(args[0], Tensor):
         # TorchDynamo hands Python numbers to graphs with dynamic shapes like this.
         return func(*args, **kwargs)
+    watch.read_names()
     batch = watch.batch
     inputs = [(label, _key(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
     try:
@@ -217,10 +227,12 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def _moves(kind: str, args: tuple[Any, ...], result: Tensor) -> bool:
-    if kind in operations.MOVES:
-        return True
+    if kind not in operations.MOVES and kind not in operations.CASTS:
+        return False
     first = args[0] if args else None
-    return kind in operations.CASTS and isinstance(first, Tensor) and first.dtype == result.dtype
+    if not isinstance(first, Tensor):
+        return kind in operations.MOVES
+    return first.dtype == result.dtype  # ``view`` may read the bits as another dtype
 
 
 # Modules.
@@ -236,7 +248,10 @@ def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
 def enter_module(module: torch.nn.Module) -> None:
     """A module is about to run outside every graph."""
     watch = watching()
-    if watch is None or id(module) not in watch.names:
+    if watch is None:
+        return
+    watch.read_names()
+    if id(module) not in watch.names:
         return
     watch.batch.enter_module(watch.names[id(module)])
     if watch.observer is not None and watch.fused is None and _may_fuse(module):

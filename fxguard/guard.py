@@ -268,7 +268,7 @@ class Guard:
         batch = self.recorder.begin()
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph or not self.capture else self._observer
-        watch = gaps.Watch(batch, self._names, self._tensors, observer)
+        watch = gaps.Watch(batch, self._names, self._tensors, observer, self._read_names)
         before = gaps.set_watch(watch)
         try:
             with dynamo.module_hooks_on():
@@ -320,14 +320,19 @@ class Guard:
     # The model's modules and weights.
 
     def _read_names(self) -> None:
-        self._names.clear()
-        self._tensors.clear()
-        self._names.update((id(m), name) for name, m in self.model.named_modules())
-        self._names.pop(id(self.model))  # the root's frame is made when the batch ends
-        for name, parameter in self.model.named_parameters():
-            self._tensors[id(parameter)] = ("weight", name)
-        for name, buffer in self.model.named_buffers():
-            self._tensors[id(buffer)] = ("buffer", name)
+        names = {id(module): name for name, module in self.model.named_modules()}
+        del names[id(self.model)]  # the root's frame is made when the batch ends
+        tensors = {id(p): ("weight", name) for name, p in self.model.named_parameters()}
+        tensors |= {id(buffer): ("buffer", name) for name, buffer in self.model.named_buffers()}
+        _replace(self._names, names)
+        _replace(self._tensors, tensors)
+
+
+def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:
+    # Another thread may be reading: what stays is never absent.
+    old.update(new)
+    for gone in old.keys() - new.keys():
+        del old[gone]
 
 
 def in_backward() -> bool:

@@ -60,6 +60,13 @@ NOT_OPERATIONS = frozenset(
     """.split()
 )
 
+# The fake tensors of a capture do not know that what these make, and what is made of it, is
+# quantized. It holds integers, which are finite.
+QUANTIZES = frozenset(
+    ["quantize_per_channel", "quantize_per_tensor", "quantize_per_tensor_dynamic"]
+)
+DEQUANTIZES = frozenset(["dequantize", "int_repr"])
+
 # Trailing underscores that write nothing.
 NOT_IN_PLACE = frozenset({"requires_grad_", "share_memory_", "detach_"})
 

@@ -30,6 +30,11 @@ class Value:
     argument: int | None = None  # position among the graph's inputs, for inputs and weights
     later: int | None = None  # index into Plan.later
 
+    @property
+    def can_be_bad(self) -> bool:
+        """Whether it is of a dtype that holds NaN or inf, as far as the graph knows."""
+        return not self.dtype or "float" in self.dtype or "complex" in self.dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -15,7 +15,7 @@ from fxguard import marks, nodes, operations, regions
 from fxguard.bodies import read_bodies
 from fxguard.higher_order import is_higher_order
 from fxguard.module_frames import frames_by_data_flow, merge_single_operations
-from fxguard.plan import FramePlan, Plan, RowPlan, Step
+from fxguard.plan import NOT_MEASURED, FramePlan, Plan, RowPlan, Step
 from fxguard.sources import source_of_trace
 from fxguard.values import ValueTable
 
@@ -84,6 +84,7 @@ class PlanReader:
         self.frames: list[FramePlan] = []
         self.frame_nodes: list[Node] = []  # which node each frame belongs to
         self.outputs: tuple[int | None, ...] = ()
+        self.quantized: set[Node] = set()
         self.hidden = 0  # operations in the bodies of higher-order operations
         self.random = False
         # A graph from symbolic_trace has no example results: everything may be a tensor.
@@ -163,6 +164,9 @@ class PlanReader:
         self.random = self.random or operations.draws_random_numbers(node)
         if is_higher_order(node) and read_bodies(self, node, kind):
             return
+        if self.is_quantized(node, kind):
+            self.quantized.add(node)
+            return
         written = operations.written_operands(node)
         moves = not written and (kind == "getitem" or self.is_move(node, kind))
         if moves and self.share(node):
@@ -197,16 +201,21 @@ class PlanReader:
             return type(self.graph_module.get_submodule(str(node.target))).__name__
         return operations.name_of(node.target)
 
-    def is_move(self, node: Node, kind: str) -> bool:
-        if kind in operations.MOVES:
+    def is_quantized(self, node: Node, kind: str) -> bool:
+        if kind in operations.QUANTIZES:
             return True
-        if kind not in operations.CASTS or not node.all_input_nodes:
-            return False
-        before = nodes.example_of(node.all_input_nodes[0])
-        after = nodes.example_of(node)
-        return (
-            isinstance(before, Tensor) and isinstance(after, Tensor) and before.dtype == after.dtype
+        return kind not in operations.DEQUANTIZES and any(
+            operand in self.quantized for operand in node.all_input_nodes
         )
+
+    def is_move(self, node: Node, kind: str) -> bool:
+        if kind not in operations.MOVES and kind not in operations.CASTS:
+            return False
+        before = nodes.example_of(node.all_input_nodes[0]) if node.all_input_nodes else None
+        after = nodes.example_of(node)
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return kind in operations.MOVES
+        return before.dtype == after.dtype  # ``view`` may read the bits as another dtype
 
     def share(self, node: Node) -> bool:
         """Let the result hold the value of what it was moved or taken from."""
@@ -290,9 +299,8 @@ class PlanReader:
         return rows
 
     def has_range(self, value: int) -> bool:
-        # Indices and masks are no operands that a range would explain.
-        dtype = self.table.values[value].dtype
-        return not dtype or "float" in dtype or "complex" in dtype
+        """Whether a range explains an operand: that of indices and masks does not."""
+        return self.table.values[value].can_be_bad
 
     # Frames.
 
@@ -319,7 +327,9 @@ class PlanReader:
         labels: Any = node.args[0]
         rows = []
         for label, tensor, note in marks.rows_of(labels, node.args[1:]):
-            if tensor is not None and tensor not in self.table.now:
+            if tensor in self.quantized:
+                tensor, note = None, NOT_MEASURED
+            elif tensor is not None and tensor not in self.table.now:
                 # Integers are measured for this row only.
                 self.table.now[tensor] = self.table.add(
                     tensor, (), "made", tensor.name, measure=True

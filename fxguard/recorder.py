@@ -29,7 +29,8 @@ class Recorder:
     def __init__(self, options: Options, model: Module | None = None) -> None:
         self.options = options
         self.model = model
-        self.batch_number = 0  # of the next batch to begin, or of the one that is running
+        self.next_number = 0
+        self._lock = threading.Lock()  # two threads may begin at once
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
         self.printed: set[str] = set()  # origins whose report was printed
@@ -44,15 +45,23 @@ class Recorder:
         """The batch that is running in this thread."""
         return getattr(self._local, "batch", None)
 
-    def begin(self) -> Batch:
-        self._local.batch = batch = Batch(self.batch_number)
+    @property
+    def batch_number(self) -> int:
+        """Number of the batch that is running in this thread, or of the next to begin."""
+        batch = self.batch
+        return self.next_number if batch is None else batch.number
+
+    def begin(self, *, again: bool = False) -> Batch:
+        """Start a batch; ``again`` where it is one more part of the call that was the last one."""
+        with self._lock:
+            number = self.next_number - again
+            self.next_number = number + 1
+        self._local.batch = batch = Batch(number)
         return batch
 
     def abandon(self) -> None:
         """Forget the running batch: its forward raised."""
-        if self.batch is not None:
-            self._local.batch = None
-            self.batch_number += 1
+        self._local.batch = None
 
     def finish(self) -> Report | None:
         """End the running batch and judge it."""
@@ -80,7 +89,6 @@ class Recorder:
             batch.close()
             self._local.batch = None
             self.last_batch = batch
-            self.batch_number += 1
         if found is not None:
             self.last_report = found
             self.earlier.clear()
@@ -156,7 +164,7 @@ class Recorder:
 
         def is_mask(value: int) -> bool:
             tensor = frames.tensor_of(batch, trace.keys[value])
-            return tensor is not None and not bool((tensor == float("inf")).any())
+            return tensor is not None and describe(tensor).posinf_count == 0
 
         return cause.find_origins(
             trace.steps,

@@ -25,6 +25,12 @@ __all__ = ["detail_of", "numbers_inside", "run_until_it_raises"]
 # fused operations. Other random numbers differ by more.
 TOLERANCE = 0.02
 
+# A second run may end inside a region that a node has opened: what closes it.
+CLOSES = {
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+}
+
 # Given the check's number, what is measured, and whether a loop may measure it many times.
 Visit = Callable[[int, Any, bool], None]
 
@@ -61,6 +67,7 @@ class Replay(Interpreter):
             else:
                 self.after.setdefault(check.after, []).append((slot, check))
         self.pending: dict[str, list[tuple[int, Any]]] = {}  # until their torch.func region ends
+        self.open: list[tuple[Any, Any]] = []  # what closes a region, and its argument
         self.node: Node | None = None  # that is running
         self.last_body: Replay | None = None  # a body that has not returned
 
@@ -69,9 +76,22 @@ class Replay(Interpreter):
         """The innermost graph that has not returned."""
         return self if self.last_body is None else self.last_body.last
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph, and leave every region that it entered, also where it raises."""
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            while self.open:
+                close, argument = self.open.pop()
+                close(argument)
+
     def run_node(self, n: Node) -> Any:
         self.node = n
         result = super().run_node(n)
+        if n.op == "call_function" and n.target in CLOSES:
+            self.open.append((CLOSES[n.target], result))
+        elif n.op == "call_function" and self.open and n.target is self.open[-1][0]:
+            self.open.pop()
         for slot, check in self.after.get(n.name, ()):
             value = result if check.node == n.name else self.env.get(self.by_name[check.node])
             if value is None:
@@ -175,19 +195,20 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
 
 def _read_by(replay: Replay, run: GraphRun) -> Iterator[int]:
     """Values that the operation which raised had read, also through integers made of them."""
-    slots: dict[str, list[int]] = {}
-    for slot, check in enumerate(run.plan.checks):
-        if check.inside == replay.inside:
-            slots.setdefault(check.node, []).append(slot)
-    values = {value.slot: i for i, value in enumerate(run.plan.values) if value.slot is not None}
+    made: dict[str, list[int]] = {}
+    for index, value in enumerate(run.plan.values):
+        if value.slot is not None and value.can_be_bad:
+            check = run.plan.checks[value.slot]
+            if check.inside == replay.inside:
+                made.setdefault(check.node, []).append(index)
     todo, seen = list(replay.node.all_input_nodes if replay.node else ()), set()
     while todo:
         node = todo.pop()
         if node in seen:
             continue
         seen.add(node)
-        if node.name in slots:
-            yield from (values[slot] for slot in slots[node.name])
+        if node.name in made:
+            yield from made[node.name]
         else:
             todo += node.all_input_nodes
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxguard.records import Stat
 
@@ -79,6 +80,19 @@ def has_numbers(value: Tensor) -> bool:
     return not value.is_meta and value.dtype in (*FLOATS, *COMPLEX, *CONVERTED)
 
 
+def inside(value: Tensor) -> list[Tensor]:
+    """The tensors that a wrapper subclass is made of; empty for any other tensor.
+
+    Of a DTensor that is the part on this rank: to ask for all of it would communicate.
+    """
+    if value.is_nested or hasattr(value, "trigger_wait"):  # AsyncCollectiveTensor waits by itself
+        return []
+    if not is_traceable_wrapper_subclass(value):
+        return []
+    names, _ = value.__tensor_flatten__()
+    return [part for name in names if isinstance(part := getattr(value, name), Tensor)]
+
+
 def numbers(value: Tensor) -> Tensor:
     """The stored elements of ``value`` as a dense floating or complex tensor, without gradient."""
     value = value.detach()
@@ -127,6 +141,8 @@ def abs_min_max(value: Any) -> Pair:
         return _combine([abs_min_max(item) for item in value if isinstance(item, CONTAINERS)])
     if not isinstance(value, Tensor):
         return _mark(NOT_A_TENSOR, torch.device("cpu"))
+    if parts := inside(value):
+        return _combine([abs_min_max(part) for part in parts])
     if not has_numbers(value):
         return _mark(NO_DATA, torch.device("cpu"))
     magnitude = magnitudes(numbers(value))
@@ -244,6 +260,9 @@ def describe(value: Tensor) -> Detail:
     Args:
         value: a tensor for which :func:`has_numbers` holds, of any layout and shape.
     """
+    if parts := inside(value):
+        details = [describe(part) for part in parts]
+        return next((detail for detail in details if detail.first_index is not None), details[0])
     if not value.is_nested and value.layout is not torch.strided:
         value = value.to_dense()  # for the index
     dense = numbers(value)
