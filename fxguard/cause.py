@@ -8,7 +8,7 @@ an output; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fxguard.plan import NOT_MEASURED, Step, Value
 
@@ -23,6 +23,14 @@ LIMITS = {
 }
 
 ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm"})
+
+# A mask of -inf ends in these: no infinity that they make comes from it.
+END_OF_MASKS = frozenset(
+    """
+    _native_multi_head_attention _safe_softmax _softmax _transformer_encoder_layer_fwd
+    multi_head_attention_forward scaled_dot_product_attention softmax
+    """.split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class Verdict:
 
     origins: tuple[Blame, ...] = ()
     absorbed: tuple[Blame, ...] = ()
+    both: tuple[Blame, ...] = field(default=(), compare=False)  # in one order
 
 
 def find_origins(
@@ -98,6 +107,8 @@ def find_origins(
         for value in bad:
             if values[value].kind != "made":
                 given(value)
+        if step.kind in END_OF_MASKS:
+            bad = [value for value in bad if value not in intended]
         worst = max((severity(value) for value in bad), default=0)
         inherited = tuple(dict.fromkeys(blame for value in bad for blame in sources.get(value, ())))
         for value in made:
@@ -124,6 +135,7 @@ def find_origins(
     return Verdict(
         origins=tuple(blame for blame in blames if blame in counted),
         absorbed=tuple(blame for blame in blames if blame not in counted),
+        both=tuple(blames),
     )
 
 

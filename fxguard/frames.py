@@ -185,6 +185,27 @@ def assemble(
     return trace
 
 
+def show_step(trace: Trace, index: int) -> None:
+    """Give an operation a frame that has none of its own, such as one that joins parts."""
+    if any(frame.step == index for frame in trace.frames):
+        return
+    step = trace.steps[index]
+    if len(step.outputs) == 1:
+        rows = [RowPlan("output", step.outputs[0])]
+    else:
+        rows = [RowPlan(f"output[{i}]", value) for i, value in enumerate(step.outputs)]
+    rows[:0] = [RowPlan(f"input[{i}]", value) for i, value in enumerate(step.inputs)]
+    made = FramePlan(step.module, step.kind, True, tuple(rows), step.source, index)
+
+    def is_later(frame: FramePlan) -> bool:
+        if frame.step is not None:
+            return frame.step > index
+        return any(row.value in step.outputs for row in frame.rows)
+
+    later = (place for place, frame in enumerate(trace.frames) if is_later(frame))
+    trace.frames.insert(next(later, len(trace.frames)), made)
+
+
 def reached_by_failure(trace: Trace, batch: Batch) -> list[int]:
     """Values that may be why forward raised.
 

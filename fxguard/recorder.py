@@ -127,7 +127,10 @@ class Recorder:
         if error is not None:
             trace.reached += frames.reached_by_failure(trace, batch)
         verdict = self.verdict(batch, trace)
-        accused = [*verdict.origins, *(verdict.absorbed if self.options.strict else ())]
+        for blame in verdict.both:
+            if blame.step is not None:
+                frames.show_step(trace, blame.step)
+        accused = verdict.both if self.options.strict else verdict.origins
         absorbed = [self.origin(batch, trace, blame, count=False) for blame in verdict.absorbed]
         for origin in absorbed:
             self.notes.setdefault(origin.message, origin)
