@@ -123,6 +123,7 @@ class Batch:
         self.memories: dict[int | None, tuple[StorageWeakRef, Key]] = {}
         self.modules: list[ModuleCall] = []
         self.module_calls = 0
+        self.closer_looks = 0  # at bad values made between graphs
         self.labels: dict[Key, str] = {}  # names that the user gave to values
         self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
         self.stopped_at: list[Key] = []  # what the last operation between graphs that raised read

@@ -7,7 +7,7 @@ an output; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fxguard.plan import NOT_MEASURED, Step, Value
@@ -33,6 +33,18 @@ END_OF_MASKS = frozenset(
 )
 
 
+# What these make is whatever the memory held, until somebody writes there.
+UNINITIALISED = frozenset(
+    """
+    empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided
+    resize_
+    """.split()
+)
+
+# A mask of one dtype's largest magnitude turns into inf in a narrower one.
+CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double"])
+
+
 @dataclass(frozen=True, slots=True)
 class Blame:
     """One origin: a step that made a bad value, or a weight or input that held one."""
@@ -44,11 +56,14 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in one batch, both in order of execution."""
+    """What was found in one batch, in order of execution."""
 
     origins: tuple[Blame, ...] = ()
     absorbed: tuple[Blame, ...] = ()
     both: tuple[Blame, ...] = field(default=(), compare=False)  # in one order
+    # Bad values to where they came from.
+    sources: Mapping[int, tuple[Blame, ...]] = field(default_factory=dict, compare=False)
+    intended: frozenset[int] = field(default=frozenset(), compare=False)  # infinite on purpose
 
 
 def find_origins(
@@ -60,6 +75,8 @@ def find_origins(
     is_mask: Callable[[int], bool],
     reached: Iterable[int],
     is_ignored: Callable[[Step], bool],
+    results: Iterable[int] | None = None,
+    overflowed: Collection[int] = (),
 ) -> Verdict:
     """Trace every bad value back to where it came from.
 
@@ -72,8 +89,11 @@ def find_origins(
         is_mask: whether an input, buffer or constant that holds inf does so on purpose.
         reached: values that are an output of a module or of the model.
         is_ignored: whether the user asked not to hear of an operation.
+        results: those of them that are an output of the model; all of them where not given.
+        overflowed: values that hold +inf, and are no masks though they look like it.
     """
     masks = _masks(steps, values, abs_max)
+    uninitialised: set[Blame] = set()
     sources: dict[int, tuple[Blame, ...]] = {}
     intended: set[int] = set()
     blames: dict[Blame, None] = {}  # insertion order is the order of execution
@@ -111,31 +131,39 @@ def find_origins(
             bad = [value for value in bad if value not in intended]
         worst = max((severity(value) for value in bad), default=0)
         inherited = tuple(dict.fromkeys(blame for value in bad for blame in sources.get(value, ())))
+        is_mask_step = step.infinite_literal or (
+            (step.kind in ADDITIONS or step.kind in CASTS) and masks.intersection(step.inputs)
+        )
         for value in made:
-            if severity(value) <= worst:
+            if severity(value) <= worst and value not in overflowed:
                 sources[value] = inherited
                 if not inherited and any(i in intended for i in bad):
                     intended.add(value)
             elif is_ignored(step):
                 sources[value] = inherited
-            elif severity(value) == 1 and (
-                step.infinite_literal
-                or (step.kind in ADDITIONS and masks.intersection(step.inputs))
-            ):
+            elif severity(value) == 1 and is_mask_step and value not in overflowed:
                 intended.add(value)
             else:
                 blame = Blame(value, index, _problem(severity(value)))
                 sources[value] = (*inherited, *accuse(blame))
+                if step.kind in UNINITIALISED:
+                    uninitialised.add(blame)
 
     outputs = list(reached)
     for value in outputs:
         if values[value].kind != "made" and severity(value):
             given(value)
     counted = {blame for value in outputs for blame in sources.get(value, ())}
+    if results is not None:
+        # To hand on memory that is going to be written is no fault; to return it is.
+        counted -= uninitialised - {b for value in results for b in sources.get(value, ())}
+    heard = tuple(blame for blame in blames if blame in counted or blame not in uninitialised)
     return Verdict(
-        origins=tuple(blame for blame in blames if blame in counted),
-        absorbed=tuple(blame for blame in blames if blame not in counted),
-        both=tuple(blames),
+        origins=tuple(blame for blame in heard if blame in counted),
+        absorbed=tuple(blame for blame in heard if blame not in counted),
+        both=heard,
+        sources=sources,
+        intended=frozenset(intended),
     )
 
 

@@ -88,24 +88,43 @@ def outer_compiler(callback: Any) -> OuterCompiler | None:
 
 
 def compile_forward(
-    forward: Callable[..., Any], backend: CheckingBackend, *, fullgraph: bool
+    forward: Callable[..., Any],
+    backend: CheckingBackend,
+    *,
+    fullgraph: bool,
+    leave_what_fails: bool,
 ) -> Callable[..., Any]:
-    """``torch.compile`` for a guarded forward: with room for recompilations, of its own."""
+    """``torch.compile`` for a guarded forward: with room for recompilations, of its own.
+
+    Args:
+        forward: what to compile.
+        backend: with what.
+        fullgraph: as for ``torch.compile``.
+        leave_what_fails: whether code that TorchDynamo fails to capture is left to Python and to
+            the observer, with TorchDynamo's own warning: nobody asked for this compilation.
+    """
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither
     options = {name: value for name, value in options.items() if name in known}
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
+    settings: dict[str, Any] = {"suppress_errors": True} if leave_what_fails else {}
     if options:
-        return compiled
-    limit = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)
+        return with_settings(compiled, settings) if settings else compiled
+    settings["recompile_limit"] = RECOMPILE_LIMIT
+    return with_settings(compiled, settings)
 
-    def with_limit(*args: Any, **kwargs: Any) -> Any:
-        with limit:
-            return compiled(*args, **kwargs)
 
-    return with_limit
+def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+    """Call a function under settings of TorchDynamo."""
+    patch = torch._dynamo.config.patch(**settings)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with patch:
+            return function(*args, **kwargs)
+
+    return call
 
 
 class CheckingBackend:
@@ -134,6 +153,7 @@ class CheckingBackend:
         self.tensors = {} if tensors is None else tensors
         self.refresh = refresh
         self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
+        self.graphs: list[GraphModule] = []  # without checks, for selftest()
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         self.refresh()
@@ -151,6 +171,7 @@ class CheckingBackend:
         with gaps.unobserved(watch):
             compiled = self.inner(checked, example_inputs)
         self.plans.append(plan)
+        self.graphs.append(graph_module)
 
         def run(*args: Any) -> Any:
             watch = gaps.watching()

@@ -39,6 +39,7 @@ class Trace:
     reached: list[int]  # values that are an output of a module or of the model
     keys: list[Key]  # where each value comes from
     at: dict[Key, int]  # the other way round
+    results: list[int]  # values that are an output of the model
 
 
 def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:
@@ -131,7 +132,7 @@ def assemble(
         look_again: gives the numbers of values that only a second run can see, by index in the
             plan. Asked for each run that has such values.
     """
-    trace = Trace([], [], [], [], [], [], {})
+    trace = Trace([], [], [], [], [], [], {}, [])
     at = trace.at
     collected = iter(batch.statistics())
 
@@ -175,13 +176,12 @@ def assemble(
     if len(batch.events) > len(runs):
         trace.frames = merge_single_operations(trace.frames)
     trace.frames = [frame for frame in trace.frames if _ran(frame, trace)]
-    trace.reached = [
-        row.value
-        for frame in trace.frames
-        if not frame.is_op
-        for row in frame.rows
-        if row.value is not None and row.label.startswith("output")
-    ]
+    for frame in trace.frames:
+        if not frame.is_op:
+            found = [r.value for r in frame.rows if r.label.startswith("output")]
+            values = [value for value in found if value is not None]
+            trace.reached += values
+            trace.results += [] if frame.name else values
     return trace
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxguard import marks, operations
 from fxguard.batch import Batch, GapOperation, Key, ModuleReturn
+from fxguard.closer_look import needed_by, reads_masked_row
 from fxguard.sources import source_of_caller
 
 __all__ = [
@@ -179,6 +181,8 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     outputs = [
         (label, batch.measure(tensor, "made", kind)) for label, tensor in made if _is_float(tensor)
     ]
+    if not writes:
+        look_closer(batch, kind, func, (args, kwargs), outputs)
     if outputs:
         batch.events.append(
             GapOperation(
@@ -194,6 +198,30 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             )
         )
     return result
+
+
+CLOSER_LOOKS = 8  # in one batch: each runs the operation once more
+
+
+def look_closer(
+    batch: Batch, kind: str, func: Any, call: Any, outputs: list[tuple[str, Key]]
+) -> None:
+    """Note what an operation that made something bad would have needed, and what it read."""
+    args, kwargs = call
+    for position, (_, (_, index)) in enumerate(outputs):
+        if index not in batch.details or batch.closer_looks >= CLOSER_LOOKS:
+            continue
+        batch.closer_looks += 1
+        path = () if len(outputs) == 1 else (position,)
+        with (
+            batch.own_arithmetic(),
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):
+            needed = needed_by(kind, func, args, kwargs, path)
+            masked = reads_masked_row(args, kwargs)
+        batch.details[index] = replace(batch.details[index], needed=needed, masked_row=masked)
 
 
 def _key(watch: Watch, tensor: Tensor, label: str) -> Key:

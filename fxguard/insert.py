@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen
+from torch.fx.node import map_arg
 
-from fxguard import higher_order, marks, regions, stats
+from fxguard import higher_order, marks, nodes, regions, stats
 from fxguard.errors import UsageError
 from fxguard.higher_order import BodyGraph
 from fxguard.plan import Check, Plan
 from fxguard.planner import make_plan
 
-__all__ = ["insert_checks", "with_checks"]
+__all__ = ["Planting", "insert_checks", "with_checks"]
 
 
 def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
@@ -50,7 +55,9 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
     return with_checks(graph_module, plan, flat=False), plan
 
 
-def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphModule:
+def with_checks(
+    graph_module: GraphModule, plan: Plan, *, flat: bool, planting: Planting | None = None
+) -> GraphModule:
     """A copy of the graph that takes the measurements of the plan.
 
     Args:
@@ -58,8 +65,9 @@ def with_checks(graph_module: GraphModule, plan: Plan, *, flat: bool) -> GraphMo
         plan: its plan.
         flat: whether the statistics are one more item of the output, which has to be a tuple
             then (what TorchDynamo's backends expect), or the second of a pair.
+        planting: where to plant faults, for a test of the checks.
     """
-    changed = _Changed(graph_module, plan.checks)
+    changed = _Changed(graph_module, plan.checks, planting=planting)
     graph, result, statistics = changed.graph, changed.result, changed.statistics
     if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
         # torch.export: the graph returns leaves, and the code generator the structure.
@@ -77,6 +85,34 @@ def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     return _PyTreeCodeGen(info._replace(out_spec=pair))
 
 
+@dataclass(slots=True)
+class Planting:
+    """Makes what a check reads NaN, when its switch says so, for everything that reads it too."""
+
+    switch: Tensor  # shape [], int64: which check, -1 for none
+    slots: dict[Check, int]
+    planted: list[int] = field(default_factory=list)  # those for which there is a place
+
+    def can_plant(self, check: Check, example: Any) -> bool:
+        """Whether a NaN can stand there."""
+        for index in check.path:
+            example = example[index]
+        return (
+            isinstance(example, Tensor)
+            and example.dtype in stats.FLOATS
+            and example.layout is torch.strided
+            and not example.is_nested
+        )
+
+
+def plant(value: Tensor, switch: Tensor, slot: int) -> Tensor:
+    """``value``, or NaN in each of its elements."""
+    return torch.where(switch == slot, math.nan, value)
+
+
+SWITCH = "fxguard_switch"  # the buffer that holds it
+
+
 class _Changed:
     """A graph that is being given checks, and with it the bodies of higher-order operations.
 
@@ -86,8 +122,15 @@ class _Changed:
         statistics: a node of shape ``[number of checks, 2]``.
     """
 
-    def __init__(self, original: GraphModule, checks: Sequence[Check], depth: int = 0) -> None:
+    def __init__(
+        self,
+        original: GraphModule,
+        checks: Sequence[Check],
+        depth: int = 0,
+        planting: Planting | None = None,
+    ) -> None:
         self.original = original
+        self.planting = planting
         self.graph = Graph()
         copies: dict[Node, Node] = {}
         self.result: Any = self.graph.graph_copy(original.graph, copies)
@@ -100,7 +143,14 @@ class _Changed:
         self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.behind: dict[Node, Node] = {}  # the last node that was put behind another one
         self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new ones, by id of the old
+        self.spoiled: dict[Node, Node] = {}  # results that may be made NaN, to what is read then
         items: list[Node] = []
+        if planting is not None:
+            first = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
+            with self.graph.inserting_before(first):
+                self.switch = self.graph.get_attr(SWITCH)
+            if self.inputs:
+                self.behind[self.inputs[-1]] = self.switch
 
         # Checks in the bodies of one operation follow each other.
         def operation_of(check: Check) -> str:
@@ -112,6 +162,7 @@ class _Changed:
             else:
                 items += map(self.measure, group)
         self.statistics = self.graph.call_function(stats.collect, (items,))
+        self.result = map_arg(self.result, lambda node: self.spoiled.get(node, node))
 
     def put(self, anchor: Node, function: Callable[..., Any], *args: Any) -> Node:
         """Call a function behind a node, and behind what was put there before."""
@@ -124,12 +175,30 @@ class _Changed:
     def measure(self, check: Check) -> Node:
         """Insert one check."""
         anchor, node = self.copies[check.after], self.copies[check.node]
+        source = node
         for index in check.path:
             node = self.put(anchor, operator.getitem, node, index)
+        example = nodes.example_of(self.originals[check.node])
+        if self.planting is not None and self.planting.can_plant(check, example):
+            node = self.spoil(check, source, anchor, node)
         if check.region_end is not None:
             node = self.put(anchor, regions.unwrapped, node)
             anchor = self.copies[check.region_end]
         return self.put(anchor, stats.abs_min_max, node)
+
+    def spoil(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
+        """Let everything behind a check read what was planted there."""
+        assert self.planting is not None
+        slot = self.planting.slots[check]
+        planted = self.put(anchor, plant, node, self.switch, slot)
+        self.planting.planted.append(slot)
+        read = [source]
+        if check.path:
+            read = [user for user in source.users if user.args[1:] == check.path]
+        for result in read:
+            self.spoiled[result] = planted
+            result.replace_all_uses_with(planted, lambda user: user > planted)
+        return planted
 
     def enter(self, operation: str, checks: Sequence[Check], depth: int) -> Node:
         """Insert the checks in the bodies of one higher-order operation."""
@@ -141,7 +210,10 @@ class _Changed:
         for body in higher_order.bodies_of(original, self.original):
             if body.position in kind.rewritten:
                 mine = [c for c in checks if c.inside[depth] == (operation, body.position)]
-                inner = changed[body.position] = _Changed(body.graph_module, mine, depth + 1)
+                # A loop's and a branch's own arguments leave no room for a switch.
+                planting = self.planting if kind.merges is None else None
+                inner = _Changed(body.graph_module, mine, depth + 1, planting)
+                changed[body.position] = inner
                 bodies[body.position] = BodyGraph(
                     inner.graph, inner.result, inner.statistics, tuple(mine)
                 )
@@ -167,6 +239,8 @@ class _Changed:
         root = copy.copy(self.original)
         for name, body in self.bodies.values():
             root.add_module(name, body)
+        if self.planting is not None:
+            root.register_buffer(SWITCH, self.planting.switch, persistent=False)
         checked = GraphModule(root, self.graph)
         checked.meta.update(self.original.meta)
         self.graph.lint()

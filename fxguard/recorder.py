@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from fxguard import cause, frames, report
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun
+from fxguard.explain import climb_to, spread_of
 from fxguard.frames import Trace
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
@@ -127,6 +128,8 @@ class Recorder:
         if error is not None:
             trace.reached += frames.reached_by_failure(trace, batch)
         verdict = self.verdict(batch, trace)
+        if overflowed := self.overflowed(batch, trace, verdict):
+            verdict = self.verdict(batch, trace, overflowed)
         for blame in verdict.both:
             if blame.step is not None:
                 frames.show_step(trace, blame.step)
@@ -140,13 +143,15 @@ class Recorder:
         return Report(
             batch_number=batch.number,
             frames=tuple(self.last_frames(batch, trace, first)),
-            origins=tuple(self.origin(batch, trace, blame) for blame in accused),
+            origins=tuple(self.explained(batch, trace, verdict, blame) for blame in accused),
             rank=_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
         )
 
-    def verdict(self, batch: Batch, trace: Trace) -> cause.Verdict:
+    def verdict(
+        self, batch: Batch, trace: Trace, overflowed: Collection[int] = ()
+    ) -> cause.Verdict:
         def stat(value: int) -> Stat | None:
             number = trace.stats[value]
             if isinstance(number, Stat):
@@ -177,7 +182,29 @@ class Recorder:
             is_mask=is_mask,
             reached=trace.reached,
             is_ignored=self.options.ignores,
+            results=trace.results,
+            overflowed=overflowed,
         )
+
+    def overflowed(self, batch: Batch, trace: Trace, verdict: cause.Verdict) -> set[int]:
+        """Values that look like a mask that became infinite, but hold +inf: they overflowed."""
+        steps = [trace.steps[blame.step] for blame in verdict.origins if blame.step is not None]
+        todo = [value for step in steps for value in step.inputs]
+        maker = {value: step for step in trace.steps for value in step.outputs}
+        found: set[int] = set()
+        seen: set[int] = set()
+        while todo:
+            value = todo.pop()
+            if value in seen or value not in verdict.intended or value not in maker:
+                continue
+            seen.add(value)
+            step = maker[value]
+            todo += step.inputs
+            if step.kind in cause.ADDITIONS and not step.infinite_literal:
+                detail = self.detail(batch, trace, cause.Blame(value, 0, "inf"))
+                if detail is not None and detail.posinf_count:
+                    found.add(value)
+        return found
 
     def origin(
         self, batch: Batch, trace: Trace, blame: cause.Blame, *, count: bool = True
@@ -206,6 +233,26 @@ class Recorder:
             neginf_count=detail.neginf_count,
             largest_finite=detail.largest_finite,
             first_index=detail.first_index,
+            needed=detail.needed if blame.problem == "inf" else None,
+            masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
+        )
+
+    def explained(
+        self, batch: Batch, trace: Trace, verdict: cause.Verdict, blame: cause.Blame
+    ) -> Origin:
+        """An origin with what led to it and what came of it."""
+        dtype = trace.values[blame.value].dtype
+        titles, count, returned = spread_of(trace, verdict, blame)
+        read = () if blame.step is None else trace.steps[blame.step].inputs
+        return replace(
+            self.origin(batch, trace, blame),
+            dtype=dtype,
+            limit=cause.LIMITS.get(dtype),
+            follows=any(verdict.sources.get(value) for value in read),
+            climb=climb_to(trace, blame) if blame.problem == "inf" else (),
+            spread=titles,
+            spread_count=count,
+            reached_output=returned,
         )
 
     def detail(self, batch: Batch, trace: Trace, blame: cause.Blame) -> Detail | None:
@@ -266,10 +313,7 @@ class Recorder:
 
     def coverage(self, plans: Sequence[Plan]) -> str:
         """How many operations of the captured graphs, and between them, are checked."""
-        batch = self.last_batch
-        between = 0
-        if batch is not None:
-            between = sum(isinstance(e, GapOperation) and e.kind != "view" for e in batch.events)
+        between = 0 if self.last_batch is None else self.between(self.last_batch)
         unchecked: Counter[str] = Counter()
         for plan in plans:
             unchecked.update(dict(plan.unchecked))
@@ -282,6 +326,10 @@ class Recorder:
             reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
             line += f"; not checked: {reasons}"
         return line
+
+    def between(self, batch: Batch) -> int:
+        """How many operations of a batch ran outside every graph."""
+        return sum(isinstance(e, GapOperation) and e.kind != "view" for e in batch.events)
 
     # Tracing.
 

@@ -6,7 +6,7 @@ import math
 import os.path
 from dataclasses import dataclass
 
-__all__ = ["Frame", "Origin", "Row", "Source", "Stat"]
+__all__ = ["Climb", "Frame", "Origin", "Row", "SelfTest", "Source", "Stat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,12 @@ class Source:
     code: str  # the text of that line without indentation; "" where it cannot be read
 
     def __str__(self) -> str:
-        place = f"{os.path.basename(self.file)}:{self.line}"
-        return f"{place}: {self.code}" if self.code else place
+        return f"{self.place}: {self.code}" if self.code else self.place
+
+    @property
+    def place(self) -> str:
+        """``modeling_t5.py:109``."""
+        return f"{os.path.basename(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,42 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class SelfTest:
+    """What came of planting a NaN in every measured value.
+
+    True when there was any, and each was found and named.
+    """
+
+    planted: int  # how many
+    found: int  # how many of them were found, and blamed on the operation that was planted
+    graphs: int  # captured graphs that ran
+    missed: tuple[str, ...] = ()  # operations that were not
+    left_out: tuple[tuple[str, int], ...] = ()  # why no NaN could be planted, and how many times
+
+    def __bool__(self) -> bool:
+        return self.found == self.planted > 0
+
+    def __str__(self) -> str:
+        graphs = f"{self.graphs} graph" + ("" if self.graphs == 1 else "s")
+        line = f"found {self.found} of {self.planted} planted NaN in {graphs}"
+        if self.missed:
+            line += f"; missed: {', '.join(self.missed)}"
+        if self.left_out:
+            line += "; not planted: " + ", ".join(f"{n} {why}" for why, n in self.left_out)
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """One operation on the way to an origin, and how much larger it made what it read."""
+
+    title: str  # "encoder.block.0 mul"
+    before: float  # largest magnitude that it read
+    after: float  # largest magnitude that it made
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """A place where a bad value came from: an operation, a weight, or a model input.
 
@@ -88,16 +128,30 @@ class Origin:
     neginf_count: int | None = None
     largest_finite: float | None = None  # largest finite magnitude; None also where there is none
     first_index: tuple[int, ...] | None = None  # of the first element that is not finite
+    dtype: str = ""  # of the bad tensor, "float16"
+    limit: float | None = None  # the largest number that this dtype holds
+    needed: float | None = None  # the largest magnitude that the operation makes in float64
+    masked_row: bool = False  # NaN, made of a row of nothing but -inf: every position is masked
+    follows: bool = False  # made of a bad value that another origin had made
+    climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way there
+    spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
+    spread_count: int = 0  # how many it reached in all
+    reached_output: bool = False  # whether it is in what the model returned
+
+    @property
+    def is_operation(self) -> bool:
+        """Whether an operation made it; else a weight, a buffer or an input held it."""
+        return not self.what.startswith(("weight ", "input ", "buffer ", "constant "))
 
     @property
     def message(self) -> str:
         """``mul in encoder.block.0 made inf (modeling_t5.py:109)``."""
         place = f" in {self.frame.name}" if self.frame.name else ""
-        if self.what.startswith(("weight ", "input ", "buffer ")):
-            verb, text = "holds", self.what
-        else:
+        if self.is_operation:
             verb, text = "made", f"{self.what}{place}"
+        else:
+            verb, text = "holds", self.what
         source = self.frame.source
-        where = f" ({os.path.basename(source.file)}:{source.line})" if source else ""
+        where = f" ({source.place})" if source else ""
         problem = "NaN" if self.problem == "nan" else "inf"
         return f"{text} {verb} {problem}{where}"

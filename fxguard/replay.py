@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard import higher_order, stats
+from fxguard import higher_order, operations, stats
 from fxguard.batch import GraphRun
+from fxguard.closer_look import needed_by, reads_masked_row
 from fxguard.plan import Check
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
@@ -44,6 +45,8 @@ class Replay(Interpreter):
         visit: called for each when its value is there.
         inside: the higher-order operations around this graph, as in :class:`Check`.
         repeats: whether one of them is a loop.
+        before: called before an operation that a check follows, with the check's number, the
+            operation's node, and its arguments.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class Replay(Interpreter):
         visit: Visit,
         inside: tuple[tuple[str, int], ...] = (),
         repeats: bool = False,
+        before: Callable[[int, Check, Node, Any, Any], None] | None = None,
     ) -> None:
         super().__init__(module)
+        self.before = before
         self.visit = visit
         self.inside = inside
         self.repeats = repeats
@@ -87,6 +92,9 @@ class Replay(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         self.node = n
+        if self.before is not None and n.op in ("call_function", "call_method"):
+            for slot, check in self.after.get(n.name, ()):
+                self.before(slot, check, n, *self.fetch_args_kwargs_from_env(n))
         result = super().run_node(n)
         if n.op == "call_function" and n.target in CLOSES:
             self.open.append((CLOSES[n.target], result))
@@ -119,7 +127,7 @@ class Replay(Interpreter):
             place = (node.name, position)
             checks = self.bodies.get(place, [])
             inside = (*self.inside, place)
-            self.last_body = Replay(module, checks, self.visit, inside, repeats)
+            self.last_body = Replay(module, checks, self.visit, inside, repeats, self.before)
             result = self.last_body.run(*operands)
             self.last_body = None
             return result
@@ -165,14 +173,23 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
         ):
             raise _Ended(None)
 
+    closer: dict[str, Any] = {}
+
+    def before(slot: int, check: Check, node: Node, args: Any, kwargs: Any) -> None:
+        if slot == wanted:
+            function = node.target if callable(node.target) else _method(str(node.target))
+            kind = operations.name_of(node.target)
+            closer["needed"] = needed_by(kind, function, args, kwargs, check.path)
+            closer["masked_row"] = reads_masked_row(args, kwargs)
+
     checks = list(enumerate(run.plan.checks))
     if later is not None:  # only a second run sees it: it is compared with nothing
         wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
         with _as_before(run):
-            Replay(run.graph_module, checks, visit).run(*_copies(run))
+            Replay(run.graph_module, checks, visit, before=before).run(*_copies(run))
     except _Ended as ended:
-        return ended.detail
+        return None if ended.detail is None else replace(ended.detail, **closer)
     except Exception:  # whatever stops the second run, the report goes out without counts
         return None
     return None
@@ -217,6 +234,10 @@ def _read_by(replay: Replay, run: GraphRun) -> Iterator[int]:
             yield from made[node.name]
         else:
             todo += node.all_input_nodes
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
 
 
 def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:

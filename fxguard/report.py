@@ -22,7 +22,7 @@ INDENT = " " * 18  # the width of two numbers and the blanks around them
 class Report:
     """What was found in one batch: the frames that led to it, and where it came from.
 
-    ``str(report)`` is the text that is printed.
+    ``str(report)`` is the text that is printed: the verdict, then the frames.
 
     Example:
         >>> try:
@@ -41,16 +41,22 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
+            *self.verdict,
+            "",
             f"Detected inf/nan during batch_number={self.batch_number}",
             f"Last {len(self.frames)} forward frames:",
             HEADER,
         ]
         lines += [frame_text(frame) for frame in self.frames]
-        if self.origins:
-            lines.append("")
-        lines += [line for origin in self.origins for line in _origin_lines(origin)]
-        lines += [f"note: {o.message}, but it reached no output" for o in self.absorbed]
         return "\n".join(lines)
+
+    @property
+    def verdict(self) -> list[str]:
+        """What happened, in lines: each origin, what led to it, and what came of it."""
+        lines = [line for origin in self.origins for line in _origin_lines(origin)]
+        if self.error:
+            lines.append(f"forward then raised {self.error}")
+        return lines + [f"note: {o.message}, but it reached no output" for o in self.absorbed]
 
     @property
     def message(self) -> str:
@@ -90,8 +96,8 @@ class Report:
         return json.dumps(_strict(self.to_dict()), indent=indent, allow_nan=False)
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{html.escape(origin.message)}</p>" for origin in self.origins)
-        return f"{lines}{self.to_table('html')}"
+        text = html.escape("\n".join(self.verdict))
+        return f"<pre>{text}</pre>{self.to_table('html')}"
 
 
 def frame_text(frame: Frame) -> str:
@@ -121,15 +127,54 @@ def _cells(row: Row) -> tuple[str, str]:
 
 
 def _origin_lines(origin: Origin) -> Iterable[str]:
-    yield origin.message
-    if origin.nan_count is None:
+    if origin.follows:
+        yield f"then {origin.message} of it"
         return
-    largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
-    yield (
-        f"  {origin.row}: {origin.nan_count} NaN, {origin.posinf_count} +inf, "
-        f"{origin.neginf_count} -inf of {origin.numel} elements; "
-        f"largest finite magnitude {largest}; first at {list(origin.first_index or ())}"
-    )
+    yield origin.message
+    if origin.is_operation:
+        if origin.frame.source is not None:
+            yield f"  {origin.frame.source}"
+        yield from _what_it_read(origin)
+    if origin.nan_count is not None:
+        largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
+        yield (
+            f"  {origin.row}: {origin.nan_count} NaN, {origin.posinf_count} +inf, "
+            f"{origin.neginf_count} -inf of {origin.numel} elements; "
+            f"largest finite magnitude {largest}; first at {list(origin.first_index or ())}"
+        )
+    if origin.climb:
+        yield "  where the magnitude grew most on the way:"
+        for climb in origin.climb:
+            place = f"  ({climb.source.place})" if climb.source is not None else ""
+            yield f"    {climb.before:.2e} -> {climb.after:.2e}  {climb.title}{place}"
+    if origin.spread_count:
+        more = origin.spread_count - len(origin.spread)
+        names = ", ".join(origin.spread) + (f" and {more} more" if more > 0 else "")
+        end = "; the model returned it" if origin.reached_output else ""
+        yield f"  it spread to {names}{end}"
+
+
+def _what_it_read(origin: Origin) -> Iterable[str]:
+    ranges = [
+        f"{row.label} up to {row.abs_max:.2e}"
+        for row in origin.frame.rows
+        if row.label.startswith("input") and row.abs_max is not None and not row.is_bad
+    ]
+    if ranges:
+        yield f"  it read {', '.join(ranges)}"
+    if origin.masked_row:
+        yield "  row fully masked: it read a row in which every element is -inf"
+    if origin.problem == "inf" and origin.limit is not None:
+        limit = _number(origin.limit)
+        if origin.needed is not None and origin.needed > origin.limit:
+            times = f"{origin.needed / origin.limit:.3g} times what {origin.dtype} holds"
+            yield f"  it needs {origin.needed:.4g}, {times} ({limit})"
+        else:
+            yield f"  {origin.dtype} holds {limit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value < 1e6 else f"{value:.3g}"
 
 
 def _plain(value: Any) -> Any:

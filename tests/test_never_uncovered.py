@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_odd_tensors import AOT, EAGER, PYTHON, WAYS, assert_same_bits, prepared, the_way
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard import dynamo, gaps, recorder
+from fxguard import guard as guard_module
 from fxguard.guard import Guard
 
 
@@ -748,3 +750,35 @@ def test_without_a_batch_for_each_thread_the_check_fails(monkeypatch: pytest.Mon
     monkeypatch.setattr(gaps, "_local", OneForAll())
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
         check_threads(PYTHON)
+
+
+class NumpyScalar(nn.Module):
+    """TorchDynamo cannot trace this arithmetic while a torch function mode is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (np.log(10000.0) / (x.shape[-1] - 1))
+
+
+def test_what_torchdynamo_fails_on_is_left_to_the_observer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model runs, and every operation is checked; without the fallback it would not run."""
+    plain = NumpyScalar()
+    guarded = fxguard.instrument(copy.deepcopy(plain))
+    x = torch.randn(2, 4)
+    with pytest.raises(Exception, match="ndarray"):
+        guarded(x)
+    fxguard.remove(guarded)
+    torch._dynamo.reset()
+    monkeypatch.setattr(guard_module, "LEAVE_WHAT_FAILS", True)
+    fxguard.instrument(guarded)
+    assert torch.equal(guarded(x), plain(x))
+    assert fxguard.guard_of(guarded).coverage() == (
+        "checked 2 of 2 operations in 0 graphs and 2 between graphs"
+    )
+    with pytest.raises(fxguard.NonFiniteError, match="mul made inf"):
+        guarded(torch.full((2, 4), 3e38))

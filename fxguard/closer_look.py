@@ -1,0 +1,84 @@
+"""A closer look at one operation that made a bad value: what it read, and what it would need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fxguard import stats
+
+__all__ = ["needed_by", "reads_masked_row"]
+
+WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+CASTS = ("to", "type", "type_as", "half", "bfloat16", "float")
+
+
+def needed_by(
+    kind: str, function: Callable[..., Any], args: Any, kwargs: Any, path: tuple[int, ...] = ()
+) -> float | None:
+    """The largest finite magnitude that an operation makes when it computes in float64.
+
+    Args:
+        kind: its name.
+        function: runs it.
+        args: what it was given.
+        kwargs: likewise.
+        path: indices of the result that is asked for, where the operation returns a tuple.
+
+    Returns:
+        None where it cannot be computed so.
+    """
+    if kind in CASTS:
+        result = args[0]
+    else:
+        try:
+            wide_args, wide_kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
+            result = function(*wide_args, **wide_kwargs)
+            for index in path:
+                result = result[index]
+        except Exception:  # no kernel, no memory, a dtype that was asked for: then it is not known
+            return None
+        if result is None:
+            result = wide_args[0]  # it writes, and returns nothing
+        if not isinstance(result, Tensor) or result.dtype not in WIDER.values():
+            return None
+    if not isinstance(result, Tensor) or result.dtype not in stats.FLOATS:
+        return None
+    size = result.detach().abs()
+    finite = size[torch.isfinite(size)]
+    return float(finite.max()) if finite.numel() else None
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.detach().to(WIDER.get(value.dtype, value.dtype), copy=True)
+
+
+def reads_masked_row(args: Any, kwargs: Any) -> bool:
+    """Whether a floating-point operand holds a row of nothing but -inf.
+
+    The row is along ``dim`` where the operation was given one, else along the last dimension.
+    """
+    given = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
+    for value in pytree.tree_leaves((args, kwargs)):
+        if (
+            isinstance(value, Tensor)
+            and value.dtype in stats.FLOATS
+            and value.layout is torch.strided
+            and -value.dim() <= dim < value.dim()
+            and value.numel()
+            and bool((value == -math.inf).all(dim=dim).any())
+        ):
+            return True
+    return False
