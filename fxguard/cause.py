@@ -41,6 +41,14 @@ UNINITIALISED = frozenset(
     """.split()
 )
 
+# These write all of their first operand: what it held before is gone.
+OVERWRITES = frozenset(
+    """
+    bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
+    zero_
+    """.split()
+)
+
 # A mask of one dtype's largest magnitude turns into inf in a narrower one.
 CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double"])
 
@@ -118,12 +126,13 @@ def find_origins(
     for index, step in enumerate(steps):
         for value in step.outputs:
             if values[value].note == NOT_MEASURED:
-                read = (i for i in step.inputs if values[i].kind != "weight")
-                assumed[value] = max(map(severity, read), default=0)
+                given_to = (i for i in step.inputs if values[i].kind != "weight")
+                assumed[value] = max(map(severity, given_to), default=0)
         made = [value for value in step.outputs if severity(value)]
         if not made:
             continue
-        bad = [value for value in dict.fromkeys(step.inputs) if severity(value)]
+        read = step.inputs[1:] if step.kind in OVERWRITES else step.inputs
+        bad = [value for value in dict.fromkeys(read) if severity(value)]
         for value in bad:
             if values[value].kind != "made":
                 given(value)
@@ -135,7 +144,7 @@ def find_origins(
             (step.kind in ADDITIONS or step.kind in CASTS) and masks.intersection(step.inputs)
         )
         for value in made:
-            if severity(value) <= worst and value not in overflowed:
+            if severity(value) <= worst:
                 sources[value] = inherited
                 if not inherited and any(i in intended for i in bad):
                     intended.add(value)

@@ -39,25 +39,20 @@ def needed_by(
     Returns:
         None where it cannot be computed so.
     """
-    if kind in CASTS:
-        result = args[0]
-    else:
-        try:
-            wide_args, wide_kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
-            result = function(*wide_args, **wide_kwargs)
-            for index in path:
-                result = result[index]
-        except Exception:  # no kernel, no memory, a dtype that was asked for: then it is not known
-            return None
+    try:
+        if kind in CASTS:
+            return stats.describe(args[0]).largest_finite
+        wide_args, wide_kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
+        result = function(*wide_args, **wide_kwargs)
+        for index in path:
+            result = result[index]
         if result is None:
             result = wide_args[0]  # it writes, and returns nothing
-        if not isinstance(result, Tensor) or result.dtype not in WIDER.values():
-            return None
-    if not isinstance(result, Tensor) or result.dtype not in stats.FLOATS:
-        return None
-    size = result.detach().abs()
-    finite = size[torch.isfinite(size)]
-    return float(finite.max()) if finite.numel() else None
+        if result.dtype in WIDER.values():
+            return stats.describe(result).largest_finite
+    except Exception:  # no kernel, no memory, no tensor: then it is not known
+        pass
+    return None
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -71,14 +66,17 @@ def reads_masked_row(args: Any, kwargs: Any) -> bool:
     """
     given = kwargs.get("dim", args[1] if len(args) > 1 else None)
     dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
-    for value in pytree.tree_leaves((args, kwargs)):
-        if (
-            isinstance(value, Tensor)
-            and value.dtype in stats.FLOATS
-            and value.layout is torch.strided
-            and -value.dim() <= dim < value.dim()
-            and value.numel()
-            and bool((value == -math.inf).all(dim=dim).any())
-        ):
-            return True
-    return False
+    try:
+        return any(_has_masked_row(value, dim) for value in pytree.tree_leaves((args, kwargs)))
+    except Exception:  # a subclass or a layout that knows few operations
+        return False
+
+
+def _has_masked_row(value: Any, dim: int) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in stats.FLOATS
+        and value.layout is torch.strided
+        and -value.dim() <= dim < value.dim()
+        and bool((value == -math.inf).all(dim=dim).any())
+    )

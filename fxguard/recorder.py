@@ -200,7 +200,8 @@ class Recorder:
             seen.add(value)
             step = maker[value]
             todo += step.inputs
-            if step.kind in cause.ADDITIONS and not step.infinite_literal:
+            of_finite = verdict.intended.isdisjoint(step.inputs)
+            if of_finite and step.kind in cause.ADDITIONS and not step.infinite_literal:
                 detail = self.detail(batch, trace, cause.Blame(value, 0, "inf"))
                 if detail is not None and detail.posinf_count:
                     found.add(value)

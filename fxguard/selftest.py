@@ -54,7 +54,8 @@ def test_graph(
             healthy = _blames(graph, plan, compiled, inputs)
     except Exception:  # such as an index that made-up numbers do not fit
         return SelfTest(0, 0, 0, (), ((CANNOT_RUN, len(wanted)),))
-    found, missed, left_out = 0, [], Counter[str]()
+    found, missed = 0, []
+    left_out = Counter(f"that are {v.note}" for v in plan.values if v.note and v.kind == "made")
     for slot in wanted:
         if slot not in planting.planted:
             left_out[NO_PLACE] += 1

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxguard import BatchLimitReached, FxguardError, NonFiniteError, Report
-from fxguard.records import Frame, Origin, Row, Source, Stat
+from fxguard.records import Climb, Frame, Origin, Row, Source, Stat
 from fxguard.report import frame_text, row_text
 
 INF, NAN = math.inf, math.nan
@@ -42,10 +42,37 @@ MUL = Frame(
     (Row("input[0]", 0.0, 454.2), Row("input[1]", 5.5251e-05, 485.07), Row("output", 0.0, INF)),
     source=LINE,
 )
-OVERFLOW = Origin(MUL, "inf", "mul", "output", 6144, 0, 2, 1, 65472.0, (0, 3, 17))
+OVERFLOW = Origin(
+    MUL,
+    "inf",
+    "mul",
+    "output",
+    *(6144, 0, 2, 1, 65472.0, (0, 3, 17)),
+    dtype="float16",
+    limit=65504.0,
+    needed=220289.0,
+    climb=(
+        Climb("encoder.block.0.layer.1.layer_norm mul", 4.07, 47.41),
+        Climb(f"{BLOCK}.wi_1 linear", 47.41, 485.07, dataclasses.replace(LINE, line=108)),
+    ),
+    spread=(f"{BLOCK}.dropout dropout", f"{BLOCK}.wo linear"),
+    spread_count=344,
+    reached_output=True,
+)
 REPORT = Report(0, (WI_1, MUL), (OVERFLOW,))
 
-GOLDEN = """\
+VERDICT = """\
+mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109)
+  modeling_t5.py:109: hidden_states = hidden_gelu * hidden_linear
+  it read input[0] up to 4.54e+02, input[1] up to 4.85e+02
+  it needs 2.203e+05, 3.36 times what float16 holds (65504)
+  output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04; first at [0, 3, 17]
+  where the magnitude grew most on the way:
+    4.07e+00 -> 4.74e+01  encoder.block.0.layer.1.layer_norm mul
+    4.74e+01 -> 4.85e+02  encoder.block.0.layer.1.DenseReluDense.wi_1 linear  (modeling_t5.py:108)
+  it spread to encoder.block.0.layer.1.DenseReluDense.dropout dropout, encoder.block.0.layer.1.DenseReluDense.wo linear and 342 more; the model returned it
+"""  # noqa: E501
+FRAMES = """\
 Detected inf/nan during batch_number=0
 Last 2 forward frames:
 abs min  abs max  metadata
@@ -56,14 +83,12 @@ abs min  abs max  metadata
                   encoder.block.0.layer.1.DenseReluDense mul  # modeling_t5.py:109: hidden_states = hidden_gelu * hidden_linear
 0.00e+00 4.54e+02 input[0]
 5.53e-05 4.85e+02 input[1]
-0.00e+00      inf output
-
-mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109)
-  output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04; first at [0, 3, 17]"""  # noqa: E501
+0.00e+00      inf output"""  # noqa: E501
+GOLDEN = f"{VERDICT}\n{FRAMES}"
 
 
-def test_text_is_the_classic_one() -> None:
-    """A report reads as section 2 of the specification shows it, to the blank."""
+def test_text_is_the_verdict_and_the_classic_frames() -> None:
+    """The verdict comes first; below it the frames read as in the specification, to the blank."""
     assert str(REPORT) == GOLDEN
 
 
@@ -91,23 +116,33 @@ def test_nan_is_written_twice_and_other_rows_say_why_they_have_no_number() -> No
     ]
 
 
-def test_origins_and_notes_follow_the_frames() -> None:
-    """Weights, operations and absorbed values are told in one line each, in their order."""
+def test_the_verdict_tells_origins_errors_and_notes_in_order() -> None:
+    """A weight; what followed of it, in one line; what forward raised; what was absorbed."""
     line = Source("train.py", 7, "")
     log = Frame("bias", "log", True, (Row("output", INF, INF),), source=line)
     linear = Frame("head", "Linear", False, (Row("weight", NAN, NAN), Row("output", NAN, NAN)))
     weight = Origin(linear, "nan", "weight head.weight", "weight", 4, 4, 0, 0, None, (0, 0))
+    softmax = Frame("head", "softmax", True, (Row("output", NAN, NAN),), source=line)
+    masked = Origin(softmax, "nan", "softmax", "output", masked_row=True)
     report = Report(
-        3, (linear,), (weight, OVERFLOW), absorbed=(Origin(log, "inf", "log", "output"),)
+        3,
+        (linear,),
+        (weight, dataclasses.replace(OVERFLOW, follows=True), masked),
+        absorbed=(Origin(log, "inf", "log", "output"),),
+        error="IndexError: index out of range in self",
     )
-    assert str(report).splitlines()[-6:] == [
-        "",
+    assert report.verdict == [
         "weight head.weight holds NaN",
         "  weight: 4 NaN, 0 +inf, 0 -inf of 4 elements; largest finite magnitude none; "
         "first at [0, 0]",
-        *GOLDEN.splitlines()[-2:],
+        f"then mul in {BLOCK} made inf (modeling_t5.py:109) of it",
+        "softmax in head made NaN (train.py:7)",
+        "  train.py:7",
+        "  row fully masked: it read a row in which every element is -inf",
+        "forward then raised IndexError: index out of range in self",
         "note: log in bias made inf (train.py:7), but it reached no output",
     ]
+    assert str(report).startswith("\n".join(report.verdict) + "\n\nDetected inf/nan during")
 
 
 def test_message_names_rank_batch_operation_and_line() -> None:
@@ -295,14 +330,14 @@ def test_html_escapes_everything_from_outside() -> None:
     frame = Frame(hostile, hostile, True, (Row(hostile, 0.0, INF), Row("x", note=hostile)), source)
     report = Report(0, (frame,), (Origin(frame, "inf", hostile, hostile),))
     document = Tags(report._repr_html_())
-    assert document.tags <= {"p", "table", "thead", "tbody", "tr", "th", "td"}
+    assert document.tags <= {"pre", "table", "thead", "tbody", "tr", "th", "td"}
     assert hostile in document.text
 
 
 def test_html_shows_the_verdict_and_the_table() -> None:
     """A notebook shows what was found and every number, as elements."""
     document = Tags(REPORT._repr_html_())
-    assert {"p", "table", "td"} <= document.tags
+    assert {"pre", "table", "td"} <= document.tags
     assert f"mul in {BLOCK} made inf (modeling_t5.py:109)" in document.text
     assert "7.21e-06" in document.text
 
