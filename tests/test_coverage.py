@@ -82,6 +82,7 @@ def test_a_body_with_arguments_that_nobody_expected_is_counted(
 LEFT_OUT = {
     "t5": {"that make the model raise"},
     "llama": {"that are empty"},
+    "gpt2": {"that are empty"},
     "mixtral": {"that are empty"},
 }
 TESTED = ["t5", "llama", "gpt2", "bert", "mixtral", "whisper", "vit", "resnet", "cnn", "in_place"]
