@@ -15,6 +15,8 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   ``torch._dynamo.trace_rules.is_callable_allowed``: where a backend cannot compile a graph,
   TorchDynamo breaks it, but not when a user's own function stands in it. Marks are such
   functions, and no reason to fail where the plain model would not.
+- ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
+  Without it coverage() could not say why operations ran between graphs.
 - ``torch.nn.modules.module._global_forward_hooks`` and its two companions: hooks on every
   module for the time of one forward. The public function gives a new key at each call, and
   TorchDynamo would compile again for each key. Hooks on the modules themselves would switch off
@@ -26,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +39,7 @@ from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.eval_frame import innermost_backend, skip_code
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.trace_rules import is_callable_allowed
+from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
@@ -51,6 +54,7 @@ __all__ = [
     "OuterCompiler",
     "compile_forward",
     "eval_frame_callback",
+    "graph_breaks",
     "module_hooks_on",
     "outer_compiler",
 ]
@@ -125,6 +129,14 @@ def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Cal
             return function(*args, **kwargs)
 
     return call
+
+
+def graph_breaks() -> Counter[str]:
+    """Reason to the number of graph breaks that TorchDynamo made for it, in this process."""
+    reasons: Counter[str] = Counter()
+    for text, count in counters["graph_break"].items():
+        reasons[text.partition("\n")[0].strip()] += count
+    return reasons
 
 
 class CheckingBackend:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -166,6 +167,7 @@ class Guard:
         self._own_forward: Any = None  # an attribute of the model itself, if it had one
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._backends: list[dynamo.CheckingBackend] = []
+        self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
         self._observer = gaps.Observer()
         self._names: dict[int, str] = {}
         self._tensors: dict[int, tuple[str, str]] = {}
@@ -195,9 +197,19 @@ class Guard:
     def coverage(self) -> str:
         """One line that says how many operations were checked, and which were not.
 
-        Counts each captured graph once, and what ran between graphs in the last batch.
+        Counts each captured graph once, and what ran between graphs in the last batch; there it
+        also says how often TorchDynamo broke a graph, and why.
+
+        Example:
+            >>> fxguard.guard_of(model).coverage()
+            'checked 171 of 171 operations in 1 graph'
         """
-        return self.recorder.coverage([plan for b in self._backends for plan in b.plans])
+        line = self.recorder.coverage([plan for b in self._backends for plan in b.plans])
+        if self._breaks:
+            count = self._breaks.total()
+            reasons = ", ".join(sorted(self._breaks))
+            line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
+        return line
 
     def selftest(self) -> SelfTest:
         """Plant a NaN in every measured value of the captured graphs, and look for it.
@@ -301,6 +313,7 @@ class Guard:
             self._read_names()
         forward = self._forward_for(outer)
         batch = self.recorder.begin()
+        breaks = dynamo.graph_breaks()
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph or not self.capture else self._observer
         watch = gaps.Watch(batch, self._names, self._tensors, observer, self._read_names)
@@ -325,6 +338,7 @@ class Guard:
         finally:
             watch.leave_fused()
             gaps.set_watch(before)
+            self._breaks += dynamo.graph_breaks() - breaks
         with torch._C.DisableTorchFunction():
             conclude(self.recorder)
         return output

@@ -76,6 +76,27 @@ def test_a_body_with_arguments_that_nobody_expected_is_counted(
     )
 
 
+def test_graph_breaks_are_counted_with_their_reasons() -> None:
+    """Once for each break, not for each call; a model in one graph has none to tell."""
+
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.exp(x)
+            torch._dynamo.graph_break()
+            return y * y.sum().item()
+
+    model = fxguard.instrument(Broken())
+    for _ in range(3):
+        model(torch.ones(3))
+    coverage = fxguard.guard_of(model).coverage()
+    assert coverage.startswith("checked 3 of 3 operations in ")
+    assert "; 2 graph breaks: Call to `torch._dynamo.graph_break()`, " in coverage
+    assert "Tensor.item()" in coverage
+    other = fxguard.instrument(Block())
+    other(torch.randn(3, 4))
+    assert fxguard.guard_of(other).coverage() == "checked 2 of 2 operations in 1 graph"
+
+
 # The self-test.
 
 # A NaN that is cast to an index; caches without a token.
