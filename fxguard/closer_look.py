@@ -37,7 +37,7 @@ def needed_by(
         path: indices of the result that is asked for, where the operation returns a tuple.
 
     Returns:
-        None where it cannot be computed so.
+        inf where it is infinite in float64 too; None where it cannot be computed so.
     """
     try:
         if kind in CASTS:
@@ -49,7 +49,9 @@ def needed_by(
         if result is None:
             result = wide_args[0]  # it writes, and returns nothing
         if result.dtype in WIDER.values():
-            return stats.describe(result).largest_finite
+            detail = stats.describe(result)
+            infinite = detail.posinf_count + detail.neginf_count
+            return math.inf if infinite else detail.largest_finite
     except Exception:  # no kernel, no memory, no tensor: then it is not known
         pass
     return None

@@ -12,7 +12,8 @@ from torch.nn import Module
 
 from fxguard import frames, gaps, marks, report, stats
 from fxguard.batch import Batch
-from fxguard.guard import Guard, check_can_instrument
+from fxguard.guard import Guard
+from fxguard.instrumented import check_can_instrument
 from fxguard.options import Options
 from fxguard.recorder import Recorder
 from fxguard.records import Origin

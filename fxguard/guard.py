@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,13 +16,14 @@ from fxguard import dynamo, gaps
 from fxguard.batch import GraphRun
 from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import FxguardError, UsageError
+from fxguard.instrumented import GUARD, INSTALLED, check_can_instrument, find_guard
 from fxguard.options import Options
 from fxguard.recorder import Recorder
 from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report import Report
 from fxguard.selftest import test_graph, together
 
-__all__ = ["Guard", "find_guard", "guard_of", "instrument", "remove"]
+__all__ = ["Guard", "guard_of", "instrument", "remove"]
 
 
 def instrument(
@@ -81,37 +81,6 @@ def instrument(
     return model
 
 
-def check_can_instrument(model: Any) -> None:
-    """Raise an error that says what to do where a model cannot be instrumented."""
-    if not isinstance(model, Module):
-        raise UsageError(f"instrument needs a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.nn.DataParallel):
-        raise UsageError(
-            "nn.DataParallel copies the model at each forward and cannot be instrumented; "
-            "use torch.nn.parallel.DistributedDataParallel"
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError(
-            "a TorchScript module has no Python forward to capture; instrument the module "
-            "that it was made from"
-        )
-    if isinstance(model, torch._dynamo.OptimizedModule):
-        raise UsageError(
-            "this is the result of torch.compile; instrument the model first, then compile it: "
-            "torch.compile(fxguard.instrument(model))"
-        )
-    for name, module in model.named_modules():
-        if find_guard(module) is not None:
-            what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
-            raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
-    for guard in _installed:
-        if any(module is model for module in guard.model.modules()):
-            raise UsageError(
-                f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
-                "instrumented already"
-            )
-
-
 def remove(model: Module) -> Module:
     """Undo :func:`instrument`: the model is exactly what it was. Returns the same object.
 
@@ -134,19 +103,9 @@ def guard_of(model: Module) -> Guard:
     return found
 
 
-def find_guard(model: Any) -> Guard | None:
-    """The guard of a model, None where it has none."""
-    return model.__dict__.get(GUARD) if isinstance(model, Module) else None
-
-
-# The attribute of the model that holds its guard. Besides `forward` it is the only one.
-GUARD = "_fxguard"
-
 # Whether an eager model that TorchDynamo fails to capture runs all the same. Switched off in
 # fxguard's own tests, which would not see a fault of fxguard itself otherwise.
 LEAVE_WHAT_FAILS = True
-
-_installed: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 class Guard:
@@ -259,7 +218,7 @@ class Guard:
         # one. Copying the model copies both attributes, see __deepcopy__.
         object.__setattr__(self.model, "forward", types.MethodType(self._wrapper, self.model))
         object.__setattr__(self.model, GUARD, self)
-        _installed.add(self)
+        INSTALLED.add(self)
 
     def uninstall(self) -> None:
         """Take the guard away again."""
@@ -273,7 +232,7 @@ class Guard:
         else:
             self.model.__dict__["forward"] = self._own_forward
         del self.model.__dict__[GUARD]
-        _installed.discard(self)
+        INSTALLED.discard(self)
         self._compiled.clear()
         self._backends.clear()
 
@@ -289,7 +248,7 @@ class Guard:
 
         twin = type(self)(memo.get(id(self.model), self.model), self.options)
         memo[id(self)] = twin
-        _installed.add(twin)
+        INSTALLED.add(twin)
         twin._wrapper = self._wrapper
         twin._own_forward = copy.deepcopy(self._own_forward, memo)
         return twin

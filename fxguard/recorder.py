@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch.nn import Module
 
 from fxguard import cause, frames, report
-from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun
+from fxguard.batch import Batch, GapOperation, GraphRun
 from fxguard.explain import climb_to, spread_of
 from fxguard.frames import Trace
+from fxguard.judgment import Judgment
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
-from fxguard.records import Frame, Origin, Stat
-from fxguard.replay import detail_of, numbers_inside, run_until_it_raises
+from fxguard.records import Frame, Origin
+from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
-from fxguard.stats import Detail, describe
 
 __all__ = ["Recorder"]
 
@@ -127,103 +127,60 @@ class Recorder:
         trace = frames.assemble(batch, numbers_inside)
         if error is not None:
             trace.reached += frames.reached_by_failure(trace, batch)
-        verdict = self.verdict(batch, trace)
-        if overflowed := self.overflowed(batch, trace, verdict):
-            verdict = self.verdict(batch, trace, overflowed)
+        judgment = Judgment(batch, trace, self.options.ignores)
+        verdict = judgment.verdict
         for blame in verdict.both:
             if blame.step is not None:
                 frames.show_step(trace, blame.step)
         accused = verdict.both if self.options.strict else verdict.origins
-        absorbed = [self.origin(batch, trace, blame, count=False) for blame in verdict.absorbed]
+        absorbed = [self.origin(judgment, blame) for blame in verdict.absorbed]
         for origin in absorbed:
             self.notes.setdefault(origin.message, origin)
         if not accused:
             return None
-        first = min(self.position(batch, trace, blame) for blame in accused)
+        first = min(self.position(trace, blame) for blame in accused)
         return Report(
             batch_number=batch.number,
             frames=tuple(self.last_frames(batch, trace, first)),
-            origins=tuple(self.explained(batch, trace, verdict, blame) for blame in accused),
+            origins=tuple(self.explained(judgment, blame) for blame in accused),
             rank=_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
         )
 
-    def verdict(
-        self, batch: Batch, trace: Trace, overflowed: Collection[int] = ()
-    ) -> cause.Verdict:
-        def stat(value: int) -> Stat | None:
-            number = trace.stats[value]
-            if isinstance(number, Stat):
-                return number
-            if trace.values[value].kind in ("weight", "buffer", "constant"):
-                tensor = frames.tensor_of(batch, trace.keys[value])
-                if tensor is not None:
-                    trace.stats[value] = number = frames.stat_of(tensor)
-            return number if isinstance(number, Stat) else None
-
-        def severity(value: int) -> int:
-            number = stat(value)
-            return 0 if number is None else number.severity
-
-        def abs_max(value: int) -> float:
-            number = stat(value)
-            return 0.0 if number is None else number.abs_max
-
-        def is_mask(value: int) -> bool:
-            tensor = frames.tensor_of(batch, trace.keys[value])
-            return tensor is not None and describe(tensor).posinf_count == 0
-
-        return cause.find_origins(
-            trace.steps,
-            trace.values,
-            severity,
-            abs_max=abs_max,
-            is_mask=is_mask,
-            reached=trace.reached,
-            is_ignored=self.options.ignores,
-            results=trace.results,
-            overflowed=overflowed,
-        )
-
-    def overflowed(self, batch: Batch, trace: Trace, verdict: cause.Verdict) -> set[int]:
-        """Values that look like a mask that became infinite, but hold +inf: they overflowed."""
-        steps = [trace.steps[blame.step] for blame in verdict.origins if blame.step is not None]
-        todo = [value for step in steps for value in step.inputs]
-        maker = {value: step for step in trace.steps for value in step.outputs}
-        found: set[int] = set()
-        seen: set[int] = set()
-        while todo:
-            value = todo.pop()
-            if value in seen or value not in verdict.intended or value not in maker:
-                continue
-            seen.add(value)
-            step = maker[value]
-            todo += step.inputs
-            of_finite = verdict.intended.isdisjoint(step.inputs)
-            if of_finite and step.kind in cause.ADDITIONS and not step.infinite_literal:
-                detail = self.detail(batch, trace, cause.Blame(value, 0, "inf"))
-                if detail is not None and detail.posinf_count:
-                    found.add(value)
-        return found
-
-    def origin(
-        self, batch: Batch, trace: Trace, blame: cause.Blame, *, count: bool = True
-    ) -> Origin:
-        """Name a blamed value; ``count`` also looks at its elements, which may cost a run."""
+    def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
+        """Name a blamed value."""
+        trace = judgment.trace
         value = trace.values[blame.value]
         if blame.step is not None:
             what = trace.steps[blame.step].kind
         else:
             what = f"{value.kind} {value.name}"
-        detail = self.detail(batch, trace, blame) if count else None
-        position = self.position(batch, trace, blame)
-        frame = self.rendered(batch, trace, position)
+        position = self.position(trace, blame)
+        frame = self.rendered(judgment.batch, trace, position)
         label = next((row.label for row in frame.rows if row.is_bad), "output")
         for row in trace.frames[position].rows:
             if row.value == blame.value:
                 label = row.label
-        origin = Origin(frame, blame.problem, what, label)
+        return Origin(frame, blame.problem, what, label)
+
+    def explained(self, judgment: Judgment, blame: cause.Blame) -> Origin:
+        """An origin with what the tensor holds, what led to it and what came of it."""
+        trace, verdict = judgment.trace, judgment.verdict
+        dtype = trace.values[blame.value].dtype
+        titles, count, returned = spread_of(trace, verdict, blame)
+        read = () if blame.step is None else trace.steps[blame.step].inputs
+        origin = replace(
+            self.origin(judgment, blame),
+            dtype=dtype,
+            limit=cause.LIMITS.get(dtype),
+            follows=any(verdict.sources.get(value) for value in read),
+            climb=climb_to(trace, blame) if blame.problem == "inf" else (),
+            spread=titles,
+            spread_count=count,
+            reached_output=returned,
+        )
+        detail = judgment.detail(blame)
         if detail is None:
             return origin
         return replace(
@@ -238,38 +195,9 @@ class Recorder:
             masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
         )
 
-    def explained(
-        self, batch: Batch, trace: Trace, verdict: cause.Verdict, blame: cause.Blame
-    ) -> Origin:
-        """An origin with what led to it and what came of it."""
-        dtype = trace.values[blame.value].dtype
-        titles, count, returned = spread_of(trace, verdict, blame)
-        read = () if blame.step is None else trace.steps[blame.step].inputs
-        return replace(
-            self.origin(batch, trace, blame),
-            dtype=dtype,
-            limit=cause.LIMITS.get(dtype),
-            follows=any(verdict.sources.get(value) for value in read),
-            climb=climb_to(trace, blame) if blame.problem == "inf" else (),
-            spread=titles,
-            spread_count=count,
-            reached_output=returned,
-        )
-
-    def detail(self, batch: Batch, trace: Trace, blame: cause.Blame) -> Detail | None:
-        key = index, local = trace.keys[blame.value]
-        if blame.step is None:
-            tensor = frames.tensor_of(batch, key)
-            return None if tensor is None else describe(tensor)
-        if index == BETWEEN_GRAPHS:
-            return batch.details.get(local)
-        run = batch.events[index]
-        assert isinstance(run, GraphRun)
-        return detail_of(run, local)
-
     # Frames.
 
-    def position(self, batch: Batch, trace: Trace, blame: cause.Blame) -> int:
+    def position(self, trace: Trace, blame: cause.Blame) -> int:
         """Index of the frame that shows an origin first."""
         for position, frame in enumerate(trace.frames):
             if not self.shows(frame):

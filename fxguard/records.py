@@ -130,7 +130,7 @@ class Origin:
     first_index: tuple[int, ...] | None = None  # of the first element that is not finite
     dtype: str = ""  # of the bad tensor, "float16"
     limit: float | None = None  # the largest number that this dtype holds
-    needed: float | None = None  # the largest magnitude that the operation makes in float64
+    needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
     masked_row: bool = False  # NaN, made of a row of nothing but -inf: every position is masked
     follows: bool = False  # made of a bad value that another origin had made
     climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way there

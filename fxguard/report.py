@@ -164,13 +164,16 @@ def _what_it_read(origin: Origin) -> Iterable[str]:
         yield f"  it read {', '.join(ranges)}"
     if origin.masked_row:
         yield "  row fully masked: it read a row in which every element is -inf"
-    if origin.problem == "inf" and origin.limit is not None:
-        limit = _number(origin.limit)
-        if origin.needed is not None and origin.needed > origin.limit:
-            times = f"{origin.needed / origin.limit:.3g} times what {origin.dtype} holds"
-            yield f"  it needs {origin.needed:.4g}, {times} ({limit})"
-        else:
-            yield f"  {origin.dtype} holds {limit}"
+    if origin.problem != "inf" or origin.limit is None:
+        return
+    limit = f"{origin.dtype} holds {_number(origin.limit)}"
+    if origin.needed is None:
+        yield f"  {limit}"
+    elif math.isinf(origin.needed):
+        yield "  it is infinite in float64 too"
+    elif origin.needed > origin.limit:
+        times = f"{origin.needed / origin.limit:.3g} times what {origin.dtype} holds"
+        yield f"  it needs {origin.needed:.4g}, {times} ({_number(origin.limit)})"
 
 
 def _number(value: float) -> str:

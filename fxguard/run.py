@@ -15,7 +15,8 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from fxguard.errors import FxguardError
-from fxguard.guard import find_guard, instrument, remove
+from fxguard.guard import instrument, remove
+from fxguard.instrumented import find_guard
 
 __all__ = ["guarding_outermost_modules", "run_module", "run_script"]
 

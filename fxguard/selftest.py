@@ -13,9 +13,8 @@ from torch.fx import GraphModule
 from fxguard import cause, frames, nodes
 from fxguard.batch import Batch, GraphRun
 from fxguard.insert import Planting, with_checks
-from fxguard.options import Options
+from fxguard.judgment import Judgment
 from fxguard.plan import Plan
-from fxguard.recorder import Recorder
 from fxguard.records import SelfTest
 
 __all__ = ["test_graph", "together"]
@@ -102,7 +101,7 @@ def _blames(
     batch.graph_ran(GraphRun(plan, graph, statistics, tuple(given), None, ("", ""), ()), ())
     batch.read()
     trace = frames.assemble(batch)
-    blames = Recorder(Options()).verdict(batch, trace).both
+    blames = Judgment(batch, trace, lambda step: False).verdict.both
     return tuple(cause.Blame(trace.keys[b.value][1], b.step, b.problem) for b in blames)
 
 

@@ -252,7 +252,7 @@ class Detail:
     neginf_count: int
     largest_finite: float | None  # magnitude; None when no element is finite
     first_index: tuple[int, ...] | None  # None when every element is finite
-    # What the operation would have made in float64, the largest finite magnitude.
+    # What the operation would have made in float64: the largest finite magnitude, or inf.
     needed: float | None = None
     masked_row: bool = False  # it read a row of nothing but -inf
 

@@ -13,7 +13,7 @@ from test_verdict import MASK, X, finfo_mask, report_of, softmax_of
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import cause, recorder
+from fxguard import cause, judgment
 
 WAYS = ("captured", "between graphs")
 
@@ -67,6 +67,13 @@ def test_what_cannot_be_computed_in_float64_is_left_out(way: str) -> None:
     assert half.origins[0].what == "sum"
     assert half.origins[0].needed is None
     assert "float16 holds 65504" in "\n".join(half.verdict)
+
+
+def test_what_no_dtype_holds_is_called_that(way: str) -> None:
+    """log(0) is no matter of precision."""
+    report = report_of(lambda x: torch.log(x - 1), X)
+    assert report.origins[0].needed == math.inf
+    assert "  it is infinite in float64 too" in report.verdict
 
 
 def test_where_the_magnitude_grew(way: str) -> None:
@@ -190,7 +197,7 @@ def test_scores_that_overflow_under_a_mask_are_blamed_on_the_addition(
     report = report_of(positive, scores)
     assert report.origins[0].what == "add"
     assert report.origins[0].posinf_count
-    monkeypatch.setattr(recorder.Recorder, "overflowed", lambda *_: set())
+    monkeypatch.setattr(judgment.Judgment, "overflowed", lambda _: set())
     assert report_of(positive, scores).origins[0].what == "softmax"
 
 

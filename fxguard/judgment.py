@@ -1,0 +1,108 @@
+"""One batch, judged: the pure rules of :mod:`fxguard.cause` on the numbers and tensors at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from fxguard import cause, frames
+from fxguard.batch import BETWEEN_GRAPHS, Batch, GraphRun
+from fxguard.frames import Trace
+from fxguard.plan import Step
+from fxguard.records import Stat
+from fxguard.replay import detail_of
+from fxguard.stats import Detail, describe
+
+__all__ = ["Judgment"]
+
+
+class Judgment:
+    """The verdict on a batch that is not closed yet.
+
+    Args:
+        batch: the batch; its tensors are looked at where numbers do not suffice.
+        trace: the same, put together.
+        is_ignored: whether the user asked not to hear of an operation.
+
+    Attributes:
+        verdict: what was found.
+    """
+
+    def __init__(self, batch: Batch, trace: Trace, is_ignored: Callable[[Step], bool]) -> None:
+        self.batch = batch
+        self.trace = trace
+        self.is_ignored = is_ignored
+        self.verdict = self.judge()
+        if overflowed := self.overflowed():
+            self.verdict = self.judge(overflowed)
+
+    def judge(self, overflowed: Collection[int] = ()) -> cause.Verdict:
+        """Trace bad values back to where they came from."""
+        return cause.find_origins(
+            self.trace.steps,
+            self.trace.values,
+            self.severity,
+            abs_max=self.abs_max,
+            is_mask=self.is_mask,
+            reached=self.trace.reached,
+            is_ignored=self.is_ignored,
+            results=self.trace.results,
+            overflowed=overflowed,
+        )
+
+    def stat(self, value: int) -> Stat | None:
+        """The range of a value; those of weights are measured now."""
+        number = self.trace.stats[value]
+        if isinstance(number, Stat):
+            return number
+        if self.trace.values[value].kind in ("weight", "buffer", "constant"):
+            tensor = frames.tensor_of(self.batch, self.trace.keys[value])
+            if tensor is not None:
+                self.trace.stats[value] = number = frames.stat_of(tensor)
+        return number if isinstance(number, Stat) else None
+
+    def severity(self, value: int) -> int:
+        number = self.stat(value)
+        return 0 if number is None else number.severity
+
+    def abs_max(self, value: int) -> float:
+        number = self.stat(value)
+        return 0.0 if number is None else number.abs_max
+
+    def is_mask(self, value: int) -> bool:
+        """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""
+        tensor = frames.tensor_of(self.batch, self.trace.keys[value])
+        return tensor is not None and describe(tensor).posinf_count == 0
+
+    def overflowed(self) -> set[int]:
+        """Values that look like a mask that became infinite, but hold +inf."""
+        trace, verdict = self.trace, self.verdict
+        steps = [trace.steps[blame.step] for blame in verdict.origins if blame.step is not None]
+        todo = [value for step in steps for value in step.inputs]
+        maker = {value: step for step in trace.steps for value in step.outputs}
+        found: set[int] = set()
+        seen: set[int] = set()
+        while todo:
+            value = todo.pop()
+            if value in seen or value not in verdict.intended or value not in maker:
+                continue
+            seen.add(value)
+            step = maker[value]
+            todo += step.inputs
+            of_finite = verdict.intended.isdisjoint(step.inputs)
+            if of_finite and step.kind in cause.ADDITIONS and not step.infinite_literal:
+                detail = self.detail(cause.Blame(value, 0, "inf"))
+                if detail is not None and detail.posinf_count:
+                    found.add(value)
+        return found
+
+    def detail(self, blame: cause.Blame) -> Detail | None:
+        """What a blamed tensor holds, where that can still be seen."""
+        key = index, local = self.trace.keys[blame.value]
+        if blame.step is None:
+            tensor = frames.tensor_of(self.batch, key)
+            return None if tensor is None else describe(tensor)
+        if index == BETWEEN_GRAPHS:
+            return self.batch.details.get(local)
+        run = self.batch.events[index]
+        assert isinstance(run, GraphRun)
+        return detail_of(run, local)
