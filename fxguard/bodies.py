@@ -33,7 +33,7 @@ def read_bodies(reader: PlanReader, node: Node, kind: str) -> bool:
         return hide(reader, node, f"inside {kind} inside a torch.func region")
     try:
         bodies = entered.bodies(node, reader.graph_module)
-    except LookupError as reason:
+    except (LookupError, TypeError, ValueError) as reason:  # another version's arguments
         return hide(reader, node, f"inside {kind} ({reason})")
     results = [read_body(reader, node, kind, entered, body) for body in bodies]
     if entered.merges is None:

@@ -181,7 +181,7 @@ class Guard:
             How many were found and blamed on the operation that was planted.
 
         Raises:
-            FxguardError: when nothing was captured yet.
+            FxguardError: before the first batch has finished.
 
         Example:
             >>> model(**batch)

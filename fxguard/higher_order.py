@@ -73,7 +73,11 @@ class HigherOrder(abc.ABC):
 
     @abc.abstractmethod
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
-        """The bodies to enter. Raises ``LookupError`` where the arguments are unexpected."""
+        """The bodies to enter.
+
+        Raises:
+            LookupError, TypeError, ValueError: where the arguments are not the expected ones.
+        """
 
     def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
         """Finish the bodies and return a node of the outer graph that holds their statistics."""
@@ -159,6 +163,8 @@ class AutogradFunction(HigherOrder):
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
         forward = _body(node, module, 0, node.args[2:])
+        if "non_differentiable_idx" not in node.kwargs:
+            raise LookupError("no indices of what cannot be differentiated")
         results = forward.results[0]  # the other one is what is saved for backward
         if not isinstance(results, (tuple, list)):
             raise LookupError("returns no tuple")
