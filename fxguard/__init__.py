@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from fxguard.guard import remove as remove
     from fxguard.insert import insert_checks as insert_checks
     from fxguard.plan import Plan as Plan
+    from fxguard.records import Climb as Climb
     from fxguard.records import Frame as Frame
     from fxguard.records import Origin as Origin
     from fxguard.records import Row as Row
+    from fxguard.records import SelfTest as SelfTest
     from fxguard.records import Source as Source
     from fxguard.report import Report as Report
 
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BatchLimitReached": "errors",
+    "Climb": "records",
     "DebugUnderflowOverflow": "debug_utils",
     "Frame": "records",
     "FxguardError": "errors",
@@ -42,6 +45,7 @@ _HOME = {
     "Plan": "plan",
     "Report": "report",
     "Row": "records",
+    "SelfTest": "records",
     "Source": "records",
     "backend": "compiler_backend",
     "detect_overflow": "debug_utils",

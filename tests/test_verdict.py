@@ -50,6 +50,18 @@ CLEAN = {
     "full_like": lambda x: softmax_of(torch.where(MASK, torch.full_like(x, -math.inf), x)),
     "setitem": lambda x: softmax_of(set_item(x)),
     "finfo": lambda x: softmax_of((x + finfo_mask(x)) + finfo_mask(x)),
+    "views of a mask": lambda x: softmax_of(
+        x + torch.full((3, 2), -math.inf).triu(1).T.reshape(1, 6).view(2, 3).clone()
+    ),
+    "parts of masks": lambda x: softmax_of(
+        torch.cat([torch.full_like(x, -math.inf)[:, :1], x], dim=1)
+    ),
+    "comparison": lambda x: torch.where(x.masked_fill(MASK, -math.inf) == -math.inf, 0.0, x),
+    "maximum of a masked row": lambda x: x.masked_fill(MASK, -math.inf).amax(-1),
+    "logsumexp of a masked row": lambda x: x.masked_fill(MASK, -math.inf).logsumexp(-1),
+    "expanded mask": lambda x: softmax_of(
+        x + torch.tensor([0.0, -math.inf, -math.inf]).expand(2, 3)
+    ),
     "mask leaves a module": lambda x: torch.full((2, 3), -math.inf),
     "absorbed log": lambda x: torch.where(x > 1, torch.log(x - 1), x),
     "absorbed division": lambda x: torch.nan_to_num(x / 0),
