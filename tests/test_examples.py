@@ -42,9 +42,9 @@ def run_python(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def last_frame(printed: str) -> list[str]:
-    """The lines of the frame that stands before the verdict."""
-    frames, _, verdict = printed.partition("\n\n")
-    assert verdict
+    """The lines of the last frame below the verdict."""
+    _, _, frames = printed.partition("\n\nDetected inf/nan during batch_number=")
+    assert frames
     return re.split(r"^(?= {18})", frames, flags=re.MULTILINE)[-1].splitlines()
 
 
