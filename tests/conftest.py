@@ -12,9 +12,6 @@ import torch
 
 from fxguard import guard
 
-# The test whose runs are counted.
-CAMPAIGN = "test_every_architecture"
-
 
 @pytest.fixture(autouse=True)
 def failures_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,30 +30,38 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Count the healthy runs of the campaign, and say what was left out and why."""
-    runs: list[Any] = []
+    """Sum up what the campaigns, or their samples, noted: planted faults and healthy runs."""
+    noted: dict[str, list[Any]] = defaultdict(list)
     skipped: dict[str, list[str]] = defaultdict(list)
-    idle: dict[str, list[str]] = defaultdict(list)
     for category, reports in terminalreporter.stats.items():
         for report in reports:
-            if getattr(report, "when", "") != "call" or CAMPAIGN not in report.nodeid:
+            if getattr(report, "when", "") != "call":
                 continue
-            properties = report.user_properties
-            runs += [value for key, value in properties if key == "healthy run"]
-            if category == "skipped":
+            for key, value in report.user_properties:
+                noted[key].append(value)
+            if category == "skipped" and "test_false_alarms" in report.nodeid:
                 reason = report.longrepr[2].removeprefix("Skipped: ")
                 skipped[reason].append(report.nodeid.partition("[")[2].rstrip("]"))
-            for key, value in properties:
-                if key == "no healthy run":
-                    idle[value[2]].append(f"{value[0]} ({value[1]})")
-    if not runs:
-        return
-    terminalreporter.section("false alarms")
-    terminalreporter.line(
-        f"healthy runs: {len(runs)}, detections: {sum(bool(count) for *_, count in runs)}, "
-        f"architectures: {len({name for name, *_ in runs})}, "
-        f"skipped: {sum(map(len, skipped.values()))}"
-    )
-    for title, groups in (("skipped", skipped), ("variants without a run", idle)):
-        for reason, names in sorted(groups.items()):
-            terminalreporter.line(f"{title}: {reason}: {', '.join(sorted(names))}")
+    if planted := noted["planted"]:
+        terminalreporter.section("planted faults")
+        terminalreporter.line(
+            f"found {sum(found for _, found, _ in planted)} / "
+            f"planted {sum(count for *_, count in planted)} in {len(planted)} runs over "
+            f"{len({title for title, *_ in planted})} models and backends"
+        )
+    if runs := noted["healthy run"]:
+        terminalreporter.section("false alarms")
+        terminalreporter.line(
+            f"healthy runs: {len(runs)}, detections: {sum(count for *_, count in runs)}, "
+            f"architectures: {len({name for name, *_ in runs})}, "
+            f"skipped: {sum(map(len, skipped.values()))}"
+        )
+        for reason, names in sorted(skipped.items()):
+            terminalreporter.line(f"skipped: {reason}: {', '.join(sorted(names))}")
+    for reason, count, names in noted["left out"]:
+        terminalreporter.line(f"left out of {count} architectures: {reason}: {names}")
+    idle: dict[str, list[str]] = defaultdict(list)
+    for name, variant, reason in noted["no healthy run"]:
+        idle[reason].append(f"{name} ({variant})")
+    for reason, names in sorted(idle.items()):
+        terminalreporter.line(f"variants without a run: {reason}: {', '.join(sorted(names))}")

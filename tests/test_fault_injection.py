@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,9 @@ INDUCTOR = [
     pytest.param("twice", marks=pytest.mark.slow),
     *(pytest.param(name, marks=pytest.mark.campaign) for name in ("cnn", "in_place", "one_layer")),
 ]
+
+
+Record = Callable[[str, object], None]
 
 
 @dataclass
@@ -105,8 +108,12 @@ class Result:
     left_out: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def found(self) -> int:
+        return self.planted - len(self.wrong)
+
     def __str__(self) -> str:
-        line = f"{self.title}: found {self.planted - len(self.wrong)} / planted {self.planted}"
+        line = f"{self.title}: found {self.found} / planted {self.planted}"
         if self.left_out:
             line += f"; left out: {', '.join(f'{n} {why}' for why, n in self.left_out.items())}"
         return "\n  ".join([line, *self.wrong])
@@ -201,12 +208,13 @@ def mistake(
 
 @pytest.mark.parametrize(("name", "backend", "dtype", "train", "fault"), VARIANTS)
 def test_the_planted_operation_is_blamed(
-    name: str, backend: str, dtype: torch.dtype, train: bool, fault: str
+    name: str, backend: str, dtype: torch.dtype, train: bool, fault: str, record_property: Record
 ) -> None:
     """Kind, module, line and occurrence are those of the planted operation, every time."""
     entry = MODELS[name]
     trial = Trial(entry.model(dtype, train), entry.inputs(dtype, entry.has_mask), backend)
     result = plant_everywhere(trial, [fault], f"{name} {backend}")
+    record_property("planted", (result.title, result.found, result.planted))
     assert result.planted
     assert not result.wrong, str(result)
 
@@ -224,11 +232,12 @@ def one_layer() -> zoo.Entry:
 
 
 @pytest.mark.parametrize("name", INDUCTOR)
-def test_the_planted_operation_is_blamed_under_inductor(name: str) -> None:
+def test_the_planted_operation_is_blamed_under_inductor(name: str, record_property: Record) -> None:
     """What Inductor fuses away is blamed as exactly."""
     entry = one_layer() if name == "one_layer" else MODELS[name]
     trial = Trial(entry.model(), entry.inputs(torch.float32, entry.has_mask), "inductor")
     result = plant_everywhere(trial, list(FAULTS), f"{name} inductor")
+    record_property("planted", (result.title, result.found, result.planted))
     assert result.planted
     assert not result.wrong, str(result)
 
