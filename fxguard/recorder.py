@@ -180,7 +180,8 @@ class Recorder:
             spread_count=count,
             reached_output=returned,
         )
-        detail = judgment.detail(blame)
+        # Nobody looks for the cause in what only followed: it is not worth a second run.
+        detail = None if origin.follows else judgment.detail(blame)
         if detail is None:
             return origin
         return replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -253,11 +254,14 @@ def test_an_infinity_that_a_loop_begins_with_is_no_fault() -> None:
     assert [origin.what for origin in reports[0].origins] == ["exp"]
 
 
-CHECKPOINTED = ["t5", "llama", "gpt2", "bert"]
+CHECKPOINTED = [
+    ("t5", "eager"),
+    pytest.param("t5", "aot_eager", marks=pytest.mark.campaign),
+    *itertools.product(("llama", "gpt2", "bert"), ("eager", "aot_eager")),
+]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", CHECKPOINTED)
+@pytest.mark.parametrize(("name", "backend"), CHECKPOINTED)
 def test_transformers_gradient_checkpointing(name: str, backend: str) -> None:
     """The blocks are entered, bits stay, and recomputation in backward is no batch or frame."""
     entry = zoo.ZOO[name]
