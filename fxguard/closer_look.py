@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fxguard import stats
+from fxguard import operations, stats
 
 __all__ = ["needed_by", "reads_masked_row"]
 
@@ -20,8 +20,6 @@ WIDER = {
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-
-CASTS = ("to", "type", "type_as", "half", "bfloat16", "float")
 
 
 def needed_by(
@@ -40,7 +38,7 @@ def needed_by(
         inf where it is infinite in float64 too; None where it cannot be computed so.
     """
     try:
-        if kind in CASTS:
+        if kind in operations.CASTS:
             return stats.describe(args[0]).largest_finite
         wide_args, wide_kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
         result = function(*wide_args, **wide_kwargs)

@@ -43,7 +43,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard import gaps, marks
+from fxguard import gaps, marks, module_calls
 from fxguard.batch import GraphRun, RandomState
 from fxguard.insert import with_checks
 from fxguard.plan import Plan
@@ -226,14 +226,14 @@ _users = 0  # forwards that need the hooks now, in all threads
 
 @contextlib.contextmanager
 def module_hooks_on() -> Iterator[None]:
-    """Let :mod:`fxguard.gaps` see modules begin and return, in Python and in captured graphs."""
+    """Let :mod:`fxguard.module_calls` see modules begin and return, wherever they run."""
     global _users
     with _lock:
         _users += 1
         if _users == 1:
-            module_hooks._global_forward_pre_hooks[HOOK_ID] = gaps.before_module
+            module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
             module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
-            module_hooks._global_forward_hooks[HOOK_ID] = gaps.after_module
+            module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
     try:
         yield
     finally:
@@ -248,7 +248,7 @@ def module_hooks_on() -> Iterator[None]:
 for function in (
     gaps.Observer.__torch_function__,
     gaps.FusedObserver.__torch_dispatch__,
-    gaps.before_module,
-    gaps.after_module,
+    module_calls.before_module,
+    module_calls.after_module,
 ):
     skip_code(function.__code__)  # type: ignore[attr-defined]

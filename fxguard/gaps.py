@@ -1,12 +1,8 @@
-"""What runs outside every captured graph: operations and modules that TorchDynamo left to Python.
+"""Operations that run outside every captured graph, because TorchDynamo left them to Python.
 
-Three observers report to the batch that is running in their thread:
-
-- :class:`Observer` sees each torch function that Python calls;
-- :class:`FusedObserver` sees the operations below, in modules that take another, fused path when
-  a torch function mode is active;
-- :func:`before_module` and :func:`after_module` see modules begin and return. TorchDynamo traces
-  them too, and there they leave marks in the graph.
+Two observers report to the batch that is running in their thread: :class:`Observer` sees each
+torch function that Python calls, :class:`FusedObserver` the operations below, in modules that take
+another, fused path when a torch function mode is active.
 """
 
 from __future__ import annotations
@@ -23,8 +19,8 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxguard import marks, operations
-from fxguard.batch import Batch, GapOperation, Key, ModuleReturn
+from fxguard import operations
+from fxguard.batch import Batch, GapOperation, Key
 from fxguard.closer_look import needed_by, reads_masked_row
 from fxguard.sources import source_of_caller
 
@@ -32,18 +28,11 @@ __all__ = [
     "FusedObserver",
     "Observer",
     "Watch",
-    "after_module",
-    "before_module",
+    "key_of",
+    "set_watch",
     "unobserved",
     "watching",
 ]
-
-# These use one fused kernel in evaluation, but not while a torch function mode is active.
-FUSED_MODULES = (
-    torch.nn.TransformerEncoder,
-    torch.nn.TransformerEncoderLayer,
-    torch.nn.MultiheadAttention,
-)
 
 
 class Watch:
@@ -165,7 +154,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     watch.read_names()
     batch = watch.batch
-    inputs = [(label, _key(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
+    inputs = [(label, key_of(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
     try:
         result = func(*args, **kwargs)
     except Exception:
@@ -224,7 +213,8 @@ def look_closer(
         batch.details[index] = replace(batch.details[index], needed=needed, masked_row=masked)
 
 
-def _key(watch: Watch, tensor: Tensor, label: str) -> Key:
+def key_of(watch: Watch, tensor: Tensor, label: str) -> Key:
+    """The value that a tensor holds: a weight's or buffer's where it is one."""
     kind, name = watch.tensors.get(id(tensor), ("input", label))
     if kind == "weight":
         return watch.batch.key_of(tensor) or watch.batch.weight(tensor, name)
@@ -261,84 +251,3 @@ def _moves(kind: str, args: tuple[Any, ...], result: Tensor) -> bool:
     if not isinstance(first, Tensor):
         return kind in operations.MOVES
     return first.dtype == result.dtype  # ``view`` may read the bits as another dtype
-
-
-# Modules.
-
-
-def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """A module is about to run."""
-    if not torch.compiler.is_compiling():
-        enter_module(module)
-
-
-@torch.compiler.disable
-def enter_module(module: torch.nn.Module) -> None:
-    """A module is about to run outside every graph."""
-    watch = watching()
-    if watch is None:
-        return
-    watch.read_names()
-    if id(module) not in watch.names:
-        return
-    watch.batch.enter_module(watch.names[id(module)])
-    if watch.observer is not None and watch.fused is None and _may_fuse(module):
-        # The same kernels have to run as without fxguard: watch from below instead.
-        from_below = contextlib.ExitStack()
-        from_below.enter_context(torch._C.DisableTorchFunction())
-        from_below.enter_context(FusedObserver())
-        watch.fused = (module, from_below)
-
-
-def after_module(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    """A module has returned."""
-    if torch.compiler.is_compiling():
-        labels, tensors = marks.flatten_call(args, kwargs, output)
-        marks.module_returned(labels, *tensors)
-    else:
-        leave_module(module, args, kwargs, output)
-
-
-@torch.compiler.disable
-def leave_module(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    """A module has returned outside every graph."""
-    watch = watching()
-    if watch is None or id(module) not in watch.names:
-        return
-    if watch.fused is not None and watch.fused[0] is module:
-        watch.leave_fused()
-    batch, name = watch.batch, watch.names[id(module)]
-    while batch.modules and batch.modules[-1].name != name:
-        batch.modules.pop()  # it raised, and the model went on
-    calls = batch.calls
-    record_return(watch, name, type(module).__name__, calls, args, kwargs, output)
-    if batch.modules:
-        batch.modules.pop()
-
-
-def record_return(
-    watch: Watch,
-    name: str,
-    kind: str,
-    calls: tuple[str, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    """Add the frame of a module that returned outside every graph."""
-    labels, tensors = marks.flatten_call(args, kwargs, output)
-    rows = [
-        (label, None if tensor is None else _key(watch, tensor, label), note)
-        for label, tensor, note in marks.rows_of(labels, tensors)
-    ]
-    watch.batch.events.append(ModuleReturn(name, kind, calls, rows))
-
-
-def _may_fuse(module: torch.nn.Module) -> bool:
-    if not isinstance(module, FUSED_MODULES) or module.training:
-        return False
-    return not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters())

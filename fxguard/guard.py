@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fxguard import dynamo, gaps
+from fxguard import dynamo, gaps, module_calls
 from fxguard.batch import GraphRun
 from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import FxguardError, UsageError
@@ -286,7 +286,7 @@ class Guard:
                         output = forward(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 name = type(self.model).__name__
-                gaps.record_return(watch, "", name, (), args, kwargs, output)
+                module_calls.record_return(watch, "", name, (), args, kwargs, output)
         except Exception as error:
             with torch._C.DisableTorchFunction():
                 conclude_failure(self.recorder, error)
