@@ -23,7 +23,7 @@ from test_odd_tensors import AOT, EAGER, PYTHON, WAYS, assert_same_bits, prepare
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import dynamo, gaps, recorder
+from fxguard import dynamo, gaps, module_calls, recorder
 from fxguard import guard as guard_module
 from fxguard.guard import Guard
 
@@ -719,8 +719,8 @@ PROTECTIONS = [  # where it stands, what is put in its place, and the check that
     (gaps, "observe", unobserved, lambda: check(CASES["computes between"], EAGER)),
     (gaps, "observe", unobserved, lambda: check(CASES["half frozen"], PYTHON)),
     (dynamo, "RECOMPILE_LIMIT", 1, lambda: check_many_sizes(range(2, 7))),  # without an observer
-    (gaps, "enter_module", nothing, lambda: check(CASES["computes between"], EAGER)),
-    (gaps, "enter_module", nothing, lambda: check(CASES["breaks before"], PYTHON)),
+    (module_calls, "enter_module", nothing, lambda: check(CASES["computes between"], EAGER)),
+    (module_calls, "enter_module", nothing, lambda: check(CASES["breaks before"], PYTHON)),
     (Guard, "_read_names", only_once, lambda: check_change(added_with_a_break, EAGER)),
     (recorder.Recorder, "batch", property(no_batch), lambda: check(CASES["calls itself"], EAGER)),
 ]
