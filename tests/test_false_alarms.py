@@ -159,7 +159,14 @@ def healthy_run(
     torch._dynamo.reset()
     reports: list[fxguard.Report] = []
     fxguard.instrument(guarded, on_detect=reports.append)
-    actual = run(guarded, batch, variant.train)
+    try:
+        actual = run(guarded, batch, variant.train)
+    except Exception:
+        try:
+            plain(compiled=True)
+        except Exception as error:
+            return f"raises {type(error).__name__} under torch.compile by itself"
+        raise
     record("healthy run", (architecture.name, str(variant), len(reports)))
     assert not reports, "\n".join(map(str, reports))
     coverage = re.match(r"checked (\d+) of", fxguard.guard_of(guarded).coverage())
