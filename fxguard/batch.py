@@ -22,6 +22,7 @@ from fxguard import stats
 from fxguard.nodes import memory_of
 from fxguard.plan import Plan, Value
 from fxguard.records import Source
+from fxguard.regions import unwrapped
 
 __all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
 
@@ -155,7 +156,7 @@ class Batch:
     def remember(self, tensor: Any, key: Key) -> None:
         if isinstance(tensor, Tensor):
             self.known[id(tensor)] = Known(weakref.ref(tensor), _version(tensor), key)
-            for part in (tensor, *stats.inside(tensor)):
+            for part in _parts(tensor):
                 memory = memory_of(part)
                 if memory is not None:
                     self.memories[memory] = (StorageWeakRef(part.untyped_storage()), key)
@@ -169,7 +170,7 @@ class Batch:
 
     def origin_of(self, tensor: Any) -> Key | None:
         """The value that stands in the same memory: a view of it, or what it was before."""
-        for part in (tensor, *stats.inside(tensor)) if isinstance(tensor, Tensor) else ():
+        for part in _parts(tensor) if isinstance(tensor, Tensor) else ():
             memory, key = self.memories.get(memory_of(part), (None, None))
             if memory is not None and not memory.expired():
                 return key
@@ -206,10 +207,11 @@ class Batch:
         self.values.append(Value(kind, name, dtype, None if note else index, note))
         # Neither the user's autograd nor an observer is to see this.
         with self.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
-            pair = stats.abs_min_max(tensor)
+            bare = unwrapped(tensor)  # it may run under vmap or grad
+            pair = stats.abs_min_max(bare)
             self.pairs.append(pair)
             if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
-                self.details[index] = stats.describe(tensor)
+                self.details[index] = stats.describe(bare)
         if kind != "made":
             self.tensors[index] = weakref.ref(tensor)
         key = (BETWEEN_GRAPHS, index)
@@ -278,6 +280,12 @@ class Batch:
         self.failed = None
         self.known.clear()
         self.memories.clear()
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """What holds the memory of a tensor: itself, or what a subclass or a level is made of."""
+    bare = unwrapped(tensor)
+    return [bare, *stats.inside(bare)]
 
 
 def _version(tensor: Any) -> int | None:

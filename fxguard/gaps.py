@@ -170,7 +170,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     outputs = [
         (label, batch.measure(tensor, "made", kind)) for label, tensor in made if _is_float(tensor)
     ]
-    if not writes:
+    if not writes and kind not in operations.RUN_FUNCTIONS:
         look_closer(batch, kind, func, (args, kwargs), outputs)
     if outputs:
         batch.events.append(

@@ -67,6 +67,9 @@ QUANTIZES = frozenset(
 )
 DEQUANTIZES = frozenset(["dequantize", "int_repr"])
 
+# Python functions that run another function, and compile it for that.
+RUN_FUNCTIONS = frozenset("associative_scan cond flex_attention map scan while_loop".split())
+
 # Trailing underscores that write nothing.
 NOT_IN_PLACE = frozenset({"requires_grad_", "share_memory_", "detach_"})
 

@@ -338,3 +338,21 @@ def test_flex_attention_score_functions(backend: str) -> None:
         patch.setattr(recorder, "numbers_inside", lambda run: {})
         compiled(x * 3)
     assert [origin.what for origin in reports[0].origins] == ["flex_attention"]
+
+
+@pytest.mark.parametrize("name", ["vmap", "vmap in vmap", "grad", "jvp", "autograd function"])
+def test_regions_between_graphs(name: str) -> None:
+    """Left to Python, under vmap or grad, operations are measured and blamed all the same."""
+    plain = model_of(name)
+    reports: list[fxguard.Report] = []
+    guarded = fxguard.instrument(copy.deepcopy(plain), on_detect=reports.append)
+    x = torch.rand(3, 4)
+    torch.compiler.set_stance("force_eager")
+    try:
+        assert torch.equal(plain(x), guarded(x))
+        assert not reports
+        guarded(1e4 * torch.sign(plain.block.linear.weight.sum(0)).expand(3, 4))
+    finally:
+        torch.compiler.set_stance("default")
+    assert "in 0 graphs" in fxguard.guard_of(guarded).coverage()
+    assert reports[0].origins[0].what == "exp"
