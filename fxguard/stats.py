@@ -85,6 +85,8 @@ def inside(value: Tensor) -> list[Tensor]:
 
     Of a DTensor that is the part on this rank: to ask for all of it would communicate.
     """
+    if type(value) is Tensor or type(value) is torch.nn.Parameter:  # nearly all of them
+        return []
     if value.is_nested or hasattr(value, "trigger_wait"):  # AsyncCollectiveTensor waits by itself
         return []
     if not is_traceable_wrapper_subclass(value):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from test_coverage import Block
 from test_models import assert_same, results
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as hop_map
@@ -20,15 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fxguard
 from fxguard import higher_order, operations, recorder
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.exp(self.linear(x))
 
 
 class Exponential(torch.autograd.Function):
