@@ -43,9 +43,9 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard import gaps, marks, module_calls
+from fxguard import bits, gaps, marks, module_calls, stats
 from fxguard.batch import GraphRun, RandomState
-from fxguard.insert import with_checks
+from fxguard.insert import Arithmetic, with_checks
 from fxguard.plan import Plan
 from fxguard.planner import make_plan
 
@@ -160,6 +160,8 @@ class CheckingBackend:
         refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
+        # What runs eagerly is measured in the fastest way, what is compiled in one that can be.
+        self.arithmetic: Arithmetic = bits if self.inner is lookup_backend("eager") else stats
         self.report = report
         self.names = names
         self.tensors = {} if tensors is None else tensors
@@ -179,7 +181,7 @@ class CheckingBackend:
                 if id(example) in self.tensors
             }
             plan = make_plan(graph_module, self.names, arguments, captured_in)
-            checked = with_checks(graph_module, plan, flat=True)
+            checked = with_checks(graph_module, plan, flat=True, arithmetic=self.arithmetic)
         with gaps.unobserved(watch):
             compiled = self.inner(checked, example_inputs)
         self.plans.append(plan)

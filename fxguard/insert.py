@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils._pytree as pytree
@@ -55,8 +55,23 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
     return with_checks(graph_module, plan, flat=False), plan
 
 
+class Arithmetic(Protocol):
+    """How values are measured: :mod:`fxguard.stats`, which can be traced, or a faster way."""
+
+    def abs_min_max(self, value: Any) -> Any:
+        """Measure one value."""
+
+    def collect(self, items: Sequence[Any]) -> Tensor:
+        """Join what was measured, and statistics of bodies: shape ``[rows, 2]``."""
+
+
 def with_checks(
-    graph_module: GraphModule, plan: Plan, *, flat: bool, planting: Planting | None = None
+    graph_module: GraphModule,
+    plan: Plan,
+    *,
+    flat: bool,
+    arithmetic: Arithmetic = stats,
+    planting: Planting | None = None,
 ) -> GraphModule:
     """A copy of the graph that takes the measurements of the plan.
 
@@ -65,9 +80,10 @@ def with_checks(
         plan: its plan.
         flat: whether the statistics are one more item of the output, which has to be a tuple
             then (what TorchDynamo's backends expect), or the second of a pair.
+        arithmetic: what measures.
         planting: where to plant faults, for a test of the checks.
     """
-    changed = _Changed(graph_module, plan.checks, planting=planting)
+    changed = _Changed(graph_module, plan.checks, arithmetic, planting=planting)
     graph, result, statistics = changed.graph, changed.result, changed.statistics
     if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
         # torch.export: the graph returns leaves, and the code generator the structure.
@@ -126,10 +142,12 @@ class _Changed:
         self,
         original: GraphModule,
         checks: Sequence[Check],
+        arithmetic: Arithmetic,
         depth: int = 0,
         planting: Planting | None = None,
     ) -> None:
         self.original = original
+        self.arithmetic = arithmetic
         self.planting = planting
         self.graph = Graph()
         copies: dict[Node, Node] = {}
@@ -161,7 +179,7 @@ class _Changed:
                 items.append(self.enter(operation, list(group), depth))
             else:
                 items += map(self.measure, group)
-        self.statistics = self.graph.call_function(stats.collect, (items,))
+        self.statistics = self.graph.call_function(arithmetic.collect, (items,))
         self.result = map_arg(self.result, lambda node: self.spoiled.get(node, node))
 
     def put(self, anchor: Node, function: Callable[..., Any], *args: Any) -> Node:
@@ -184,7 +202,7 @@ class _Changed:
         if check.region_end is not None:
             node = self.put(anchor, regions.unwrapped, node)
             anchor = self.copies[check.region_end]
-        return self.put(anchor, stats.abs_min_max, node)
+        return self.put(anchor, self.arithmetic.abs_min_max, node)
 
     def spoil(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
         """Let everything behind a check read what was planted there."""
@@ -212,7 +230,7 @@ class _Changed:
                 mine = [c for c in checks if c.inside[depth] == (operation, body.position)]
                 # A loop's and a branch's own arguments leave no room for a switch.
                 planting = self.planting if kind.merges is None else None
-                inner = _Changed(body.graph_module, mine, depth + 1, planting)
+                inner = _Changed(body.graph_module, mine, self.arithmetic, depth + 1, planting)
                 changed[body.position] = inner
                 bodies[body.position] = BodyGraph(
                     inner.graph, inner.result, inner.statistics, tuple(mine)

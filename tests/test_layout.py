@@ -22,6 +22,7 @@ ROOMS = (
     "records",
     "report",
     "stats",
+    "bits",
     "iterations",
     "regions",
     "sources",

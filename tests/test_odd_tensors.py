@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import fxguard
-from fxguard import stats
+from fxguard import bits, stats
 
 pytestmark = [  # torch's own, where it first meets what is tested here
     pytest.mark.filterwarnings("ignore:ComplexHalf"),
@@ -811,6 +811,7 @@ PROTECTIONS = [  # where it stands, what is put in its place, and the cases that
     (stats, "magnitudes", by_modulus_alone, "complex64_near_the_top"),
     (stats, "numbers", as_it_is, "coo_elementwise csr_elementwise jagged_given quantized_given"),
     (stats, "abs_min_max", not_measured, "elementwise jagged_made_inside chosen_by_mask"),
+    (bits, "abs_min_max", not_measured, "elementwise jagged_made_inside chosen_by_mask"),
 ]
 
 
@@ -828,7 +829,7 @@ def test_without_its_protection_the_check_fails(
     """Each line of the table above is what its cases are a test of."""
     monkeypatch.setattr(place, name, instead)
     with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
-        check(case, PYTHON if name == "numbers" else EAGER)
+        check(case, EAGER if place is bits else PYTHON if name == "numbers" else AOT)
 
 
 def test_without_meta_being_told_apart_the_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
