@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from torch import Tensor
+
 from fxguard import cause, frames
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GraphRun
 from fxguard.frames import Trace
 from fxguard.plan import Step
+from fxguard.precedents import Answer, Ask
 from fxguard.records import Stat
 from fxguard.replay import detail_of
 from fxguard.stats import Detail, describe
 
-__all__ = ["Judgment"]
+__all__ = ["Judgment", "ask"]
 
 
 class Judgment:
@@ -25,12 +28,14 @@ class Judgment:
 
     Attributes:
         verdict: what was found.
+        asked: what it took to know of tensors that no graph measures, and the answers.
     """
 
     def __init__(self, batch: Batch, trace: Trace, is_ignored: Callable[[Step], bool]) -> None:
         self.batch = batch
         self.trace = trace
         self.is_ignored = is_ignored
+        self.asked: dict[Ask, Answer] = {}
         self.verdict = self.judge()
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
@@ -58,6 +63,7 @@ class Judgment:
             tensor = frames.tensor_of(self.batch, self.trace.keys[value])
             if tensor is not None:
                 self.trace.stats[value] = number = frames.stat_of(tensor)
+                self.asked[self.trace.keys[value], "extreme"] = _extreme(tensor, number)
         return number if isinstance(number, Stat) else None
 
     def severity(self, value: int) -> int:
@@ -70,8 +76,9 @@ class Judgment:
 
     def is_mask(self, value: int) -> bool:
         """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""
-        tensor = frames.tensor_of(self.batch, self.trace.keys[value])
-        return tensor is not None and describe(tensor).posinf_count == 0
+        question = (self.trace.keys[value], "is mask")
+        self.asked[question] = answer = ask(self.batch, question)
+        return bool(answer)
 
     def overflowed(self) -> set[int]:
         """Values that look like a mask that became infinite, but hold +inf."""
@@ -106,3 +113,20 @@ class Judgment:
         run = self.batch.events[index]
         assert isinstance(run, GraphRun)
         return detail_of(run, local)
+
+
+def ask(batch: Batch, question: Ask) -> Answer:
+    """What a judgment has to know of a tensor that no graph measures."""
+    key, what = question
+    tensor = frames.tensor_of(batch, key)
+    if what == "is mask":
+        return tensor is not None and describe(tensor).posinf_count == 0
+    return None if tensor is None else _extreme(tensor, frames.stat_of(tensor))
+
+
+def _extreme(tensor: Tensor, number: Stat | str) -> float | None:
+    """Its largest magnitude, where that is NaN, inf or the dtype's limit."""
+    if isinstance(number, str):
+        return None
+    limit = cause.LIMITS.get(str(tensor.dtype).removeprefix("torch."))
+    return number.abs_max if number.severity or number.abs_max == limit else None

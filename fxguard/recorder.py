@@ -14,9 +14,10 @@ from fxguard import cause, frames, report
 from fxguard.batch import Batch, GapOperation, GraphRun
 from fxguard.explain import climb_to, spread_of
 from fxguard.frames import Trace
-from fxguard.judgment import Judgment
+from fxguard.judgment import Judgment, ask
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
+from fxguard.precedents import Precedents
 from fxguard.records import Frame, Origin
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
@@ -35,6 +36,7 @@ class Recorder:
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
         self.printed: set[str] = set()  # origins whose report was printed
+        self.precedents = Precedents()
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         # Enough finished batches for max_frames_to_save frames, with the number of theirs.
         self.earlier: deque[tuple[Batch, int]] = deque()
@@ -124,6 +126,8 @@ class Recorder:
     def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
         if all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics()):
             return None
+        if error is None and self.precedents.hold(batch, lambda question: ask(batch, question)):
+            return None
         trace = frames.assemble(batch, numbers_inside)
         if error is not None:
             trace.reached += frames.reached_by_failure(trace, batch)
@@ -137,6 +141,8 @@ class Recorder:
         for origin in absorbed:
             self.notes.setdefault(origin.message, origin)
         if not accused:
+            if error is None:
+                self.precedents.add(batch, judgment.asked)
             return None
         first = min(self.position(trace, blame) for blame in accused)
         return Report(

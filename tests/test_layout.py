@@ -43,6 +43,7 @@ ROOMS = (
     "frames",
     "explain",
     "replay",
+    "precedents",
     "judgment",
     "recorder",
     "selftest",

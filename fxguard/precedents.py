@@ -1,0 +1,83 @@
+"""Batches that hold an infinity and are well all the same: each kind of them is judged once.
+
+Masks of -inf and T5's ``log(0)`` are there in every batch. A verdict follows from which values are
+bad, and from a few questions about tensors that no graph measures. Where all of that is as it was
+in a batch that was found to be well, so is the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+from torch import Tensor
+
+from fxguard import cause
+from fxguard.batch import Batch, GraphRun, Key, ModuleReturn
+from fxguard.plan import Plan
+
+__all__ = ["Answer", "Ask", "Precedents"]
+
+CASES = 256  # more of them are judged each time
+
+# A question about a tensor that no graph measures: which one, and what about it.
+Ask = tuple[Key, str]
+Answer = float | bool | None
+
+
+class Precedents:
+    """What the batches of one model looked like that were found to be well."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Hashable, Mapping[Ask, Answer]] = {}
+        self._limits: dict[int, tuple[Plan, Tensor]] = {}  # by id of the plan
+
+    def hold(self, batch: Batch, ask: Callable[[Ask], Answer]) -> bool:
+        """Whether a batch is one that was judged before, and found to be well.
+
+        Args:
+            batch: one whose numbers were read.
+            ask: answers a question about it.
+        """
+        questions = self._cases.get(self._case(batch))
+        return questions is not None and all(
+            _same(ask(question), answer) for question, answer in questions.items()
+        )
+
+    def add(self, batch: Batch, asked: Mapping[Ask, Answer]) -> None:
+        """Note that a batch was well, and what its judgment had asked."""
+        case = self._case(batch)
+        if case is not None and len(self._cases) < CASES:
+            self._cases[case] = dict(asked)
+
+    def _case(self, batch: Batch) -> Hashable | None:
+        """All that a verdict follows from, except for the answers; None where that is too much."""
+        facts: list[Hashable] = []
+        for event in batch.events:
+            if isinstance(event, GraphRun) and not event.plan.later:
+                inputs, derived = tuple(event.inputs.items()), tuple(event.derived.items())
+                pattern = bytes(self._pattern(event.plan, event.statistics).tolist())
+                facts.append((id(event.plan), event.names, event.calls, inputs, derived, pattern))
+            elif isinstance(event, ModuleReturn):
+                facts.append((event.name, event.calls, tuple(event.rows)))
+            else:
+                return None
+        return tuple(facts)
+
+    def _pattern(self, plan: Plan, statistics: Tensor) -> Tensor:
+        """For each row whether it is NaN, inf, its dtype's limit, or no number, shape [rows]."""
+        if id(plan) not in self._limits:  # the plan is kept: nobody else gets its id
+            limits = torch.full((len(plan.checks),), torch.nan, dtype=torch.float64)
+            for value in plan.values:
+                if value.slot is not None and value.dtype in cause.LIMITS:
+                    limits[value.slot] = cause.LIMITS[value.dtype]
+            self._limits[id(plan)] = plan, limits.to(statistics.dtype)
+        highs, limits = statistics[:, 1], self._limits[id(plan)][1]
+        pattern = torch.isnan(highs).to(torch.uint8)
+        for weight, holds in ((2, torch.isinf(highs)), (4, highs == limits), (8, highs < 0)):
+            pattern += weight * holds
+        return pattern
+
+
+def _same(one: Answer, other: Answer) -> bool:
+    return one == other or (one != one and other != other)  # NaN is as bad as NaN
