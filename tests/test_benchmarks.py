@@ -1,0 +1,84 @@
+"""The benchmarks run, and what they write can be read. No time is looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fxguard
+
+BENCHMARKS = Path(fxguard.__file__).parents[1] / "benchmarks"
+ENVIRONMENT = {"date", "device", "device_name", "cpu", "threads", "torch", "fxguard"}
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / script), "--threads", "1", *arguments]
+    return subprocess.run(
+        command, cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=120
+    )
+
+
+def is_spread(quartiles: dict[str, float]) -> bool:
+    return quartiles["q1"] <= quartiles["median"] <= quartiles["q3"]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What overhead.py writes about a small ViT and the tiny MLP, eager, in two rounds."""
+    file = tmp_path_factory.mktemp("benchmarks") / "overhead.json"
+    chosen = "--models vit mlp --modes eager --work training forward --dtypes float32 --size small"
+    ended = run("overhead.py", *chosen.split(), "--rounds", "2", "--json", str(file))
+    assert ended.returncode == 0, ended.stderr
+    assert "Targets" in ended.stdout
+    return json.loads(file.read_text())
+
+
+def test_overhead_runs_every_tool(record: Any) -> None:
+    """Each case lists every tool that fits it, the plain model first, with all its numbers."""
+    assert record["environment"].keys() >= ENVIRONMENT
+    cases = {(r["case"]["model"], r["case"]["work"]): r for r in record["results"]}
+    assert cases.keys() == {("vit", "training"), ("vit", "forward"), ("mlp", "forward")}
+    for (_, work), result in cases.items():
+        names = [tool["tool"] for tool in result["tools"]]
+        assert names[0] == "plain"
+        assert {"fxguard", "DebugUnderflowOverflow", "DebugMode"} <= set(names)
+        assert ("detect_anomaly" in names) == (work == "training")
+        assert result["rounds"] == 2
+        for tool in result["tools"]:
+            assert all(is_spread(tool[what]) for what in ("seconds", "ratio", "over_plain"))
+            assert tool["peak_bytes"] > 0
+        assert result["tools"][0]["ratio"]["median"] == 1
+
+
+def test_overhead_scores_what_it_measured(record: Any) -> None:
+    """One model's mean is the model's own ratio, and the targets are those that were measured."""
+    for score in record["scores"]:
+        if score["what"] == "time":
+            (result,) = (
+                r
+                for r in record["results"]
+                if r["case"]["model"] == "vit" and r["case"]["work"] == score["work"]
+            )
+            (tool,) = (t for t in result["tools"] if t["tool"] == score["tool"])
+            assert score["value"] == pytest.approx(tool["ratio"]["median"])
+    asked = {(t["what"], t["work"], t["most"]) for t in record["targets"]}
+    assert asked == {
+        ("time", "forward", 1.06),
+        ("time", "training", 1.03),
+        ("peak memory", "forward", 1.02),
+        ("peak memory", "training", 1.02),
+        ("fixed cost in µs", "forward", 60.0),
+    }
+
+
+def test_unknown_models_are_refused() -> None:
+    """A model that does not exist ends in one line that lists those that do."""
+    ended = run("overhead.py", "--models", "nonsense")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert "invalid choice: 'nonsense' (choose from" in ended.stderr
