@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fxguard import stats
+from fxguard import bits, stats
 from fxguard.nodes import memory_of
 from fxguard.plan import Plan, Value
 from fxguard.records import Source
@@ -47,6 +47,16 @@ class GraphRun:
     derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
     # Where the graph raised: the values that the operation which raised had read.
     stopped_at: tuple[int, ...] = ()
+    postponed: Postponed | None = None  # what to do when the statistics are asked for
+
+
+@dataclass(slots=True)
+class Postponed:
+    """The statistics of a run of which only what left the graph was measured."""
+
+    values: tuple[int, ...]  # of the plan: what left the graph
+    leaving: Any  # their ranges, as they were measured; shape [count, 2] once they are read
+    ways: Iterable[Callable[..., Any]]  # checked forms of the graph to run, best first
 
 
 @dataclass(slots=True)
@@ -128,6 +138,7 @@ class Batch:
         self.labels: dict[Key, str] = {}  # names that the user gave to values
         self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
         self.stopped_at: list[Key] = []  # what the last operation between graphs that raised read
+        self.repeated = True  # a graph that had to run again gave the same numbers
         self.measuring = False  # what runs now is fxguard's own arithmetic
 
     # Graphs.
@@ -255,7 +266,11 @@ class Batch:
 
     def statistics(self) -> list[Tensor]:
         """Every number of the batch, one tensor for each graph run and one for the gaps."""
-        runs = [event.statistics for event in self.events if isinstance(event, GraphRun)]
+        runs = [
+            event.statistics if event.postponed is None else event.postponed.leaving
+            for event in self.events
+            if isinstance(event, GraphRun)
+        ]
         return runs if self.between is None else [*runs, self.between]
 
     @torch.no_grad()
@@ -267,9 +282,17 @@ class Batch:
         for event in self.events:
             if isinstance(event, GraphRun):
                 event.statistics = event.statistics.cpu()
+                if event.postponed is not None:
+                    event.postponed.leaving = bits.collect(event.postponed.leaving).cpu()
         if self.pairs:
             self.between = stats.collect(self.pairs).cpu()
             self.pairs.clear()
+
+    @property
+    def postponed(self) -> list[GraphRun]:
+        """The runs of which only what left the graph was measured."""
+        runs = [event for event in self.events if isinstance(event, GraphRun)]
+        return [run for run in runs if run.postponed is not None]
 
     def close(self) -> None:
         """Let go of everything that keeps memory of the forward alive."""

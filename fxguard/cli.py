@@ -74,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
         help='modules ("decoder.*") or operations in them ("*.SelfAttention:log"); repeatable',
     )
     run.add_argument(
+        "--replay",
+        action="store_true",
+        help="check only what leaves the captured graphs, and run them again when that turns bad",
+    )
+    run.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
@@ -133,6 +138,7 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
         "granularity": given.granularity,
         "strict": given.strict,
         "ignore": given.ignore,
+        "replay": given.replay,
     }
     try:
         Options(**options)

@@ -31,6 +31,7 @@ def backend(
     granularity: str = "op",
     strict: bool = False,
     ignore: Iterable[str] = (),
+    replay: bool = False,
 ) -> CompilerBackend:
     """A ``torch.compile`` backend that checks every operation of the graphs it is given.
 
@@ -54,6 +55,7 @@ def backend(
         granularity,
         strict,
         ignore,
+        replay,
     )
     return CompilerBackend(inner, options)
 
@@ -65,7 +67,7 @@ class CompilerBackend:
         if not isinstance(inner, str) and not callable(inner):
             raise UsageError(f"a backend is a name or a callable, got {inner!r}")
         self.recorder = Recorder(options)
-        self._checking = dynamo.CheckingBackend(inner, self._graph_ran)
+        self._checking = dynamo.CheckingBackend(inner, self._graph_ran, replay=options.replay)
 
     def __call__(
         self, graph_module: GraphModule, example_inputs: list[Any], **options: Any
@@ -79,8 +81,7 @@ class CompilerBackend:
 
     def frames(self) -> list[Frame]:
         """Every frame of the last graph that ran."""
-        batch = self.recorder.last_batch
-        return [] if batch is None else self.recorder.frames_of(batch)
+        return self.recorder.last_frames_of_all()
 
     def coverage(self) -> str:
         """One line that says how many operations were checked, and which were not."""

@@ -26,10 +26,11 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,10 +45,12 @@ from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
 from fxguard import bits, gaps, marks, module_calls, stats
-from fxguard.batch import GraphRun, RandomState
-from fxguard.insert import Arithmetic, with_checks
+from fxguard.batch import GraphRun, Postponed, RandomState
+from fxguard.insert import Arithmetic, with_checks, without_marks
 from fxguard.plan import Plan
 from fxguard.planner import make_plan
+from fxguard.second_run import leaving_of, measure_leaving
+from fxguard.spoiled import spoiled_inputs
 
 __all__ = [
     "CheckingBackend",
@@ -149,6 +152,7 @@ class CheckingBackend:
         tensors: ``id(parameter or buffer)`` to ("weight" or "buffer", qualified name).
         refresh: brings both up to date; called before a graph is read, because modules and
             parameters may have been replaced since the last one.
+        replay: whether only what leaves a graph is measured, until that turns bad.
     """
 
     def __init__(
@@ -158,7 +162,10 @@ class CheckingBackend:
         names: Mapping[int, str] | None = None,
         tensors: Mapping[int, tuple[str, str]] | None = None,
         refresh: Callable[[], None] = lambda: None,
+        *,
+        replay: bool = False,
     ) -> None:
+        self.replay = replay
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
         # What runs eagerly is measured in the fastest way, what is compiled in one that can be.
         self.arithmetic: Arithmetic = bits if self.inner is lookup_backend("eager") else stats
@@ -181,30 +188,80 @@ class CheckingBackend:
                 if id(example) in self.tensors
             }
             plan = make_plan(graph_module, self.names, arguments, captured_in)
-            checked = with_checks(graph_module, plan, flat=True, arithmetic=self.arithmetic)
+            handed_on = without_marks if self.replay else functools.partial(self.checked, plan)
+            changed = handed_on(graph_module)
         with gaps.unobserved(watch):
-            compiled = self.inner(checked, example_inputs)
+            compiled = self.inner(changed, example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
+        spoiled = spoiled_inputs(graph_module)
+        way = Unchecked(self, plan, graph_module) if self.replay else None
 
         def run(*args: Any) -> Any:
             watch = gaps.watching()
             random_state = RandomState.now(args) if plan.random else None
             names = (captured_in, watch.batch.module if watch is not None else "")
             calls = watch.batch.calls if watch is not None else ()
-            graph_run = GraphRun(plan, graph_module, NOTHING, args, random_state, names, calls)
+            kept = copied(args, spoiled) if spoiled else args
+            graph_run = GraphRun(plan, graph_module, NOTHING, kept, random_state, names, calls)
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
                 with gaps.unobserved(watch):
-                    *outputs, graph_run.statistics = compiled(*args)
+                    outputs = compiled(*args)
             except Exception:
                 self.report(graph_run, None)
                 raise
+            if way is None:
+                *outputs, graph_run.statistics = outputs
             with torch._C.DisableTorchFunction():
+                if way is not None:
+                    graph_run.postponed = way.measure(outputs)
                 self.report(graph_run, outputs)
             return outputs
 
         return run
+
+    def checked(self, plan: Plan, graph_module: GraphModule) -> GraphModule:
+        """The graph with its checks."""
+        return with_checks(graph_module, plan, flat=True, arithmetic=self.arithmetic)
+
+
+@torch.no_grad()
+def copied(args: Sequence[Any], spoiled: Sequence[int]) -> tuple[Any, ...]:
+    """The arguments of a run, those copied that it is going to change."""
+    kept = list(args)
+    with torch._C.DisableTorchFunction():
+        for position in spoiled:
+            kept[position] = kept[position].detach().clone()
+    return tuple(kept)
+
+
+class Unchecked:
+    """A graph that runs as it is: only what leaves it is measured."""
+
+    def __init__(self, backend: CheckingBackend, plan: Plan, graph_module: GraphModule) -> None:
+        self.backend = backend
+        self.plan = plan
+        self.graph_module = graph_module
+        self.leaving = leaving_of(plan)
+        self.values = tuple(value for _, value in self.leaving)
+
+    def measure(self, outputs: Sequence[Any]) -> Postponed:
+        return Postponed(self.values, measure_leaving(outputs, self.leaving), Ways(self))
+
+
+class Ways:
+    """Checked forms of a graph: under its own backend, and then without one."""
+
+    def __init__(self, graph: Unchecked) -> None:
+        self.graph = graph
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        backend, plan, graph_module = self.graph.backend, self.graph.plan, self.graph.graph_module
+        if backend.arithmetic is not bits:
+            checked = backend.checked(plan, graph_module)
+            yield lambda *args: backend.inner(checked, list(args))(*args)
+        yield with_checks(graph_module, plan, flat=True, arithmetic=bits)
 
 
 def let_backend_fail(graph_module: GraphModule) -> None:

@@ -36,6 +36,7 @@ def instrument(
     granularity: str = "op",
     strict: bool = False,
     ignore: Iterable[str] = (),
+    replay: bool = False,
 ) -> Module:
     """Check every operation of a model's forward for inf and NaN, in place.
 
@@ -56,6 +57,9 @@ def instrument(
             ``where`` discards.
         ignore: globs of modules (``"decoder.*"``) or of operations in them
             (``"*.SelfAttention:log"``) that are no cause for a report.
+        replay: measure only what leaves each captured graph, and when that turns bad run the
+            graph again, with its inputs and random state, every operation checked. Cheaper; bad
+            values that reach no output of a graph are not seen then.
 
     Returns:
         The same object.
@@ -75,6 +79,7 @@ def instrument(
         granularity=granularity,
         strict=strict,
         ignore=ignore,
+        replay=replay,
     )
     check_can_instrument(model)
     Guard(model, options).install()
@@ -149,9 +154,13 @@ class Guard:
         return list(self.recorder.notes.values())
 
     def frames(self) -> list[Frame]:
-        """Every frame of the last batch that finished; empty before the first."""
-        batch = self.recorder.last_batch
-        return [] if batch is None else self.recorder.frames_of(batch)
+        """Every frame of the last batch that finished; empty before the first.
+
+        Raises:
+            FxguardError: with ``replay=True``, when that batch was well and not traced: then its
+                operations were not measured.
+        """
+        return self.recorder.last_frames_of_all()
 
     def coverage(self) -> str:
         """One line that says how many operations were checked, and which were not.
@@ -309,7 +318,12 @@ class Guard:
         if key not in self._compiled:
             inner = "eager" if outer is None else outer.backend
             checking = dynamo.CheckingBackend(
-                inner, self._graph_ran, self._names, self._tensors, self._read_names
+                inner,
+                self._graph_ran,
+                self._names,
+                self._tensors,
+                self._read_names,
+                replay=self.options.replay,
             )
             self._backends.append(checking)
             compiled = dynamo.compile_forward(

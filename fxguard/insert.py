@@ -23,7 +23,7 @@ from fxguard.higher_order import BodyGraph
 from fxguard.plan import Check, Plan
 from fxguard.planner import make_plan
 
-__all__ = ["Planting", "insert_checks", "with_checks"]
+__all__ = ["Arithmetic", "Planting", "insert_checks", "with_checks", "without_marks"]
 
 
 def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
@@ -93,6 +93,31 @@ def with_checks(
     return changed.module()
 
 
+def without_marks(graph_module: GraphModule) -> GraphModule:
+    """The graph as the model alone would have it."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(graph_module.graph, copies))
+    _keep_sources(copies)
+    _erase_marks(graph)
+    bare = GraphModule(graph_module, graph)
+    bare.meta.update(graph_module.meta)
+    return bare
+
+
+def _keep_sources(copies: dict[Node, Node]) -> None:
+    """AOTAutograd reads where the inputs come from."""
+    for node, copied in copies.items():
+        if hasattr(node, "_dynamo_source"):
+            copied._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+
+
+def _erase_marks(graph: Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in marks.MARKS:
+            graph.erase_node(node)
+
+
 def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     """The same inputs; the output is a pair of what it was and the statistics."""
     info = codegen.pytree_info
@@ -152,10 +177,7 @@ class _Changed:
         self.graph = Graph()
         copies: dict[Node, Node] = {}
         self.result: Any = self.graph.graph_copy(original.graph, copies)
-        for node, copied in copies.items():
-            # AOTAutograd reads where the inputs come from.
-            if hasattr(node, "_dynamo_source"):
-                copied._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+        _keep_sources(copies)
         self.originals = {node.name: node for node in copies}
         self.copies = {node.name: copied for node, copied in copies.items()}
         self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -251,9 +273,7 @@ class _Changed:
 
     def module(self) -> GraphModule:
         """The copy, once it has an output node."""
-        for node in list(self.graph.nodes):
-            if node.op == "call_function" and node.target in marks.MARKS:
-                self.graph.erase_node(node)
+        _erase_marks(self.graph)
         root = copy.copy(self.original)
         for name, body in self.bodies.values():
             root.add_module(name, body)

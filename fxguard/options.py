@@ -25,6 +25,7 @@ class Options:
     granularity: str = "op"
     strict: bool = False
     ignore: Iterable[str] = ()
+    replay: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
@@ -44,6 +45,11 @@ class Options:
             )
         if self.granularity not in ("op", "module"):
             raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
+        if self.replay and self.strict:
+            raise UsageError(
+                "strict asks for values that leave no graph, and replay looks at no others: "
+                "take one of them"
+            )
         globs = self.ignore
         if isinstance(globs, str) or not isinstance(globs, Iterable):
             raise UsageError(f"ignore has to be a list of globs, got {globs!r}")

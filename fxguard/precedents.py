@@ -7,6 +7,7 @@ in a batch that was found to be well, so is the verdict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 
 import torch
@@ -39,24 +40,23 @@ class Precedents:
             batch: one whose numbers were read.
             ask: answers a question about it.
         """
-        questions = self._cases.get(self._case(batch))
+        questions = self._cases.get(self.case_of(batch))
         return questions is not None and all(
             _same(ask(question), answer) for question, answer in questions.items()
         )
 
-    def add(self, batch: Batch, asked: Mapping[Ask, Answer]) -> None:
+    def add(self, case: Hashable | None, asked: Mapping[Ask, Answer]) -> None:
         """Note that a batch was well, and what its judgment had asked."""
-        case = self._case(batch)
         if case is not None and len(self._cases) < CASES:
             self._cases[case] = dict(asked)
 
-    def _case(self, batch: Batch) -> Hashable | None:
+    def case_of(self, batch: Batch) -> Hashable | None:
         """All that a verdict follows from, except for the answers; None where that is too much."""
         facts: list[Hashable] = []
         for event in batch.events:
             if isinstance(event, GraphRun) and not event.plan.later:
                 inputs, derived = tuple(event.inputs.items()), tuple(event.derived.items())
-                pattern = bytes(self._pattern(event.plan, event.statistics).tolist())
+                pattern = bytes(self._pattern(event).tolist())
                 facts.append((id(event.plan), event.names, event.calls, inputs, derived, pattern))
             elif isinstance(event, ModuleReturn):
                 facts.append((event.name, event.calls, tuple(event.rows)))
@@ -64,17 +64,20 @@ class Precedents:
                 return None
         return tuple(facts)
 
-    def _pattern(self, plan: Plan, statistics: Tensor) -> Tensor:
-        """For each row whether it is NaN, inf, its dtype's limit, or no number, shape [rows]."""
+    def _pattern(self, run: GraphRun) -> Tensor:
+        """For each number whether it is NaN, inf, its dtype's limit, or none, shape [count]."""
+        plan = run.plan
+        if run.postponed is None:
+            highs, values = run.statistics[:, 1], [v for v in plan.values if v.slot is not None]
+        else:
+            highs = run.postponed.leaving[:, 1]
+            values = [plan.values[index] for index in run.postponed.values]
         if id(plan) not in self._limits:  # the plan is kept: nobody else gets its id
-            limits = torch.full((len(plan.checks),), torch.nan, dtype=torch.float64)
-            for value in plan.values:
-                if value.slot is not None and value.dtype in cause.LIMITS:
-                    limits[value.slot] = cause.LIMITS[value.dtype]
-            self._limits[id(plan)] = plan, limits.to(statistics.dtype)
-        highs, limits = statistics[:, 1], self._limits[id(plan)][1]
+            limits = [cause.LIMITS.get(value.dtype, math.nan) for value in values]
+            self._limits[id(plan)] = plan, torch.tensor(limits, dtype=highs.dtype)
+        limit = self._limits[id(plan)][1]
         pattern = torch.isnan(highs).to(torch.uint8)
-        for weight, holds in ((2, torch.isinf(highs)), (4, highs == limits), (8, highs < 0)):
+        for weight, holds in ((2, torch.isinf(highs)), (4, highs == limit), (8, highs < 0)):
             pattern += weight * holds
         return pattern
 

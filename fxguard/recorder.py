@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from fxguard import cause, frames, report
 from fxguard.batch import Batch, GapOperation, GraphRun
+from fxguard.errors import UsageError
 from fxguard.explain import climb_to, spread_of
 from fxguard.frames import Trace
 from fxguard.judgment import Judgment, ask
@@ -21,6 +22,7 @@ from fxguard.precedents import Precedents
 from fxguard.records import Frame, Origin
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
+from fxguard.second_run import measure_run
 
 __all__ = ["Recorder"]
 
@@ -87,6 +89,8 @@ class Recorder:
         assert batch is not None
         batch.read()
         try:
+            if batch.number in self.options.trace_batch_nums:
+                self.measure(batch)
             found = None if self.options.trace_batch_nums else self.judge(batch, error)
         finally:
             batch.close()
@@ -102,6 +106,8 @@ class Recorder:
 
     def keep(self, batch: Batch) -> None:
         """Keep as many finished batches as ``max_frames_to_save`` frames need."""
+        if batch.postponed:
+            return  # it has no frames
         self.earlier.append((batch, self.frame_count(batch)))
         self.earlier_frames += self.earlier[-1][1]
         while self.earlier_frames - self.earlier[0][1] >= self.options.max_frames_to_save:
@@ -123,11 +129,20 @@ class Recorder:
 
     # The verdict.
 
+    def measure(self, batch: Batch) -> None:
+        """Run those graphs again of which only what left them was measured."""
+        for run in batch.postponed:
+            batch.repeated &= measure_run(run)
+
     def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
+        if error is not None:
+            self.measure(batch)
         if all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics()):
             return None
         if error is None and self.precedents.hold(batch, lambda question: ask(batch, question)):
             return None
+        case = self.precedents.case_of(batch)
+        self.measure(batch)
         trace = frames.assemble(batch, numbers_inside)
         if error is not None:
             trace.reached += frames.reached_by_failure(trace, batch)
@@ -142,7 +157,7 @@ class Recorder:
             self.notes.setdefault(origin.message, origin)
         if not accused:
             if error is None:
-                self.precedents.add(batch, judgment.asked)
+                self.precedents.add(case, judgment.asked)
             return None
         first = min(self.position(trace, blame) for blame in accused)
         return Report(
@@ -152,6 +167,7 @@ class Recorder:
             rank=_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
+            repeated=batch.repeated,
         )
 
     def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
@@ -239,6 +255,16 @@ class Recorder:
             found = self.frames_of(earlier)[-(wanted - len(found)) :] + found
         return found
 
+    def last_frames_of_all(self) -> list[Frame]:
+        """Every frame of the last batch that finished; empty before the first."""
+        batch = self.last_batch
+        if batch is not None and batch.postponed:
+            raise UsageError(
+                f"replay=True did not measure the operations of batch {batch.number}, which was "
+                "well; name it in trace_batch_nums"
+            )
+        return [] if batch is None else self.frames_of(batch)
+
     def frames_of(self, batch: Batch) -> list[Frame]:
         """Every frame of a finished batch."""
         trace = frames.assemble(batch)
@@ -258,6 +284,8 @@ class Recorder:
         line = f"checked {known - unchecked.total()} of {known} operations in {graphs}"
         if between:
             line += f" and {between} between graphs"
+        if self.options.replay:
+            line += ", when what leaves them has turned bad"
         if unchecked:
             reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
             line += f"; not checked: {reasons}"

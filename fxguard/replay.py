@@ -19,7 +19,14 @@ from fxguard.plan import Check
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
 
-__all__ = ["detail_of", "numbers_inside", "run_until_it_raises"]
+__all__ = [
+    "agree",
+    "as_before",
+    "copies_of",
+    "detail_of",
+    "numbers_inside",
+    "run_until_it_raises",
+]
 
 
 # How far the largest magnitudes of the two runs may be apart: compilers keep more digits between
@@ -157,8 +164,8 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
     if run.args is None or (wanted is None and later is None):
         return None
     expected = run.statistics.tolist()
-    # Not those of integers: a counter that the graph wrote has counted on.
-    compared = {value.slot for value in run.plan.values if value.can_be_bad}
+    # Not those of integers, nor what came in: a cache that the graph wrote is another one now.
+    compared = {v.slot for v in run.plan.values if v.can_be_bad and v.kind == "made"}
 
     def visit(slot: int, value: Any, repeats: bool) -> None:
         if slot == wanted:
@@ -169,7 +176,7 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
         elif (
             slot in compared
             and not repeats
-            and not _agree(float(stats.abs_min_max(value)[1]), expected[slot][1])
+            and not agree(float(stats.abs_min_max(value)[1]), expected[slot][1])
         ):
             raise _Ended(None)
 
@@ -186,8 +193,8 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
     if later is not None:  # only a second run sees it: it is compared with nothing
         wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
-        with _as_before(run):
-            Replay(run.graph_module, checks, visit, before=before).run(*_copies(run))
+        with as_before(run):
+            Replay(run.graph_module, checks, visit, before=before).run(*copies_of(run))
     except _Ended as ended:
         return None if ended.detail is None else replace(ended.detail, **closer)
     except Exception:  # whatever stops the second run, the report goes out without counts
@@ -209,8 +216,8 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     replay = Replay(run.graph_module, list(enumerate(checks)), visit)
     stopped_at: tuple[int, ...] = ()
     try:
-        with _as_before(run):
-            replay.run(*_copies(run))
+        with as_before(run):
+            replay.run(*copies_of(run))
     except Exception:
         stopped_at = tuple(_read_by(replay.last, run))
     return replace(run, statistics=statistics, stopped_at=stopped_at)
@@ -256,16 +263,16 @@ def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:
         found[values[later]] = stats.decode(float(low), float(high))
 
     try:
-        with _as_before(run):
+        with as_before(run):
             checks = list(enumerate(run.plan.later))
-            Replay(run.graph_module, checks, visit).run(*_copies(run))
+            Replay(run.graph_module, checks, visit).run(*copies_of(run))
     except Exception:  # the operation around them is blamed then
         return {}
     return found
 
 
 @contextlib.contextmanager
-def _as_before(run: GraphRun) -> Iterator[None]:
+def as_before(run: GraphRun) -> Iterator[None]:
     """The random state that the run began with, and nothing that anybody else could notice."""
     assert run.args is not None
     used = [a.device.index for a in run.args if isinstance(a, Tensor) and a.device.type == "cuda"]
@@ -280,7 +287,8 @@ def _as_before(run: GraphRun) -> Iterator[None]:
         yield
 
 
-def _agree(one: float, other: float) -> bool:
+def agree(one: float, other: float) -> bool:
+    """Whether the largest magnitudes of two runs are those of one and the same computation."""
     if math.isfinite(one) and math.isfinite(other):
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-30)
     return str(one) == str(other)
@@ -295,7 +303,7 @@ def _severity_of(pair: list[float]) -> int:
     return 0 if isinstance(number, str) else number.severity
 
 
-def _copies(run: GraphRun) -> list[Any]:
+def copies_of(run: GraphRun) -> list[Any]:
     """The graph's inputs, with everything that it may write copied."""
     assert run.args is not None
     writable = {value.argument for value in run.plan.values if value.kind in ("input", "buffer")}

@@ -38,6 +38,7 @@ class Report:
     rank: int | None = None  # of this process in the default process group; None without one
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reached no output
     error: str = ""  # what forward raised after that, "RuntimeError: …"; "" when it returned
+    repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
 
     def __str__(self) -> str:
         lines = [
@@ -54,6 +55,12 @@ class Report:
     def verdict(self) -> list[str]:
         """What happened, in lines: each origin, what led to it, and what came of it."""
         lines = [line for origin in self.origins for line in _origin_lines(origin)]
+        if not self.repeated:
+            lines.append(
+                "a second run of the graph did not repeat this: the bad values were seen where "
+                "they left the graph, and where they came from is not known; instrument without "
+                "replay=True to find out"
+            )
         if self.error:
             lines.append(f"forward then raised {self.error}")
         return lines + [f"note: {o.message}, but it reached no output" for o in self.absorbed]

@@ -61,6 +61,7 @@ class Trial:
     model: nn.Module
     inputs: tuple[tuple[Any, ...], dict[str, Any]]
     backend: str
+    options: dict[str, Any] = field(default_factory=lambda: {"strict": True})
     reports: list[Report] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class Trial:
         with torch.no_grad():
             self.model(*args, **kwargs)  # some models change themselves in their first forward
         self.planter = Planter(self.model)
-        fxguard.instrument(self.model, on_detect=self.reports.append, strict=True)
+        fxguard.instrument(self.model, on_detect=self.reports.append, **self.options)
         self.compiled = self.model
         if self.backend not in ("eager", "python"):
             self.compiled = torch.compile(self.model, backend=self.backend)

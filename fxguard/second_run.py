@@ -1,0 +1,108 @@
+"""A graph of which only what left it was measured runs again, fully checked.
+
+That is what ``replay=True`` does when a batch has turned bad. The second run begins with the
+inputs and the random state of the first one, and its numbers count only if what leaves the graph
+is what left it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard import bits, frames, stats
+from fxguard.batch import GraphRun, Postponed
+from fxguard.plan import FramePlan, Plan, RowPlan, Step
+from fxguard.records import Stat
+from fxguard.regions import unwrapped
+from fxguard.replay import agree, as_before, copies_of
+
+__all__ = ["leaving_of", "measure_leaving", "measure_run"]
+
+GRAPH = "graph"  # stands for all its operations, where nobody knows what they did
+
+
+def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """What leaves a graph and can be bad: (position among the outputs, value)."""
+    found: dict[int, int] = {}
+    for position, value in enumerate(plan.outputs):
+        if value is not None and plan.values[value].can_be_bad:
+            found.setdefault(value, position)
+    return tuple((position, value) for value, position in found.items())
+
+
+@torch.no_grad()
+def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
+    """The ranges of what left a graph, for :func:`fxguard.bits.collect`."""
+    with torch._C.DisableTorchFunction():
+        return [bits.abs_min_max(unwrapped(outputs[position])) for position, _ in leaving]
+
+
+def measure_run(run: GraphRun) -> bool:
+    """Give a run the numbers that were put off.
+
+    Returns:
+        Whether the second run repeated the first. If not, the run has the numbers of what entered
+        and left it only, and one step that stands for all its operations.
+    """
+    postponed = run.postponed
+    assert postponed is not None
+    run.postponed = None
+    for second in postponed.ways:
+        try:
+            with as_before(run):
+                *_, statistics = second(*copies_of(run))
+        except Exception:  # what could not be captured again, or ran out of memory
+            continue
+        if _repeats(run.plan, statistics.cpu(), postponed):
+            run.statistics = statistics.cpu()
+            return True
+    _stand_alone(run, postponed)
+    return False
+
+
+def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
+    """Whether what left the graph has the same range in both runs."""
+    assert isinstance(postponed.leaving, Tensor)
+    for value, (_, before) in zip(postponed.values, postponed.leaving.tolist(), strict=True):
+        slot = plan.values[value].slot
+        if slot is not None and not agree(before, float(statistics[slot, 1])):
+            return False
+    return True
+
+
+def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
+    """One step for the whole graph, with the numbers of what entered and left it."""
+    assert isinstance(postponed.leaving, Tensor)
+    assert run.args is not None
+    plan, rows, name = run.plan, postponed.leaving.tolist(), run.names[1]
+    numbers = {value: stats.decode(*row) for value, row in zip(postponed.values, rows, strict=True)}
+    for position, value in plan.inputs:
+        numbers.setdefault(value, frames.stat_of(run.args[position]))
+    entered = [value for _, value in plan.inputs]
+    weights = [i for i, v in enumerate(plan.values) if v.kind in ("weight", "buffer")]
+    made = tuple(value for value in postponed.values if value not in entered)
+    table = [
+        RowPlan(f"{kind}[{index}]", value)
+        for kind, listed in (("input", entered), ("output", made))
+        for index, value in enumerate(listed)
+    ]
+    slots: dict[int, int] = {value: slot for slot, value in enumerate(numbers)}
+    run.plan = replace(
+        plan,
+        values=tuple(replace(v, slot=slots.get(i), later=None) for i, v in enumerate(plan.values)),
+        steps=(Step(GRAPH, name, (*entered, *weights), made),),
+        frames=(FramePlan(name, GRAPH, True, tuple(table), step=0, calls=run.calls),),
+        later=(),
+    )
+    run.statistics = torch.tensor([_row(number) for number in numbers.values()]).view(-1, 2)
+
+
+def _row(number: Stat | str) -> tuple[float, float]:
+    if isinstance(number, Stat):
+        return number.abs_min, number.abs_max
+    return stats.NO_DATA, stats.NO_DATA
