@@ -273,7 +273,6 @@ class Batch:
         ]
         return runs if self.between is None else [*runs, self.between]
 
-    @torch.no_grad()
     def read(self) -> None:
         """Bring the numbers to the host: one transfer for each graph, and the only wait.
 
@@ -285,7 +284,8 @@ class Batch:
                 if event.postponed is not None:
                     event.postponed.leaving = bits.collect(event.postponed.leaving).cpu()
         if self.pairs:
-            self.between = stats.collect(self.pairs).cpu()
+            with torch.no_grad():
+                self.between = stats.collect(self.pairs).cpu()
             self.pairs.clear()
 
     @property

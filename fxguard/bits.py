@@ -8,7 +8,6 @@ measured here is what :mod:`fxguard.stats` measures; nothing here can be traced 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -140,7 +139,8 @@ def collect(items: Sequence[Bits | stats.Pair | Tensor]) -> Tensor:
             operations, shape ``[count, 2]``.
 
     Returns:
-        A tensor of shape ``[rows, 2]``.
+        A tensor of shape ``[rows, 2]``. Where there is a NaN the second column has it, and the
+        first the smallest magnitude of the others.
     """
     groups: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
     others: list[stats.Pair | Tensor] = []
@@ -177,6 +177,4 @@ def collect(items: Sequence[Bits | stats.Pair | Tensor]) -> Tensor:
 def _numbers(scalars: list[Tensor], dtype: torch.dtype) -> Tensor:
     """The numbers whose bits these are, shape ``[count, 2]``."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    pairs = torch.stack(scalars).view(dtype).to(wide).view(-1, 2)
-    highs = pairs[:, 1:]
-    return torch.where(torch.isnan(highs), math.nan, pairs)  # NaN shows in both
+    return torch.stack(scalars).view(dtype).to(wide).view(-1, 2)

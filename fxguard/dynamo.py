@@ -125,21 +125,36 @@ def compile_forward(
 
 def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
     """Call a function under settings of TorchDynamo."""
-    patch = torch._dynamo.config.patch(**settings)
+    config = torch._dynamo.config
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with patch:
+        # config.patch does the same and takes three times as long, at each forward.
+        before = {name: getattr(config, name) for name in settings}
+        for name, value in settings.items():
+            setattr(config, name, value)
+        try:
             return function(*args, **kwargs)
+        finally:
+            for name, value in before.items():
+                setattr(config, name, value)
 
     return call
 
 
 def graph_breaks() -> Counter[str]:
     """Reason to the number of graph breaks that TorchDynamo made for it, in this process."""
-    reasons: Counter[str] = Counter()
-    for text, count in counters["graph_break"].items():
-        reasons[text.partition("\n")[0].strip()] += count
-    return reasons
+    global _breaks
+    found = counters["graph_break"]
+    total = sum(found.values())
+    if total != _breaks[0]:  # it is asked at each forward, and changes at few
+        reasons: Counter[str] = Counter()
+        for text, count in found.items():
+            reasons[text.partition("\n")[0].strip()] += count
+        _breaks = total, reasons
+    return _breaks[1]
+
+
+_breaks: tuple[int, Counter[str]] = (0, Counter())  # how many there were, and their reasons
 
 
 class CheckingBackend:

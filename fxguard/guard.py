@@ -306,7 +306,8 @@ class Guard:
         finally:
             watch.leave_fused()
             gaps.set_watch(before)
-            self._breaks += dynamo.graph_breaks() - breaks
+            if (now := dynamo.graph_breaks()) is not breaks:
+                self._breaks += now - breaks
         with torch._C.DisableTorchFunction():
             conclude(self.recorder)
         return output

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from fxguard import cause, frames, report
@@ -137,7 +139,7 @@ class Recorder:
     def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
         if error is not None:
             self.measure(batch)
-        if all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics()):
+        if all(map(_all_finite, batch.statistics())):
             return None
         if error is None and self.precedents.hold(batch, lambda question: ask(batch, question)):
             return None
@@ -308,6 +310,11 @@ class Recorder:
             f"{report.INDENT}*** Finished batch number={batch.number} ***",
         ]
         return "\n".join(lines)
+
+
+def _all_finite(numbers: Tensor) -> bool:
+    # One operation and one read, where all is well. A sum of large numbers may overflow.
+    return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
 
 
 def _one_line(error: Exception) -> str:

@@ -241,7 +241,9 @@ def _on_one_device(tensors: list[Tensor]) -> list[Tensor]:
 
 def decode(low: float, high: float) -> Stat | str:
     """A row of the collected numbers as a :class:`Stat`, or the reason why there is none."""
-    return NOTES[high] if high in NOTES else Stat(low, high)
+    if high in NOTES:
+        return NOTES[high]
+    return Stat(high, high) if math.isnan(high) else Stat(low, high)
 
 
 @dataclass(frozen=True, slots=True)
