@@ -27,10 +27,12 @@ INTEGERS = {
     torch.float64: torch.int64,
 }
 
-LARGE = 2**14  # elements from which on a second look at some of them costs little
+LARGE = 2**16  # elements from which on a second look at some of them costs little
 
-# Larger tensors are read block by block: the magnitudes of a block stay in the cache of a core,
-# and no memory of the tensor's own size is needed.
+# Memory of a size that the model uses itself is there already, and in the cache. Larger pieces come
+# fresh from the system, page by page, which takes longer than to read them: from here on a tensor
+# is read block by block, in memory that is kept.
+HUGE = 2**24  # bytes
 BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 
 # The bits of the smallest and of the largest magnitude, shape [] each, and whose bits they are.
@@ -71,7 +73,10 @@ def abs_min_max(value: Any) -> Bits | stats.Pair:
         low, high = torch.aminmax(bits)
         if low.item() >= 0:
             return low, high, dtype
-    low, high = _by_blocks(flat, integer)
+    if size * flat.element_size() > HUGE:
+        low, high = _by_blocks(flat, integer)
+    else:
+        low, high = torch.aminmax(flat.abs().view(integer))
     return low, high, dtype
 
 
@@ -117,8 +122,6 @@ def _by_blocks(flat: Tensor, integer: torch.dtype) -> tuple[Tensor, Tensor]:
         low, high = torch.aminmax(magnitudes.view(integer))
         lows.append(low)
         highs.append(high)
-    if len(lows) == 1:
-        return lows[0], highs[0]
     return torch.stack(lows).amin(), torch.stack(highs).amax()
 
 

@@ -32,6 +32,7 @@ def traceable(*tensors: Any) -> Tensor:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16 bytes, so that small tensors take every way."""
     monkeypatch.setattr(bits, "LARGE", 2)
+    monkeypatch.setattr(bits, "HUGE", 0)
     monkeypatch.setattr(bits, "BLOCK", 16)
 
 
@@ -44,12 +45,20 @@ def test_range_is_that_of_a_plain_loop(case: tuple[Tensor, np.ndarray]) -> None:
 
 
 @often
-@given(floats(WIDE_ENOUGH_FOR_TORCH), st.integers(0, 6), st.sampled_from([8, 16, 64]))
-def test_blocks_change_nothing(case: tuple[Tensor, np.ndarray], large: int, block: int) -> None:
+@given(
+    floats(WIDE_ENOUGH_FOR_TORCH),
+    st.integers(0, 6),
+    st.sampled_from([8, 16, 64]),
+    st.sampled_from([0, 32]),
+)
+def test_blocks_change_nothing(
+    case: tuple[Tensor, np.ndarray], large: int, block: int, huge: int
+) -> None:
     """However a tensor is divided, the range is that of a plain loop."""
     tensor, values = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bits, "LARGE", large)
+        patch.setattr(bits, "HUGE", huge)
         patch.setattr(bits, "BLOCK", block)
         assert read(measured(tensor)) == [exact(expected(values))]
 
@@ -173,3 +182,14 @@ def test_somebody_else_may_watch() -> None:
     assert read(traced(tensor)) == wanted
     rows = torch.func.vmap(lambda x: measured(x))(tensor)
     assert [read(row)[0] for row in rows] == [read(traceable(row))[0] for row in tensor]
+
+
+def test_huge_tensors_need_no_memory_of_their_size() -> None:
+    """More than HUGE bytes are measured through one block; a last bad element counts."""
+    tensor = torch.full((bits.HUGE // 4 + 5,), -3.0)
+    tensor[-1] = float("inf")
+    with torch.profiler.profile(profile_memory=True) as profile:
+        statistics = measured(tensor)
+    largest = max(event.self_cpu_memory_usage for event in profile.key_averages())
+    assert statistics.tolist() == [[3.0, float("inf")]]
+    assert largest < bits.HUGE / 2
