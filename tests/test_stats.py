@@ -424,8 +424,8 @@ def test_double_precision_does_not_overflow() -> None:
 @often
 @given(st.floats(min_value=0), st.floats(min_value=0) | st.just(math.nan))
 def test_decoding_gives_the_numbers_back(low: float, high: float) -> None:
-    """Every pair of magnitudes is a Stat: no magnitude is mistaken for a mark."""
-    assert exact(decode(low, high)) == exact(Stat(low, high))
+    """Every pair of magnitudes is a Stat, no magnitude is mistaken for a mark, and NaN is both."""
+    assert exact(decode(low, high)) == exact(Stat(high if math.isnan(high) else low, high))
 
 
 # The same numbers from a traced graph.
