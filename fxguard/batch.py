@@ -56,7 +56,7 @@ class Postponed:
 
     values: tuple[int, ...]  # of the plan: what left the graph
     leaving: Any  # their ranges, as they were measured; shape [count, 2] once they are read
-    ways: Iterable[Callable[..., Any]]  # checked forms of the graph to run, best first
+    ways: Callable[[], Iterable[Callable[..., Any]]]  # checked forms of the graph, best first
 
 
 @dataclass(slots=True)

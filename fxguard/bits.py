@@ -54,11 +54,9 @@ def abs_min_max(value: Any) -> Bits | stats.Pair:
         or value.dtype not in INTEGERS
         or value.layout is not torch.strided
         or value.is_nested
+        or not (size := value.numel())
         or _is_observed()
     ):
-        return stats.abs_min_max(value)
-    size = value.numel()
-    if size == 0:
         return stats.abs_min_max(value)
     dtype = value.dtype
     integer = INTEGERS[dtype]

@@ -262,21 +262,16 @@ class Unchecked:
         self.values = tuple(value for _, value in self.leaving)
 
     def measure(self, outputs: Sequence[Any]) -> Postponed:
-        return Postponed(self.values, measure_leaving(outputs, self.leaving), Ways(self))
+        """What is known of a run that returned this."""
+        return Postponed(self.values, measure_leaving(outputs, self.leaving), self.checked_forms)
 
-
-class Ways:
-    """Checked forms of a graph: under its own backend, and then without one."""
-
-    def __init__(self, graph: Unchecked) -> None:
-        self.graph = graph
-
-    def __iter__(self) -> Iterator[Callable[..., Any]]:
-        backend, plan, graph_module = self.graph.backend, self.graph.plan, self.graph.graph_module
-        if backend.arithmetic is not bits:
-            checked = backend.checked(plan, graph_module)
-            yield lambda *args: backend.inner(checked, list(args))(*args)
-        yield with_checks(graph_module, plan, flat=True, arithmetic=bits)
+    def checked_forms(self) -> Iterator[Callable[..., Any]]:
+        """The graph with checks: under its own backend, and then without one."""
+        inner = self.backend.inner
+        if self.backend.arithmetic is not bits:
+            checked = self.backend.checked(self.plan, self.graph_module)
+            yield lambda *args: inner(checked, list(args))(*args)
+        yield with_checks(self.graph_module, self.plan, flat=True, arithmetic=bits)
 
 
 def let_backend_fail(graph_module: GraphModule) -> None:

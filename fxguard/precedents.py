@@ -31,27 +31,32 @@ class Precedents:
 
     def __init__(self) -> None:
         self._cases: dict[Hashable, Mapping[Ask, Answer]] = {}
-        self._limits: dict[int, tuple[Plan, Tensor]] = {}  # by id of the plan
+        # By id of the plan, and whether only what left the graph was measured.
+        self._limits: dict[tuple[int, bool], tuple[Plan, Tensor]] = {}
 
-    def hold(self, batch: Batch, ask: Callable[[Ask], Answer]) -> bool:
-        """Whether a batch is one that was judged before, and found to be well.
+    def hold(self, case: Hashable | None, ask: Callable[[Ask], Answer]) -> bool:
+        """Whether a batch is like one that was judged before, and found to be well.
 
         Args:
-            batch: one whose numbers were read.
+            case: of the batch, see :meth:`case_of`.
             ask: answers a question about it.
         """
-        questions = self._cases.get(self.case_of(batch))
+        questions = self._cases.get(case)
         return questions is not None and all(
             _same(ask(question), answer) for question, answer in questions.items()
         )
 
     def add(self, case: Hashable | None, asked: Mapping[Ask, Answer]) -> None:
-        """Note that a batch was well, and what its judgment had asked."""
+        """Note that a batch of this kind was well, and what its judgment had asked."""
         if case is not None and len(self._cases) < CASES:
             self._cases[case] = dict(asked)
 
     def case_of(self, batch: Batch) -> Hashable | None:
-        """All that a verdict follows from, except for the answers; None where that is too much."""
+        """All that a verdict follows from, except for the answers; None where that is too much.
+
+        Args:
+            batch: one whose numbers were read.
+        """
         facts: list[Hashable] = []
         for event in batch.events:
             if isinstance(event, GraphRun) and not event.plan.later:
@@ -72,10 +77,11 @@ class Precedents:
         else:
             highs = run.postponed.leaving[:, 1]
             values = [plan.values[index] for index in run.postponed.values]
-        if id(plan) not in self._limits:  # the plan is kept: nobody else gets its id
+        key = id(plan), run.postponed is not None
+        if key not in self._limits:  # the plan is kept: nobody else gets its id
             limits = [cause.LIMITS.get(value.dtype, math.nan) for value in values]
-            self._limits[id(plan)] = plan, torch.tensor(limits, dtype=highs.dtype)
-        limit = self._limits[id(plan)][1]
+            self._limits[key] = plan, torch.tensor(limits, dtype=highs.dtype)
+        limit = self._limits[key][1]
         pattern = torch.isnan(highs).to(torch.uint8)
         for weight, holds in ((2, torch.isinf(highs)), (4, highs == limit), (8, highs < 0)):
             pattern += weight * holds

@@ -141,9 +141,10 @@ class Recorder:
             self.measure(batch)
         if all(map(_all_finite, batch.statistics())):
             return None
-        if error is None and self.precedents.hold(batch, lambda question: ask(batch, question)):
+        # A forward that raised is judged by what it raised for, too.
+        case = None if error is not None else self.precedents.case_of(batch)
+        if self.precedents.hold(case, lambda question: ask(batch, question)):
             return None
-        case = self.precedents.case_of(batch)
         self.measure(batch)
         trace = frames.assemble(batch, numbers_inside)
         if error is not None:
@@ -158,8 +159,7 @@ class Recorder:
         for origin in absorbed:
             self.notes.setdefault(origin.message, origin)
         if not accused:
-            if error is None:
-                self.precedents.add(case, judgment.asked)
+            self.precedents.add(case, judgment.asked)
             return None
         first = min(self.position(trace, blame) for blame in accused)
         return Report(

@@ -52,7 +52,7 @@ def measure_run(run: GraphRun) -> bool:
     postponed = run.postponed
     assert postponed is not None
     run.postponed = None
-    for second in postponed.ways:
+    for second in postponed.ways():
         try:
             with as_before(run):
                 *_, statistics = second(*copies_of(run))
