@@ -44,7 +44,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard import bits, gaps, marks, module_calls, stats
+from fxguard import bits, gaps, joined, marks, module_calls, stats
 from fxguard.batch import GraphRun, Postponed, RandomState
 from fxguard.insert import Arithmetic, with_checks, without_marks
 from fxguard.plan import Plan
@@ -182,8 +182,7 @@ class CheckingBackend:
     ) -> None:
         self.replay = replay
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
-        # What runs eagerly is measured in the fastest way, what is compiled in one that can be.
-        self.arithmetic: Arithmetic = bits if self.inner is lookup_backend("eager") else stats
+        self.arithmetic = arithmetic_for(self.inner)
         self.report = report
         self.names = names
         self.tensors = {} if tensors is None else tensors
@@ -239,6 +238,17 @@ class CheckingBackend:
     def checked(self, plan: Plan, graph_module: GraphModule) -> GraphModule:
         """The graph with its checks."""
         return with_checks(graph_module, plan, flat=True, arithmetic=self.arithmetic)
+
+
+def arithmetic_for(backend: Backend) -> Arithmetic:
+    """What measures under a backend, at the least cost."""
+    if backend is lookup_backend("eager"):
+        return bits
+    # The backend by name, and the object that torch.compile makes of a mode or of options.
+    inductor = lookup_backend("inductor")
+    if backend is inductor or getattr(backend, "compiler_name", None) == "inductor":
+        return joined
+    return stats
 
 
 @torch.no_grad()

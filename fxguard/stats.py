@@ -7,7 +7,7 @@ AOTAutograd and Inductor can trace, fuse and keep it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,12 +195,24 @@ def _mark(reason: float, device: torch.device) -> Pair:
     return value, value
 
 
-def collect(items: Sequence[Pair | Tensor]) -> Tensor:
+def stacked(numbers: Sequence[Tensor]) -> Tensor:
+    """Pairs of numbers, shape [] each, as a tensor of shape ``[pairs, 2]``."""
+    wide = common_dtype(numbers)
+    numbers = _on_one_device(numbers)
+    if all(x.dtype == numbers[0].dtype for x in numbers):
+        return torch.stack(list(numbers)).view(-1, 2).to(wide)
+    return torch.stack([x.to(wide) for x in numbers]).view(-1, 2)
+
+
+def collect(
+    items: Sequence[Pair | Tensor], join: Callable[[Sequence[Tensor]], Tensor] = stacked
+) -> Tensor:
     """Join the results of many checks, in order.
 
     Args:
         items: results of :func:`abs_min_max`, and statistics of the bodies of higher-order
             operations, shape ``[count, 2]``.
+        join: what joins the former.
 
     Returns:
         A tensor of shape ``[rows, 2]`` on the first value's device, float64 when
@@ -210,31 +222,35 @@ def collect(items: Sequence[Pair | Tensor]) -> Tensor:
     flat: list[Tensor] = []
     for item in items:
         if isinstance(item, Tensor):
-            blocks += [_stacked(flat)] if flat else []
+            blocks += [join(flat)] if flat else []
             blocks.append(item)
             flat = []
         else:
             flat += item
-    blocks += [_stacked(flat)] if flat else []
+    blocks += [join(flat)] if flat else []
     if not blocks:
         return torch.empty((0, 2))
-    wide = torch.float64 if any(x.dtype == torch.float64 for x in blocks) else torch.float32
+    wide = common_dtype(blocks)
     blocks = [x.to(wide) for x in _on_one_device(blocks)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def _stacked(flat: list[Tensor]) -> Tensor:
-    wide = torch.float64 if any(x.dtype == torch.float64 for x in flat) else torch.float32
-    flat = _on_one_device(flat)
-    if all(x.dtype == flat[0].dtype for x in flat):
-        return torch.stack(flat).view(-1, 2).to(wide)
-    return torch.stack([x.to(wide) for x in flat]).view(-1, 2)
+def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype that holds the numbers of all of them."""
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
-def _on_one_device(tensors: list[Tensor]) -> list[Tensor]:
+def common_device(tensors: Sequence[Tensor]) -> torch.device:
+    """Where they are joined: on the first one's device, not on the CPU if one is elsewhere."""
     device = tensors[0].device
+    if all(x.device == device for x in tensors):
+        return device
+    return next((x.device for x in tensors if x.device.type != "cpu"), device)
+
+
+def _on_one_device(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    device = common_device(tensors)
     if any(x.device != device for x in tensors):
-        device = next((x.device for x in tensors if x.device.type != "cpu"), device)
         return [x.to(device, non_blocking=True) for x in tensors]
     return tensors
 

@@ -23,6 +23,7 @@ ROOMS = (
     "report",
     "stats",
     "bits",
+    "joined",
     "iterations",
     "regions",
     "sources",

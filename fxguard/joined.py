@@ -1,0 +1,38 @@
+"""The magnitude ranges in a graph that Inductor compiles.
+
+The reductions are those of :mod:`fxguard.stats`, which Inductor fuses into the loops that make the
+values. To join their results is one call of an operation that it does not look into. It would
+write each number of a ``stack`` into its place from inside the kernel that makes it, and copy the
+others in kernels next to it; then no two layers of a model have a kernel in common any more, and
+the C++ compiler runs for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxguard import stats
+from fxguard.stats import abs_min_max
+
+__all__ = ["abs_min_max", "collect"]
+
+
+@torch.library.custom_op("fxguard::join", mutates_args=())
+def join(numbers: Sequence[Tensor]) -> Tensor:
+    """Pairs of numbers, shape [] each, as a tensor of shape ``[pairs, 2]``."""
+    return stats.stacked(numbers)
+
+
+@join.register_fake
+def _(numbers: Sequence[Tensor]) -> Tensor:
+    shape = (len(numbers) // 2, 2)
+    device = stats.common_device(numbers)
+    return torch.empty(shape, dtype=stats.common_dtype(numbers), device=device)
+
+
+def collect(items: Sequence[stats.Pair | Tensor]) -> Tensor:
+    """Join the results of many checks, as :func:`fxguard.stats.collect` does."""
+    return stats.collect(items, join)
