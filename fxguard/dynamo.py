@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 import torch.nn.modules.module as module_hooks
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert
@@ -44,7 +45,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard import bits, gaps, joined, marks, module_calls, stats
+from fxguard import bits, gaps, joined, marks, module_calls, regions, stats
 from fxguard.batch import GraphRun, Postponed, RandomState
 from fxguard.insert import Arithmetic, with_checks, without_marks
 from fxguard.plan import Plan
@@ -67,6 +68,12 @@ __all__ = [
 RECOMPILE_LIMIT = 64
 
 NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
+
+# What checks call, in AOTAutograd's words.
+FUNCTIONS_IN_GRAPHS = tuple(
+    f"{function.__module__}.{function.__name__}"
+    for function in (joined.abs_min_max, joined.collect, regions.unwrapped)
+)
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 
@@ -204,7 +211,7 @@ class CheckingBackend:
             plan = make_plan(graph_module, self.names, arguments, captured_in)
             handed_on = without_marks if self.replay else functools.partial(self.checked, plan)
             changed = handed_on(graph_module)
-        with gaps.unobserved(watch):
+        with gaps.unobserved(watch), self.kept_between_processes():
             compiled = self.inner(changed, example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
@@ -234,6 +241,22 @@ class CheckingBackend:
             return outputs
 
         return run
+
+    def kept_between_processes(self) -> contextlib.AbstractContextManager[object]:
+        """Let AOTAutograd's cache keep a graph with checks, as it keeps the one without them.
+
+        It does not keep graphs that call functions it does not know, because it cannot tell
+        when these change. Ours are the same as long as their files are.
+        """
+        option = "unsafe_marked_cacheable_functions"
+        version = joined.version()
+        if self.arithmetic is not joined or version is None or not hasattr(inductor_config, option):
+            return contextlib.nullcontext()
+        known = getattr(inductor_config, option)
+        ours = dict.fromkeys(FUNCTIONS_IN_GRAPHS, version)
+        patch: contextlib.AbstractContextManager[object]
+        patch = inductor_config.patch({option: {**known, **ours}})
+        return patch
 
     def checked(self, plan: Plan, graph_module: GraphModule) -> GraphModule:
         """The graph with its checks."""

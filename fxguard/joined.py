@@ -9,15 +9,18 @@ the C++ compiler runs for each of them.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fxguard import stats
+from fxguard import regions, stats
 from fxguard.stats import abs_min_max
 
-__all__ = ["abs_min_max", "collect"]
+__all__ = ["abs_min_max", "collect", "version"]
 
 
 @torch.library.custom_op("fxguard::join", mutates_args=())
@@ -36,3 +39,16 @@ def _(numbers: Sequence[Tensor]) -> Tensor:
 def collect(items: Sequence[stats.Pair | Tensor]) -> Tensor:
     """Join the results of many checks, as :func:`fxguard.stats.collect` does."""
     return stats.collect(items, join)
+
+
+@functools.cache
+def version() -> str | None:
+    """What changes when the functions in a graph with checks do: a hash of their files.
+
+    None where the package has no files to read, such as in an archive.
+    """
+    files = (stats.__file__, regions.__file__, __file__)
+    try:
+        return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+    except OSError:
+        return None

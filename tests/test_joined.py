@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor.utils import run_and_get_code
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
@@ -147,3 +148,33 @@ def test_only_under_inductor() -> None:
     assert dynamo.arithmetic_for(wrapper) is joined
     assert dynamo.arithmetic_for(torch._dynamo.lookup_backend("aot_eager")) is stats
     assert dynamo.arithmetic_for(own_backend) is stats
+
+
+def cache_hits_of_a_second_compilation() -> int:
+    """How many graphs AOTAutograd does not make again, and that what it kept is checked."""
+    torch.manual_seed(0)
+    with fresh_cache():
+        for weight in (1.0, 3e38):
+            torch._dynamo.reset()
+            counters.clear()
+            layer = Layer()
+            model = fxguard.instrument(layer)
+            if weight > 1:
+                with torch.no_grad():
+                    layer.linear.weight.fill_(weight)
+                with pytest.raises(fxguard.NonFiniteError, match="linear made"):
+                    torch.compile(model)(torch.randn(2, 4, 64))
+            else:
+                torch.compile(model)(torch.randn(2, 4, 64)).sum().backward()
+    return int(counters["aot_autograd"]["autograd_cache_hit"])
+
+
+def test_kept_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_hits_of_a_second_compilation() == 1
+    monkeypatch.setattr(dynamo, "FUNCTIONS_IN_GRAPHS", ())
+    assert cache_hits_of_a_second_compilation() == 0, "this test could not fail"
+
+
+def test_a_package_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "version", lambda: None)
+    torch.compile(fxguard.instrument(Layer()))(torch.randn(2, 4, 64))
