@@ -1,10 +1,10 @@
 """The magnitude ranges in a graph that Inductor compiles.
 
-The reductions are those of :mod:`fxguard.stats`, which Inductor fuses into the loops that make the
-values. To join their results is one call of an operation that it does not look into. It would
-write each number of a ``stack`` into its place from inside the kernel that makes it, and copy the
-others in kernels next to it; then no two layers of a model have a kernel in common any more, and
-the C++ compiler runs for each of them.
+The reductions are arithmetic, as in :mod:`fxguard.stats`, and are fused into the loops that make
+the values. To join their results is one call of an operation that Inductor does not look into. It
+would write each number of a ``stack`` into its place from inside the kernel that makes it, and copy
+the others in kernels next to it; then no two layers of a model have a kernel in common any more,
+and the C++ compiler runs for each of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,28 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxguard import regions, stats
-from fxguard.stats import abs_min_max
 
 __all__ = ["abs_min_max", "collect", "version"]
+
+
+def abs_min_max(value: Any) -> stats.Pair:
+    """The smallest and the largest magnitude, as :func:`fxguard.stats.abs_min_max` has them."""
+    return stats.abs_min_max(value, _extremes)
+
+
+def _extremes(magnitude: Tensor) -> stats.Pair:
+    """``torch.aminmax`` in operations that AOTAutograd's partitioner takes to be fused.
+
+    What another operation reads it takes for memory that is written anyway, and keeps for the
+    backward instead of computing it again: ``amax`` is on its list, ``amin`` is not.
+    """
+    return magnitude.neg().amax().neg(), magnitude.amax()
 
 
 @torch.library.custom_op("fxguard::join", mutates_args=())

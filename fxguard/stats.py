@@ -128,23 +128,24 @@ def magnitudes(dense: Tensor) -> Tensor:
     return size
 
 
-def abs_min_max(value: Any) -> Pair:
+def abs_min_max(value: Any, extremes: Callable[[Tensor], Pair] = torch.aminmax) -> Pair:
     """The smallest and the largest magnitude in ``value``.
 
     Args:
         value: a tensor of any dtype, layout and shape. Tuples and lists of tensors give
             the range of all of them together; anything else gives "not a tensor".
+        extremes: what finds the smallest and the largest of magnitudes.
 
     Returns:
         Two tensors of shape ``[]``. Both are NaN when any element is NaN, and the second
         is negative (``EMPTY``, ``NOT_A_TENSOR``, ``NO_DATA``) where there is no number.
     """
     if isinstance(value, (tuple, list)):
-        return _combine([abs_min_max(item) for item in value if isinstance(item, CONTAINERS)])
+        return _combine([abs_min_max(x, extremes) for x in value if isinstance(x, CONTAINERS)])
     if not isinstance(value, Tensor):
         return _mark(NOT_A_TENSOR, torch.device("cpu"))
     if parts := inside(value):
-        return _combine([abs_min_max(part) for part in parts])
+        return _combine([abs_min_max(part, extremes) for part in parts])
     if not has_numbers(value):
         return _mark(NO_DATA, torch.device("cpu"))
     magnitude = magnitudes(numbers(value))
@@ -153,7 +154,7 @@ def abs_min_max(value: Any) -> Pair:
         return _of_any_size(magnitude)
     if size == 0:
         return _mark(EMPTY, magnitude.device)
-    low, high = torch.aminmax(magnitude)
+    low, high = extremes(magnitude)
     return low, high
 
 

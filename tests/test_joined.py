@@ -178,3 +178,37 @@ def test_kept_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "version", lambda: None)
     torch.compile(fxguard.instrument(Layer()))(torch.randn(2, 4, 64))
+
+
+class Gelu(nn.Module):
+    """Inductor computes the middle of it again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return self.down(0.5 * y * (1 + torch.tanh(0.8 * (y + 0.04 * y.pow(3)))))
+
+
+def bytes_for_backward(call: Callable[..., Any]) -> int:
+    found: dict[int, int] = {}
+
+    def pack(value: Tensor) -> Tensor:
+        found[value.data_ptr()] = value.numel() * value.element_size()
+        return value
+
+    x = torch.randn(8, 16)
+    call(x)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        call(x)
+    return sum(found.values())
+
+
+def test_nothing_more_is_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = bytes_for_backward(torch.compile(Gelu()))
+    assert bytes_for_backward(torch.compile(fxguard.instrument(Gelu()))) == plain
+    monkeypatch.setattr(joined, "_extremes", torch.aminmax)
+    assert bytes_for_backward(torch.compile(fxguard.instrument(Gelu()))) > plain
