@@ -15,8 +15,8 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   ``torch._dynamo.trace_rules.is_callable_allowed``: where a backend cannot compile a graph,
   TorchDynamo breaks it, but not when a user's own function stands in it. Marks are such
   functions, and no reason to fail where the plain model would not.
-- ``torch._inductor.config.unsafe_marked_cacheable_functions``: lets AOTAutograd's cache keep graphs
-  with checks. Without it a second process traces them again.
+- ``torch._inductor.config.unsafe_marked_cacheable_functions``, where there is one: lets
+  AOTAutograd's cache keep graphs with checks. Without it a second process traces them again.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
   Without it coverage() could not say why operations ran between graphs.
 - ``torch.nn.modules.module._global_forward_hooks`` and its two companions: hooks on every
@@ -251,8 +251,10 @@ class CheckingBackend:
         when these change. Ours are the same as long as their files are.
         """
         option = "unsafe_marked_cacheable_functions"
+        if self.replay or self.arithmetic is not joined or not hasattr(inductor_config, option):
+            return contextlib.nullcontext()
         version = joined.version()
-        if self.arithmetic is not joined or version is None or not hasattr(inductor_config, option):
+        if version is None:
             return contextlib.nullcontext()
         known = getattr(inductor_config, option)
         ours = dict.fromkeys(FUNCTIONS_IN_GRAPHS, version)

@@ -3,8 +3,8 @@
 The reductions are arithmetic, as in :mod:`fxguard.stats`, and are fused into the loops that make
 the values. To join their results is one call of an operation that Inductor does not look into. It
 would write each number of a ``stack`` into its place from inside the kernel that makes it, and copy
-the others in kernels next to it; then no two layers of a model have a kernel in common any more,
-and the C++ compiler runs for each of them.
+the others in kernels next to it; then equal layers have fewer kernels in common, and the
+C++ compiler runs more often.
 """
 
 from __future__ import annotations
