@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fxguard import stats
 
-__all__ = ["Bits", "abs_min_max", "collect"]
+__all__ = ["abs_min_max", "collect"]
 
 # The integers that hold the bits.
 INTEGERS = {
@@ -27,6 +27,7 @@ INTEGERS = {
     torch.float64: torch.int64,
 }
 
+SMALL = 2**13  # elements: up to here calls take longer than the comparing
 LARGE = 2**16  # elements from which on a second look at some of them costs little
 
 # Memory of a size that the model uses itself is there already, and in the cache. Larger pieces come
@@ -35,18 +36,19 @@ LARGE = 2**16  # elements from which on a second look at some of them costs litt
 HUGE = 2**24  # bytes
 BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 
-# The bits of the smallest and of the largest magnitude, shape [] each, and whose bits they are.
-Bits = tuple[Tensor, Tensor, torch.dtype]
-
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
 
-def abs_min_max(value: Any) -> Bits | stats.Pair:
-    """The smallest and the largest magnitude in ``value``, for :func:`collect`.
+def abs_min_max(value: Any) -> stats.Pair:
+    """The smallest and the largest magnitude in ``value``.
 
     Dense floating-point tensors on the CPU are read as integers, all others are given to
     :func:`fxguard.stats.abs_min_max`.
+
+    Returns:
+        Two tensors of shape ``[]`` as from there, but where there is a NaN the first may be the
+        smallest magnitude of the others.
     """
     if (
         type(value) not in _PLAIN
@@ -55,27 +57,31 @@ def abs_min_max(value: Any) -> Bits | stats.Pair:
         or value.layout is not torch.strided
         or value.is_nested
         or not (size := value.numel())
-        or _is_observed()
     ):
         return stats.abs_min_max(value)
-    dtype = value.dtype
-    integer = INTEGERS[dtype]
     if value.requires_grad:
         value = value.detach()
+    if size <= SMALL:
+        return torch.aminmax(value.abs())  # type: ignore[return-value] # a named tuple
+    if _is_observed():
+        return stats.abs_min_max(value)
+    dtype = value.dtype
+    low, high = _extreme_bits(value, size, INTEGERS[dtype])
+    return low.view(dtype), high.view(dtype)
+
+
+def _extreme_bits(value: Tensor, size: int, integer: torch.dtype) -> stats.Pair:
     flat = _flat(value) if size > LARGE else None
     if flat is None:
-        low, high = torch.aminmax(value.abs().view(integer))
-        return low, high, dtype
+        return torch.aminmax(value.abs().view(integer))  # type: ignore[return-value]
     bits = flat.view(integer)
     if _looks_positive(bits):
         low, high = torch.aminmax(bits)
         if low.item() >= 0:
-            return low, high, dtype
+            return low, high
     if size * flat.element_size() > HUGE:
-        low, high = _by_blocks(flat, integer)
-    else:
-        low, high = torch.aminmax(flat.abs().view(integer))
-    return low, high, dtype
+        return _by_blocks(flat, integer)
+    return torch.aminmax(flat.abs().view(integer))  # type: ignore[return-value]
 
 
 def _looks_positive(bits: Tensor) -> bool:
@@ -132,50 +138,15 @@ def _scratch(dtype: torch.dtype, length: int) -> Tensor:
     return kept[dtype]
 
 
-def collect(items: Sequence[Bits | stats.Pair | Tensor]) -> Tensor:
-    """Join the results of many checks, in order, as :func:`fxguard.stats.collect` does.
-
-    Args:
-        items: results of :func:`abs_min_max`, and statistics of the bodies of higher-order
-            operations, shape ``[count, 2]``.
-
-    Returns:
-        A tensor of shape ``[rows, 2]``. Where there is a NaN the second column has it, and the
-        first the smallest magnitude of the others.
-    """
-    groups: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
-    others: list[stats.Pair | Tensor] = []
-    other_rows: list[int] = []
-    row = 0
+def collect(items: Sequence[stats.Pair | Tensor]) -> Tensor:
+    """Join the results of many checks, as :func:`fxguard.stats.collect` does."""
+    numbers: list[Tensor] = []
     for item in items:
-        if isinstance(item, tuple) and len(item) == 3:
-            low, high, dtype = item
-            if dtype not in groups:
-                groups[dtype] = [], []
-            scalars, rows = groups[dtype]
-            scalars += (low, high)
-            rows.append(row)
-            row += 1
-        else:
-            count = len(item) if isinstance(item, Tensor) else 1
-            others.append(item)
-            other_rows += range(row, row + count)
-            row += count
-    parts = [(_numbers(scalars, dtype), rows) for dtype, (scalars, rows) in groups.items()]
-    if others or not parts:
-        parts.append((stats.collect(others), other_rows))
-    if len(parts) == 1:
-        return parts[0][0]
-    device = next((part.device for part, _ in parts if part.device.type != "cpu"), None)
-    wide = any(part.dtype is torch.float64 for part, _ in parts)
-    order = torch.tensor([r for _, rows in parts for r in rows]).argsort()
-    together = torch.cat(
-        [part.to(device, torch.float64 if wide else torch.float32) for part, _ in parts]
-    )
-    return together[order.to(together.device)]
-
-
-def _numbers(scalars: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The numbers whose bits these are, shape ``[count, 2]``."""
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    return torch.stack(scalars).view(dtype).to(wide).view(-1, 2)
+        if isinstance(item, Tensor):
+            return stats.collect(items)
+        numbers += item
+    if not numbers or not all(number.is_cpu for number in numbers):
+        return stats.collect(items)
+    together = torch.stack(numbers)  # in a dtype that holds all of them
+    wide = torch.float64 if together.dtype is torch.float64 else torch.float32
+    return together.to(wide).view(-1, 2)
