@@ -24,23 +24,25 @@ __all__ = ["abs_min_max", "collect", "version"]
 
 
 def abs_min_max(value: Any) -> stats.Pair:
-    """The smallest and the largest magnitude, as :func:`fxguard.stats.abs_min_max` has them."""
-    return stats.abs_min_max(value, _extremes)
+    """The smallest magnitude, negated, and the largest, for :func:`collect`.
 
-
-def _extremes(magnitude: Tensor) -> stats.Pair:
-    """``torch.aminmax`` in operations that AOTAutograd's partitioner takes to be fused.
-
-    What another operation reads it takes for memory that is written anyway, and keeps for the
-    backward instead of computing it again: ``amax`` is on its list, ``amin`` is not.
+    The smallest is found as ``amax`` too. What another operation reads AOTAutograd's partitioner
+    takes for memory that is written anyway, and keeps for the backward instead of computing it
+    again: ``amax`` is on its list of what is fused, ``amin`` is not.
     """
-    return magnitude.neg().amax().neg(), magnitude.amax()
+    magnitude = stats.reducible(value)
+    if magnitude is not None:
+        return magnitude.neg().amax(), magnitude.amax()
+    low, high = stats.abs_min_max(value)
+    return low.neg(), high
 
 
 @torch.library.custom_op("fxguard::join", mutates_args=())
 def join(numbers: Sequence[Tensor]) -> Tensor:
-    """Pairs of numbers, shape [] each, as a tensor of shape ``[pairs, 2]``."""
-    return stats.stacked(numbers)
+    """Pairs of numbers, shape [] each, as a tensor of shape ``[pairs, 2]``, the first negated."""
+    together = stats.stacked(numbers)
+    together[:, 0].neg_()
+    return together
 
 
 @join.register_fake

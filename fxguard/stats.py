@@ -25,6 +25,7 @@ __all__ = [
     "describe",
     "has_numbers",
     "numbers",
+    "reducible",
 ]
 
 # In place of a number, in the abs-max column: magnitudes are never negative.
@@ -128,34 +129,42 @@ def magnitudes(dense: Tensor) -> Tensor:
     return size
 
 
-def abs_min_max(value: Any, extremes: Callable[[Tensor], Pair] = torch.aminmax) -> Pair:
+def abs_min_max(value: Any) -> Pair:
     """The smallest and the largest magnitude in ``value``.
 
     Args:
         value: a tensor of any dtype, layout and shape. Tuples and lists of tensors give
             the range of all of them together; anything else gives "not a tensor".
-        extremes: what finds the smallest and the largest of magnitudes.
 
     Returns:
         Two tensors of shape ``[]``. Both are NaN when any element is NaN, and the second
         is negative (``EMPTY``, ``NOT_A_TENSOR``, ``NO_DATA``) where there is no number.
     """
+    magnitude = reducible(value)
+    if magnitude is not None:
+        low, high = torch.aminmax(magnitude)
+        return low, high
     if isinstance(value, (tuple, list)):
-        return _combine([abs_min_max(x, extremes) for x in value if isinstance(x, CONTAINERS)])
+        return _combine([abs_min_max(item) for item in value if isinstance(item, CONTAINERS)])
     if not isinstance(value, Tensor):
         return _mark(NOT_A_TENSOR, torch.device("cpu"))
     if parts := inside(value):
-        return _combine([abs_min_max(part, extremes) for part in parts])
+        return _combine([abs_min_max(part) for part in parts])
     if not has_numbers(value):
         return _mark(NO_DATA, torch.device("cpu"))
     magnitude = magnitudes(numbers(value))
-    size = magnitude.numel()
-    if _known_only_at_run_time(size):
+    if _known_only_at_run_time(magnitude.numel()):
         return _of_any_size(magnitude)
-    if size == 0:
-        return _mark(EMPTY, magnitude.device)
-    low, high = extremes(magnitude)
-    return low, high
+    return _mark(EMPTY, magnitude.device)
+
+
+def reducible(value: Any) -> Tensor | None:
+    """The magnitudes in a tensor that is known to have some, else None."""
+    if not isinstance(value, Tensor) or inside(value) or not has_numbers(value):
+        return None
+    magnitude = magnitudes(numbers(value))
+    size = magnitude.numel()
+    return None if _known_only_at_run_time(size) or size == 0 else magnitude
 
 
 CONTAINERS = (Tensor, tuple, list)
