@@ -749,7 +749,7 @@ def test_without_a_batch_for_each_thread_the_check_fails(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(gaps, "_local", OneForAll())
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
-        check_threads(PYTHON)
+        check_threads(PYTHON, rounds=32)  # which of the two comes last is chance
 
 
 class NumpyScalar(nn.Module):
