@@ -79,6 +79,11 @@ def parser() -> argparse.ArgumentParser:
         help="check only what leaves the captured graphs, and run them again when that turns bad",
     )
     run.add_argument(
+        "--sync-ranks",
+        action="store_true",
+        help="under torchrun, all ranks stop together; each has to call the model equally often",
+    )
+    run.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
@@ -128,6 +133,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def _run(given: argparse.Namespace, rest: list[str]) -> int:
     from fxguard.options import Options
+    from fxguard.ranks import current_rank
     from fxguard.run import guarding_outermost_modules, run_module, run_script
 
     options: dict[str, Any] = {
@@ -139,6 +145,7 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
         "strict": given.strict,
         "ignore": given.ignore,
         "replay": given.replay,
+        "sync_ranks": given.sync_ranks,
     }
     try:
         Options(**options)
@@ -161,7 +168,8 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
                 _say("fxguard: the script called no torch.nn.Module: nothing was checked")
             reports = [fxguard.guard_of(model).last_report for model in guarded]
             for report in filter(None, reports):
-                _write(report, given.report)
+                if report.rank == current_rank():  # else the rank that found it writes it
+                    _write(report, given.report)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from fxguard import ranks
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
 from fxguard.recorder import Recorder
 from fxguard.report import Report
@@ -20,8 +21,7 @@ def conclude(recorder: Recorder) -> None:
     text = recorder.trace_text(batch)
     if text is not None:
         print(text)
-    if report is not None:
-        announce(recorder, report, None)
+    settle(recorder, report, None)
     limit = options.abort_after_batch_num
     if limit is not None and batch.number >= limit:
         message = f"batch {batch.number} has finished: abort_after_batch_num={limit}"
@@ -38,25 +38,42 @@ def conclude_failure(recorder: Recorder, error: Exception) -> None:
     if isinstance(error, FxguardError) or recorder.options.trace_batch_nums:
         recorder.abandon()
         return
+    report = None
     try:
         report = recorder.finish_failed(error)
     except Exception:  # the device may be in no state to be asked; the error itself matters more
         recorder.abandon()
-        return
-    if report is not None:
-        announce(recorder, report, error)
+    settle(recorder, report, error)
 
 
-def announce(recorder: Recorder, report: Report, error: Exception | None) -> None:
-    """Print, raise, warn or call."""
+def settle(recorder: Recorder, report: Report | None, error: Exception | None) -> None:
+    """Agree with the other ranks, where that is asked for, and say what was found."""
     options = recorder.options
+    tells = None
+    if options.sync_ranks and not options.trace_batch_nums:
+        report, tells = ranks.agree(report)
+    if report is None:
+        return
+    recorder.last_report = report
     if callable(options.on_detect):
         options.on_detect(report)
         return
     origin = report.origins[0].message
     if options.on_detect == "raise" or origin not in recorder.printed:
         recorder.printed.add(origin)
-        print(report)
+        if tells is None:  # where the run ends one report is enough, whatever others have found
+            what = f"batch {report.batch_number}" if options.on_detect == "raise" else origin
+            tells = ranks.is_first_to_tell(f"{recorder.serial}: {what}")
+        tell(report, tells)
     if options.on_detect == "raise":
         raise NonFiniteError(report.message, report) from error
     warnings.warn(report.message, RuntimeWarning, stacklevel=3)
+
+
+def tell(report: Report, whole: bool) -> None:
+    """Print a report, in one piece, or one line where another rank does."""
+    rank = ranks.current_rank()
+    text = str(report) if whole else report.message
+    if report.rank != rank:
+        text = f"rank {rank}: told by {text}"
+    print(text + "\n", end="", flush=rank is not None)

@@ -174,6 +174,7 @@ class CheckingBackend:
         tensors: ``id(parameter or buffer)`` to ("weight" or "buffer", qualified name).
         refresh: brings both up to date; called before a graph is read, because modules and
             parameters may have been replaced since the last one.
+        weights_stay: whether weights are still there when a report is made.
         replay: whether only what leaves a graph is measured, until that turns bad.
     """
 
@@ -185,8 +186,10 @@ class CheckingBackend:
         tensors: Mapping[int, tuple[str, str]] | None = None,
         refresh: Callable[[], None] = lambda: None,
         *,
+        weights_stay: bool = True,
         replay: bool = False,
     ) -> None:
+        self.weights_stay = weights_stay
         self.replay = replay
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
         self.arithmetic = arithmetic_for(self.inner)
@@ -208,7 +211,13 @@ class CheckingBackend:
                 for position, example in enumerate(example_inputs)
                 if id(example) in self.tensors
             }
-            plan = make_plan(graph_module, self.names, arguments, captured_in)
+            plan = make_plan(
+                graph_module,
+                self.names,
+                arguments,
+                captured_in,
+                weights_stay=self.weights_stay,
+            )
             handed_on = without_marks if self.replay else functools.partial(self.checked, plan)
             changed = handed_on(graph_module)
         with gaps.unobserved(watch), self.kept_between_processes():

@@ -18,6 +18,7 @@ from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, Mo
 from fxguard.module_frames import merge_single_operations
 from fxguard.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
 from fxguard.records import Frame, Row, Stat
+from fxguard.sharding import has_memory
 from fxguard.stats import NOTES
 
 __all__ = ["Trace", "assemble", "frames_of", "render"]
@@ -79,19 +80,37 @@ def render(
     """
     rows = []
     if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
-        rows += [row_of(*own) for own in module.named_parameters(recurse=False)]
+        rows += own_rows(frame.name, module, values, found)
     for row in frame.rows:
         if row.value is None:
             rows.append(Row(row.label, note=row.note))
             continue
         number, value = found[row.value], values[row.value]
-        if isinstance(number, Stat):
-            rows.append(Row(row.label, number.abs_min, number.abs_max))
-        elif (tensor := _at(model, value.name)) is not None and value.kind in STANDING:
-            rows.append(row_of(row.label, tensor))
+        standing = _at(model, value.name) if value.kind in STANDING else None
+        if standing is not None and not isinstance(number, Stat):
+            rows.append(row_of(row.label, standing))
         else:
-            rows.append(Row(row.label, note=number))
+            rows.append(row_with(row.label, number))
     return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
+
+
+def own_rows(
+    name: str, module: Module, values: Sequence[Value], found: Sequence[Stat | str]
+) -> list[Row]:
+    """The rows of a module's own parameters: what the graph measured, where FSDP gathered them."""
+    own = dict(module.named_parameters(recurse=False))
+    measured = {}
+    if any(map(stats.inside, own.values())):
+        measured = {
+            value.name: number
+            for value, number in zip(values, found, strict=True)
+            if value.kind == "weight" and isinstance(number, Stat)
+        }
+    rows = []
+    for label, parameter in own.items():
+        number = measured.get(f"{name}.{label}".lstrip("."))
+        rows.append(row_of(label, parameter) if number is None else row_with(label, number))
+    return rows
 
 
 def _at(model: Module | None, name: str) -> Any:
@@ -104,7 +123,11 @@ def _at(model: Module | None, name: str) -> Any:
 
 def row_of(label: str, tensor: Tensor) -> Row:
     """A row for a tensor that is at hand."""
-    number = stat_of(tensor)
+    return row_with(label, stat_of(tensor))
+
+
+def row_with(label: str, number: Stat | str) -> Row:
+    """A row with a range, or the reason why there is none."""
     if isinstance(number, str):
         return Row(label, note=number)
     return Row(label, number.abs_min, number.abs_max)
@@ -115,6 +138,8 @@ def stat_of(tensor: Tensor) -> Stat | str:
     """The range of a tensor that is at hand."""
     if tensor.is_meta:
         return "meta"
+    if not has_memory(tensor):
+        return stats.NOTES[stats.NO_DATA]
     try:
         low, high = stats.abs_min_max(tensor)
         return stats.decode(float(low), float(high))
@@ -310,7 +335,12 @@ def _renamed_value(value: Value, names: tuple[str, str]) -> Value:
 
 
 def tensor_of(batch: Batch, key: Key) -> Tensor | None:
-    """The tensor of a weight, an input or a constant, while the batch is open."""
+    """The tensor of a weight, an input or a constant, while the batch is open and it is there."""
+    tensor = _tensor_of(batch, key)
+    return tensor if tensor is not None and has_memory(tensor) else None
+
+
+def _tensor_of(batch: Batch, key: Key) -> Tensor | None:
     index, local = key
     if index == BETWEEN_GRAPHS:
         reference = batch.tensors.get(local)

@@ -19,7 +19,7 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxguard import operations
+from fxguard import operations, sharding
 from fxguard.batch import Batch, GapOperation, Key
 from fxguard.closer_look import needed_by, reads_masked_row
 from fxguard.sources import source_of_caller
@@ -45,6 +45,7 @@ class Watch:
         tensors: Mapping[int, tuple[str, str]],
         observer: Observer | None,
         refresh: Callable[[], None] = lambda: None,
+        weights_stay: bool = True,
     ) -> None:
         self.batch = batch
         self.names = names  # id(module) to qualified name
@@ -52,6 +53,7 @@ class Watch:
         self._refresh = refresh  # brings both up to date
         self._is_fresh = False
         self.observer = observer
+        self.weights_stay = weights_stay  # until a report is made
         # The module that may run fused kernels, and how to stop watching it from below.
         self.fused: tuple[torch.nn.Module, contextlib.ExitStack] | None = None
 
@@ -152,6 +154,8 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kind == "as_tensor" and not isinstance(args[0], Tensor):
         # TorchDynamo hands Python numbers to graphs with dynamic shapes like this.
         return func(*args, **kwargs)
+    if not watch.weights_stay and sharding.runs_now():
+        return func(*args, **kwargs)
     watch.read_names()
     batch = watch.batch
     inputs = [(label, key_of(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
@@ -216,7 +220,7 @@ def look_closer(
 def key_of(watch: Watch, tensor: Tensor, label: str) -> Key:
     """The value that a tensor holds: a weight's or buffer's where it is one."""
     kind, name = watch.tensors.get(id(tensor), ("input", label))
-    if kind == "weight":
+    if kind == "weight" and watch.weights_stay:
         return watch.batch.key_of(tensor) or watch.batch.weight(tensor, name)
     return watch.batch.value_of(tensor, name, kind)
 

@@ -22,6 +22,7 @@ from fxguard.recorder import Recorder
 from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report import Report
 from fxguard.selftest import test_graph, together
+from fxguard.sharding import class_name, is_sharded
 
 __all__ = ["Guard", "guard_of", "instrument", "remove"]
 
@@ -37,6 +38,7 @@ def instrument(
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,
+    sync_ranks: bool = False,
 ) -> Module:
     """Check every operation of a model's forward for inf and NaN, in place.
 
@@ -60,6 +62,9 @@ def instrument(
         replay: measure only what leaves each captured graph, and when that turns bad run the
             graph again, with its inputs and random state, every operation checked. Cheaper; bad
             values that reach no output of a graph are not seen then.
+        sync_ranks: with several processes (``torch.distributed``), let all of them know at the
+            end of each batch what any of them found, and raise together. Each rank has to call
+            the model equally often.
 
     Returns:
         The same object.
@@ -80,6 +85,7 @@ def instrument(
         strict=strict,
         ignore=ignore,
         replay=replay,
+        sync_ranks=sync_ranks,
     )
     check_can_instrument(model)
     Guard(model, options).install()
@@ -134,6 +140,7 @@ class Guard:
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
         self._observer = gaps.Observer()
         self._names: dict[int, str] = {}
+        self._weights_stay = True  # until a report is made
         self._tensors: dict[int, tuple[str, str]] = {}
 
     # What users ask for.
@@ -284,7 +291,9 @@ class Guard:
         breaks = dynamo.graph_breaks()
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph or not self.capture else self._observer
-        watch = gaps.Watch(batch, self._names, self._tensors, observer, self._read_names)
+        watch = gaps.Watch(
+            batch, self._names, self._tensors, observer, self._read_names, self._weights_stay
+        )
         before = gaps.set_watch(watch)
         try:
             with dynamo.module_hooks_on():
@@ -294,7 +303,7 @@ class Guard:
                     with observer:
                         output = forward(*args, **kwargs)
             with torch._C.DisableTorchFunction():
-                name = type(self.model).__name__
+                name = class_name(type(self.model))
                 module_calls.record_return(watch, "", name, (), args, kwargs, output)
         except Exception as error:
             with torch._C.DisableTorchFunction():
@@ -324,6 +333,7 @@ class Guard:
                 self._names,
                 self._tensors,
                 self._read_names,
+                weights_stay=self._weights_stay,
                 replay=self.options.replay,
             )
             self._backends.append(checking)
@@ -352,6 +362,7 @@ class Guard:
         del names[id(self.model)]  # the root's frame is made when the batch ends
         tensors = {id(p): ("weight", name) for name, p in self.model.named_parameters()}
         tensors |= {id(buffer): ("buffer", name) for name, buffer in self.model.named_buffers()}
+        self._weights_stay = not is_sharded(self.model)
         _replace(self._names, names)
         _replace(self._tensors, tensors)
 

@@ -14,6 +14,7 @@ import torch
 from fxguard import marks
 from fxguard.batch import ModuleReturn
 from fxguard.gaps import FusedObserver, Watch, key_of, watching
+from fxguard.sharding import class_name
 
 __all__ = ["after_module", "before_module", "record_return"]
 
@@ -74,7 +75,7 @@ def leave_module(
     while batch.modules and batch.modules[-1].name != name:
         batch.modules.pop()  # it raised, and the model went on
     calls = batch.calls
-    record_return(watch, name, type(module).__name__, calls, args, kwargs, output)
+    record_return(watch, name, class_name(type(module)), calls, args, kwargs, output)
     if batch.modules:
         batch.modules.pop()
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxguard.sharding import class_name
+
 __all__ = [
     "attribute_of",
     "calls_of",
@@ -123,4 +125,4 @@ def path_of(key: str, entry: tuple[str, Any], names: Mapping[int, str]) -> str:
 def class_of(entry: tuple[str, Any]) -> str:
     """The class name of a stack entry; export keeps a dotted string, others the class."""
     kind = entry[1]
-    return kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
+    return kind.rpartition(".")[2] if isinstance(kind, str) else class_name(kind)

@@ -26,6 +26,7 @@ class Options:
     strict: bool = False
     ignore: Iterable[str] = ()
     replay: bool = False
+    sync_ranks: bool = False
 
     def __post_init__(self) -> None:
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:

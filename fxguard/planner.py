@@ -27,6 +27,8 @@ def make_plan(
     names: Mapping[int, str] | None = None,
     arguments: Mapping[int, tuple[str, str]] | None = None,
     root: str = "",
+    *,
+    weights_stay: bool = True,
 ) -> Plan:
     """Read a graph from TorchDynamo, ``symbolic_trace`` or ``torch.export``.
 
@@ -36,8 +38,11 @@ def make_plan(
             names are those that the graph remembers, and module frames come from data flow.
         arguments: position of a graph input to ("weight" or "buffer", qualified name), likewise.
         root: qualified name of the module whose forward the graph is, or is a part of.
+        weights_stay: whether weights are still there when a report is made; otherwise they are
+            measured where they enter the graph.
     """
     reader = PlanReader(graph_module, names, arguments or {}, root)
+    reader.measured_inputs |= set() if weights_stay else {"weight"}
     reader.read()
     frames = frames_by_data_flow(reader) if names is None else reader.frames
     return Plan(
@@ -85,6 +90,7 @@ class PlanReader:
         self.frame_nodes: list[Node] = []  # which node each frame belongs to
         self.outputs: tuple[int | None, ...] = ()
         self.quantized: set[Node] = set()
+        self.measured_inputs = {"input"}
         self.hidden = 0  # operations in the bodies of higher-order operations
         self.random = False
         # A graph from symbolic_trace has no example results: everything may be a tensor.
@@ -130,7 +136,7 @@ class PlanReader:
             return  # a size
         kind, name = self.arguments.get(position) or nodes.placeholder_kind(node)
         # A weight does not change between here and the report, which reads it then.
-        measure = kind == "input" or (kind == "buffer" and node in self.written)
+        measure = kind in self.measured_inputs or (kind == "buffer" and node in self.written)
         self.table.now[node] = self.table.add(
             node, (), kind, name, measure=measure, argument=position
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import Counter, deque
@@ -21,6 +22,7 @@ from fxguard.judgment import Judgment, ask
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
 from fxguard.precedents import Precedents
+from fxguard.ranks import current_rank
 from fxguard.records import Frame, Origin
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
@@ -35,6 +37,8 @@ class Recorder:
     def __init__(self, options: Options, model: Module | None = None) -> None:
         self.options = options
         self.model = model
+        # The same on all ranks that instrument the same models.
+        self.serial = next(_serials)
         self.next_number = 0
         self._lock = threading.Lock()  # two threads may begin at once
         self.last_batch: Batch | None = None
@@ -166,7 +170,7 @@ class Recorder:
             batch_number=batch.number,
             frames=tuple(self.last_frames(batch, trace, first)),
             origins=tuple(self.explained(judgment, blame) for blame in accused),
-            rank=_rank(),
+            rank=current_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
             repeated=batch.repeated,
@@ -312,6 +316,9 @@ class Recorder:
         return "\n".join(lines)
 
 
+_serials = itertools.count()
+
+
 def _all_finite(numbers: Tensor) -> bool:
     # One operation and one read, where all is well. A sum of large numbers may overflow.
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
@@ -320,10 +327,3 @@ def _all_finite(numbers: Tensor) -> bool:
 def _one_line(error: Exception) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-
-
-def _rank() -> int | None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return None

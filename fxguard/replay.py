@@ -15,9 +15,11 @@ from torch.fx import GraphModule, Interpreter, Node
 from fxguard import higher_order, operations, stats
 from fxguard.batch import GraphRun
 from fxguard.closer_look import needed_by, reads_masked_row
+from fxguard.errors import FxguardError
 from fxguard.plan import Check
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
+from fxguard.sharding import has_memory
 
 __all__ = [
     "agree",
@@ -306,6 +308,8 @@ def _severity_of(pair: list[float]) -> int:
 def copies_of(run: GraphRun) -> list[Any]:
     """The graph's inputs, with everything that it may write copied."""
     assert run.args is not None
+    if not all(has_memory(a) for a in run.args if isinstance(a, Tensor)):
+        raise FxguardError("an input of the graph has been freed")
     writable = {value.argument for value in run.plan.values if value.kind in ("input", "buffer")}
     return [
         a.detach().clone() if i in writable and isinstance(a, Tensor) else a

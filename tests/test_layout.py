@@ -27,6 +27,8 @@ ROOMS = (
     "regions",
     "joined",
     "sources",
+    "sharding",
+    "ranks",
     "nodes",
     "operations",
     "closer_look",
@@ -61,6 +63,7 @@ ROOMS = (
     "__init__",  # gives out the names of those above
     "run",
     "cli",
+    "__main__",
     "netcheck",
     "integrations",
     "testing",

@@ -1,0 +1,58 @@
+"""Weights that FSDP gathers for the time in which a module runs, and frees afterwards.
+
+They are measured where they are read: when a report is made there is only the part on this rank,
+and to ask for the others would wait for processes that may have gone.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+from types import FrameType
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+__all__ = ["class_name", "has_memory", "is_sharded", "runs_now"]
+
+_TORCH = os.path.dirname(torch.__file__)
+FSDP_FILES = os.path.join(_TORCH, "distributed", "fsdp") + os.sep
+MODULE_FILE = os.path.join(_TORCH, "nn", "modules", "module.py")
+
+
+def is_sharded(model: Module) -> bool:
+    """Whether ``fully_shard`` was applied to the model or a part of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then it was not
+    return fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in model.modules())
+
+
+def has_memory(value: Tensor) -> bool:
+    """Whether a tensor's elements are there. FSDP frees the storage of weights, and no more."""
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return True
+    if value.is_nested or value.is_meta or not value.numel():
+        return True
+    last = sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+    needed = (value.storage_offset() + last + 1) * value.element_size()
+    return value.untyped_storage().nbytes() >= needed
+
+
+def runs_now() -> bool:
+    """Whether FSDP itself is running, not the modules that it wraps: it gathers weights."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != MODULE_FILE:
+        if frame.f_code.co_filename.startswith(FSDP_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def class_name(kind: type) -> str:
+    """The name of a module's class; of the user's where ``fully_shard`` has put its own before."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and kind.__bases__[:1] == (fsdp.FSDPModule,) and len(kind.__bases__) == 2:
+        return kind.__bases__[1].__name__
+    return kind.__name__

@@ -1,0 +1,197 @@
+"""What the ranks do that tests/test_distributed.py looks at: run by torchrun, once for all cases.
+
+    torchrun --nproc_per_node 2 tests/ranks_at_work.py folder
+
+Each rank writes ``folder/case.rank.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import io
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import fxguard
+
+FAULTY = 1  # the rank on which something overflows
+LAST = -1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a model on several ranks.
+
+    Attributes:
+        wrapper: "ddp" or "fsdp".
+        instrumented: "before" it is wrapped, or "after".
+        backend: of ``torch.compile``, "" for eager.
+        sync_ranks: as for ``instrument``.
+        on_detect: as for ``instrument``.
+        fault: "input" (a product overflows on one rank), "weight" (one rank's part holds NaN), or
+            "everywhere" (a product overflows on each rank).
+    """
+
+    wrapper: str
+    instrumented: str = "before"
+    backend: str = ""
+    sync_ranks: bool = False
+    on_detect: str = "raise"
+    fault: str = "input"
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return "-".join(str(value) for value in dataclasses.astuple(self))
+
+
+CASES = [
+    *(
+        Case(wrapper, instrumented, backend)
+        for wrapper, instrumented, backend in itertools.product(
+            ("ddp", "fsdp"), ("before", "after"), ("", "aot_eager")
+        )
+    ),
+    Case("ddp", sync_ranks=True),
+    Case("fsdp", sync_ranks=True),
+    Case("ddp", backend="aot_eager", sync_ranks=True),
+    Case("ddp", fault="everywhere"),
+    Case("ddp", fault="everywhere", on_detect="warn"),
+    Case("ddp", fault="everywhere", sync_ranks=True),
+    Case("ddp", sync_ranks=True, on_detect="warn"),
+    Case("fsdp", fault="weight"),
+]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x) * self.gate(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
+    if wrapper == "ddp":
+        return DistributedDataParallel(model)
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def guarded(case: Case, model: nn.Module) -> tuple[Any, nn.Module]:
+    """What is called, and what is instrumented."""
+    options = {"sync_ranks": case.sync_ranks, "on_detect": case.on_detect}
+    if case.instrumented == "before":
+        fxguard.instrument(model, **options)
+    run = wrapped(model, case.wrapper)
+    if case.instrumented == "after":
+        fxguard.instrument(model := run, **options)
+    return compiled(run, case), model
+
+
+def compiled(model: nn.Module, case: Case) -> Any:
+    return torch.compile(model, backend=case.backend) if case.backend else model
+
+
+def numbers(tensor: Any) -> Tensor:
+    """Of a gradient; this rank's part of a sharded one."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def train_step(run: Any, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """What a step returned, and the gradients."""
+    output = run(x)
+    output.square().mean().backward()
+    gradients = [numbers(p.grad).clone() for p in run.parameters()]
+    run.zero_grad()
+    return output.detach(), gradients
+
+
+def work(case: Case, rank: int) -> dict[str, Any]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Net()
+    plain = compiled(wrapped(copy.deepcopy(model), case.wrapper), case)
+    run, instrumented = guarded(case, model)
+    same = True
+    for batch in range(2):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * batch + rank))
+        (output, gradients), (expected, wanted) = train_step(run, x), train_step(plain, x)
+        same &= torch.equal(output, expected)
+        same &= all(map(torch.equal, gradients, wanted))
+    guard = fxguard.guard_of(instrumented)
+    found = {"same": same, "coverage": guard.coverage()}
+    found["frames"] = [frame.title for frame in guard.frames()]
+    found["weights"] = {
+        f"{frame.name}.{row.label}": row.abs_max
+        for frame in guard.frames()
+        for row in frame.rows
+        if frame.kind == "Linear" and row.label in ("weight", "bias")
+    }
+    if case.fault == "weight":
+        if rank == FAULTY:
+            with torch.no_grad():
+                numbers(model.blocks[1].gate.weight)[LAST, LAST] = float("nan")
+    elif case.fault == "everywhere" or rank == FAULTY:
+        x = x * 1e20
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), quiet():
+        try:
+            run(x)
+            found["raised"] = None
+        except fxguard.NonFiniteError as error:
+            found["raised"] = str(error)
+    report = guard.last_report
+    found["report"] = None if report is None else report.to_dict()
+    found["printed"] = printed.getvalue()
+    return found
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def main(folder: Path) -> None:
+    distributed.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank = distributed.get_rank()
+    for case in CASES:
+        found = work(case, rank)
+        (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
+        distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

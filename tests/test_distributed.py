@@ -1,0 +1,155 @@
+"""DistributedDataParallel and FSDP2 on several processes of this machine, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_at_work import CASES, FAULTY, Case
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch was built without gloo",
+)
+
+HERE = Path(__file__).parent
+Found = dict[int, dict[str, Any]]  # what each rank wrote
+
+# The same operations under both wrappers.
+FRAMES = [
+    f"{prefix}{title}"
+    for block in range(3)
+    for prefix in [f"blocks.{block}"]
+    for title in (".up Linear", ".gate Linear", " mul", ".down Linear", " add", " Block")
+] + ["head Linear", "Net"]
+
+
+def torchrun(script: Path, *args: str, count: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*command, "--nproc_per_node", str(count), str(script), *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case, int], Found]:
+    """What the ranks found in a case: one run of torchrun for all cases of so many processes."""
+    folders: dict[int, Path] = {}
+
+    def found(case: Case, count: int) -> Found:
+        if count not in folders:
+            folders[count] = tmp_path_factory.mktemp(f"ranks{count}")
+            ran = torchrun(HERE / "ranks_at_work.py", str(folders[count]), count=count)
+            assert ran.returncode == 0, ran.stderr[-3000:]
+        files = {rank: folders[count] / f"{case.name}.{rank}.json" for rank in range(count)}
+        return {rank: json.loads(file.read_text()) for rank, file in files.items()}
+
+    return found
+
+
+def whole_reports(found: Found) -> int:
+    return sum(each["printed"].count("Detected inf/nan during") for each in found.values())
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_ranks(work: Callable[[Case, int], Found], case: Case, count: int) -> None:
+    """Healthy steps are bitwise the unguarded ones; a fault is found, and told once."""
+    found = work(case, count)
+    prefix = "module." if case.instrumented == "after" and case.wrapper == "ddp" else ""
+    for each in found.values():
+        assert each["same"]
+        assert "not checked" not in each["coverage"]
+        titles = [t.removeprefix(prefix).removeprefix("module ") for t in each["frames"]]
+        assert titles[: len(FRAMES)] == FRAMES
+        assert len(titles) == len(FRAMES) + bool(prefix)  # DistributedDataParallel has a frame
+    faulty = {FAULTY} if case.fault == "input" else set(found)
+    concerned = set(found) if case.sync_ranks else faulty
+    what = (
+        "weight blocks.1.gate.weight holds NaN"
+        if case.fault == "weight"
+        else f"mul in {prefix}blocks.0 made inf"
+    )
+    for rank, each in found.items():
+        if rank not in concerned:
+            assert (each["report"], each["raised"], each["printed"]) == (None, None, "")
+            continue
+        blamed = rank if rank in faulty else min(faulty)
+        assert each["report"]["rank"] == blamed
+        message = f"rank {blamed}: batch 2: {what} (ranks_at_work.py:"
+        if case.on_detect == "raise":
+            assert each["raised"].startswith(message)
+        else:
+            assert each["raised"] is None
+        if "Detected" not in each["printed"]:
+            told = message if blamed == rank else f"rank {rank}: told by {message}"
+            assert each["printed"].startswith(told)
+            assert each["printed"].count("\n") == 1
+    assert whole_reports(found) == 1
+
+
+def test_gathered_weights_are_measured_whole(work: Callable[[Case, int], Found]) -> None:
+    """A row of a weight that FSDP shards has the range of the whole weight, on each rank."""
+    sharded, replicated = work(Case("fsdp"), 2), work(Case("ddp"), 2)
+    for rank, each in sharded.items():
+        assert len(each["weights"]) == 20
+        assert each["weights"] == replicated[rank]["weights"]
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import distributed, nn
+import fxguard
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.up(x) * self.gate(x)
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+model = fxguard.instrument(Net(), sync_ranks="sync" in sys.argv)
+model = nn.parallel.DistributedDataParallel(model)
+for step in range(100):
+    x = torch.full((2, 4), 1e20 if (rank, step) == (1, 3) else 1.0)
+    model(x).sum().backward()
+print("rank", rank, "never stopped")
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "sync"])
+def test_no_rank_hangs(tmp_path: Path, how: str) -> None:
+    """The failing rank ends the job, or all ranks stop together; one report, and it is whole."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ran = torchrun(script, how)
+    assert ran.returncode != 0
+    assert "never stopped" not in ran.stdout
+    assert ran.stdout.count("Detected inf/nan during batch_number=3") == 1
+    assert "rank 1: batch 3: mul made inf (train.py:" in ran.stderr
+    lines = ran.stdout.splitlines()
+    told = [line for line in lines if line.startswith("rank 0: told by rank 1: batch 3: mul made")]
+    assert len(told) == (how == "sync")
+    start = lines.index("mul made inf (train.py:13)")
+    assert lines[start + 1] == "  train.py:13: return self.up(x) * self.gate(x)"
+    report = lines[start:]
+    if told and told[0] in report:
+        report.remove(told[0])
+        assert lines[-1] == told[0], "it stands in the middle of the report"
+    assert report[-1].endswith("inf output")
