@@ -80,17 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         results.append(result)
         print(result_text(result), end="\n\n", flush=True)
+        if options.json:  # a long run that is stopped leaves what it has
+            text = json.dumps(as_record(results, environment), indent=1)
+            options.json.write_text(text + "\n")
     found = scores(results)
     for text in (summary_text(found), targets_text(found), notes_text(results)):
         if text:
             print(text, end="\n\n")
-    record = as_record(results, environment)
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
     if options.chart:
         from chart import draw
 
-        draw(record, options.chart)
+        draw(as_record(results, environment), options.chart)
     return 0
 
 

@@ -51,6 +51,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fxguard import bits, gaps, joined, marks, module_calls, regions, stats
 from fxguard.batch import GraphRun, Postponed, RandomState
+from fxguard.checkpointing import keep_random_state
 from fxguard.insert import Arithmetic, with_checks, without_marks
 from fxguard.plan import Plan
 from fxguard.planner import make_plan
@@ -220,6 +221,8 @@ class CheckingBackend:
             )
             handed_on = without_marks if self.replay else functools.partial(self.checked, plan)
             changed = handed_on(graph_module)
+            if self.arithmetic is bits:  # no compiler follows
+                changed = keep_random_state(changed)
         with gaps.unobserved(watch), self.kept_between_processes():
             compiled = self.inner(changed, example_inputs)
         self.plans.append(plan)
@@ -276,11 +279,11 @@ class CheckingBackend:
 
 def arithmetic_for(backend: Backend) -> Arithmetic:
     """What measures under a backend, at the least cost."""
-    if backend is lookup_backend("eager"):
+    # A backend is looked up by name, or an object that torch.compile makes of it and its options.
+    name = getattr(backend, "compiler_name", None)
+    if name == "eager" or backend is lookup_backend("eager"):
         return bits
-    # The backend by name, and the object that torch.compile makes of a mode or of options.
-    inductor = lookup_backend("inductor")
-    if backend is inductor or getattr(backend, "compiler_name", None) == "inductor":
+    if name == "inductor" or backend is lookup_backend("inductor"):
         return joined
     return stats
 

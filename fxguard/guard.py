@@ -125,6 +125,8 @@ class Guard:
     Attributes:
         model: the instrumented model.
         last_report: the :class:`Report` of the last detection, or None.
+        optimizer_step: how many steps the optimizer has made, for reports; None where nobody says.
+            Set it in your training loop, or let an integration.
     """
 
     capture = True  # False: watch modules only, and leave eager models to Python
@@ -154,6 +156,15 @@ class Guard:
     def last_report(self) -> Report | None:
         """The report of the last detection."""
         return self.recorder.last_report
+
+    @property
+    def optimizer_step(self) -> int | None:
+        """How many steps the optimizer has made."""
+        return self.recorder.optimizer_step
+
+    @optimizer_step.setter
+    def optimizer_step(self, step: int | None) -> None:
+        self.recorder.optimizer_step = step
 
     @property
     def notes(self) -> list[Origin]:

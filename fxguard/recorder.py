@@ -40,6 +40,7 @@ class Recorder:
         # The same on all ranks that instrument the same models.
         self.serial = next(_serials)
         self.next_number = 0
+        self.optimizer_step: int | None = None
         self._lock = threading.Lock()  # two threads may begin at once
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
@@ -174,6 +175,7 @@ class Recorder:
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
             repeated=batch.repeated,
+            optimizer_step=self.optimizer_step,
         )
 
     def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:

@@ -38,13 +38,15 @@ class Report:
     rank: int | None = None  # of this process in the default process group; None without one
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reached no output
     error: str = ""  # what forward raised after that, "RuntimeError: …"; "" when it returned
+    optimizer_step: int | None = None  # steps made before; None where nobody said
     repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
 
     def __str__(self) -> str:
+        step = "" if self.optimizer_step is None else f" optimizer_step={self.optimizer_step}"
         lines = [
             *self.verdict,
             "",
-            f"Detected inf/nan during batch_number={self.batch_number}",
+            f"Detected inf/nan during batch_number={self.batch_number}{step}",
             f"Last {len(self.frames)} forward frames:",
             HEADER,
         ]
@@ -67,10 +69,11 @@ class Report:
 
     @property
     def message(self) -> str:
-        """One line: batch, operation, problem and the user's line."""
+        """One line: rank, batch, optimizer step, operation, problem and the user's line."""
         rank = "" if self.rank is None else f"rank {self.rank}: "
         what = self.origins[0].message if self.origins else "inf/nan detected"
-        return f"{rank}batch {self.batch_number}: {what}"
+        step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
+        return f"{rank}batch {self.batch_number}{step}: {what}"
 
     def to_table(self, tablefmt: str = "github") -> str:
         """The frames as one table, a row for each value.

@@ -35,6 +35,7 @@ ROOMS = (
     "marks",
     "plan",
     "options",
+    "checkpointing",
     "higher_order",
     "spoiled",
     "values",
