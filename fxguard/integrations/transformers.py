@@ -1,0 +1,120 @@
+"""transformers' ``Trainer``: a callback, and its own ``--debug underflow_overflow``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import transformers.trainer
+from torch.nn import Module
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from fxguard.debug_utils import DebugUnderflowOverflow
+from fxguard.guard import guard_of, instrument
+from fxguard.instrumented import find_guard
+
+__all__ = ["FxguardCallback", "use_for_debug_option"]
+
+NAMES = vars(transformers.trainer)  # where the Trainer looks for the class
+
+
+class FxguardCallback(TrainerCallback):
+    """Guards the model of a ``Trainer``, in training, evaluation and prediction.
+
+    A report counts batches as calls of the model, those of evaluation included, and gives the
+    number of optimizer steps that were finished before. Works with ``torch_compile=True``, mixed
+    precision, gradient accumulation and gradient checkpointing. The model stays instrumented
+    afterwards; :func:`fxguard.remove` takes it off.
+
+    Args:
+        options: those of :func:`fxguard.instrument`.
+
+    Example:
+        >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[FxguardCallback()])
+        >>> trainer.train()  # raises fxguard.NonFiniteError at the first inf or NaN
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def on_init_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Module | None = None,
+        **others: Any,
+    ) -> None:
+        """The Trainer is made: before it compiles the model or wraps it."""
+        self.guard(model, state)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Module | None = None,
+        **others: Any,
+    ) -> None:
+        """Training begins, perhaps with a new model, or the callback was added late."""
+        self.guard(model, state)
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Module | None = None,
+        **others: Any,
+    ) -> None:
+        """The first forward of an optimizer step."""
+        self.guard(model, state)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Module | None = None,
+        **others: Any,
+    ) -> None:
+        """The optimizer has made a step."""
+        self.guard(model, state)
+
+    def guard(self, model: Module | None, state: TrainerState) -> None:
+        """Instrument the model where it is not, and say how far training is."""
+        if model is None:
+            return
+        if find_guard(model) is None:
+            instrument(model, **self.options)
+        guard_of(model).optimizer_step = state.global_step
+
+
+class _Replaced(contextlib.AbstractContextManager["_Replaced"]):
+    """Until it is left, the Trainer's option uses fxguard's class."""
+
+    def __init__(self) -> None:
+        self.original = NAMES["DebugUnderflowOverflow"]
+        NAMES["DebugUnderflowOverflow"] = _guard_once
+
+    def __exit__(self, *exception: object) -> None:
+        NAMES["DebugUnderflowOverflow"] = self.original
+
+
+def use_for_debug_option() -> contextlib.AbstractContextManager[Any]:
+    """Let the Trainer's ``--debug underflow_overflow`` use fxguard's ``DebugUnderflowOverflow``.
+
+    Returns:
+        A context manager; when it is left, the Trainer uses its own class again.
+
+    Example:
+        >>> use_for_debug_option()  # once, at the top of a training script
+        >>> with use_for_debug_option():  # or for a while
+        ...     trainer.train()
+    """
+    return _Replaced()
+
+
+def _guard_once(model: Module, **options: Any) -> DebugUnderflowOverflow | None:
+    # The Trainer asks for it at each call of `train`.
+    return DebugUnderflowOverflow(model, **options) if find_guard(model) is None else None
