@@ -130,13 +130,14 @@ class Guard:
     """
 
     capture = True  # False: watch modules only, and leave eager models to Python
+    methods: tuple[str, ...] = ("forward",)  # of the model: each call of one is a batch
 
     def __init__(self, model: Module, options: Options) -> None:
         self.model = model
         self.options = options
         self.recorder = Recorder(options, model)
-        self._wrapper: Any = None  # the function that stands in for the model's forward
-        self._own_forward: Any = None  # an attribute of the model itself, if it had one
+        self._wrappers: dict[str, Any] = {}  # the functions that stand in for the model's methods
+        self._own: dict[str, Any] = {}  # methods that were attributes of the model itself
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._backends: list[dynamo.CheckingBackend] = []
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
@@ -227,47 +228,51 @@ class Guard:
         ]
         return together(results, self.recorder.between(self.recorder.last_batch))
 
-    # Standing in for the model's forward.
+    # Standing in for the model's methods.
 
     def install(self) -> None:
-        """Put the guard in front of the model's forward."""
-        original = self.model.forward
-        self._own_forward = self.model.__dict__.get("forward")
-        self._wrapper = _make_forward()
-        functools.update_wrapper(self._wrapper, getattr(original, "__func__", original))
-        # Trainers and `generate` look here for the names of the model's arguments.
-        signature = inspect.signature(original)
-        model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        self._wrapper.__signature__ = signature.replace(
-            parameters=[model, *signature.parameters.values()]
-        )
-        # A method of the model: others take it apart and put it together again, accelerate for
-        # one. Copying the model copies both attributes, see __deepcopy__.
-        object.__setattr__(self.model, "forward", types.MethodType(self._wrapper, self.model))
+        """Put the guard in front of the model's methods."""
+        for name in self.methods:
+            original = getattr(self.model, name)
+            if name in self.model.__dict__:
+                self._own[name] = original
+            self._wrappers[name] = wrapper = _make_wrapper(name)
+            functools.update_wrapper(wrapper, getattr(original, "__func__", original))
+            # Trainers and `generate` look here for the names of the model's arguments.
+            signature = inspect.signature(original)
+            model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+            wrapper.__signature__ = signature.replace(
+                parameters=[model, *signature.parameters.values()]
+            )
+            # A method of the model: others take it apart and put it together again, accelerate
+            # for one. Copying the model copies both attributes, see __deepcopy__.
+            object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
         object.__setattr__(self.model, GUARD, self)
         INSTALLED.add(self)
 
     def uninstall(self) -> None:
         """Take the guard away again."""
-        if getattr(self.model.__dict__.get("forward"), "__func__", None) is not self._wrapper:
-            raise UsageError(
-                f"the forward of this {type(self.model).__name__} was replaced after it had been "
-                "instrumented; put fxguard's back first"
-            )
-        if self._own_forward is None:
-            del self.model.__dict__["forward"]
-        else:
-            self.model.__dict__["forward"] = self._own_forward
+        for name, wrapper in self._wrappers.items():
+            if getattr(self.model.__dict__.get(name), "__func__", None) is not wrapper:
+                raise UsageError(
+                    f"the {name} of this {type(self.model).__name__} was replaced after it had "
+                    "been instrumented; put fxguard's back first"
+                )
+        for name in self._wrappers:
+            if name in self._own:
+                self.model.__dict__[name] = self._own[name]
+            else:
+                del self.model.__dict__[name]
         del self.model.__dict__[GUARD]
         INSTALLED.discard(self)
         self._compiled.clear()
         self._backends.clear()
 
-    def original_forward(self) -> Callable[..., Any]:
-        """The model's forward without the guard."""
-        if self._own_forward is not None:
-            return self._own_forward  # type: ignore[no-any-return]
-        return types.MethodType(type(self.model).forward, self.model)
+    def original(self, method: str) -> Callable[..., Any]:
+        """One of the model's methods without the guard."""
+        if method in self._own:
+            return self._own[method]  # type: ignore[no-any-return]
+        return types.MethodType(getattr(type(self.model), method), self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         # The copy of the model is a model of its own: it counts its own batches.
@@ -276,8 +281,8 @@ class Guard:
         twin = type(self)(memo.get(id(self.model), self.model), self.options)
         memo[id(self)] = twin
         INSTALLED.add(twin)
-        twin._wrapper = self._wrapper
-        twin._own_forward = copy.deepcopy(self._own_forward, memo)
+        twin._wrappers = self._wrappers
+        twin._own = copy.deepcopy(self._own, memo)
         return twin
 
     def __reduce__(self) -> Any:
@@ -288,16 +293,16 @@ class Guard:
 
     # One batch.
 
-    def run(self, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
+    def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
         """One call of the model."""
         if self.recorder.batch is not None:  # the model calls itself
-            return self.original_forward()(*args, **kwargs)
+            return self.original(method)(*args, **kwargs)
         if in_backward():  # activation checkpointing runs forward again: no new batch
             with dynamo.module_hooks_on():  # or TorchDynamo would compile it once more
-                return self._forward_for(outer)(*args, **kwargs)
+                return self._compiled_for(method, outer)(*args, **kwargs)
         if not self._names:
             self._read_names()
-        forward = self._forward_for(outer)
+        forward = self._compiled_for(method, outer)
         batch = self.recorder.begin()
         breaks = dynamo.graph_breaks()
         fullgraph = outer is not None and outer.fullgraph
@@ -332,10 +337,11 @@ class Guard:
             conclude(self.recorder)
         return output
 
-    def _forward_for(self, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
+    def _compiled_for(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
         if outer is None and not self.capture:
-            return self.original_forward()
-        key = ("eager", False) if outer is None else (id(outer.backend), outer.fullgraph)
+            return self.original(method)
+        fullgraph = outer is not None and outer.fullgraph
+        key = (method, None if outer is None else id(outer.backend), fullgraph)
         if key not in self._compiled:
             inner = "eager" if outer is None else outer.backend
             checking = dynamo.CheckingBackend(
@@ -349,9 +355,9 @@ class Guard:
             )
             self._backends.append(checking)
             compiled = dynamo.compile_forward(
-                self.original_forward(),
+                self.original(method),
                 checking,
-                fullgraph=key[1],
+                fullgraph=fullgraph,
                 leave_what_fails=outer is None and LEAVE_WHAT_FAILS,
             )
             self._compiled[key] = (inner, compiled)
@@ -390,20 +396,20 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _make_forward() -> Any:
+def _make_wrapper(method: str) -> Any:
     # Two functions: the outer one is skipped by TorchDynamo but what it calls is not, so that it
     # sees who compiles; the inner one switches TorchDynamo off for fxguard's own code, and its
     # torch.compile switches it on again. With one, fullgraph=True fails.
     @torch.compiler.disable(recursive=False)
-    def forward(model: Module, /, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(model: Module, /, *args: Any, **kwargs: Any) -> Any:
         guard = model.__dict__[GUARD]
         if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
-            return guard.original_forward()(*args, **kwargs)
-        return run_guarded(guard, dynamo.eval_frame_callback(), args, kwargs)
+            return guard.original(method)(*args, **kwargs)
+        return run_guarded(guard, method, dynamo.eval_frame_callback(), args, kwargs)
 
-    return forward
+    return wrapper
 
 
 @torch.compiler.disable
-def run_guarded(guard: Guard, callback: Any, args: Any, kwargs: Any) -> Any:
-    return guard.run(dynamo.outer_compiler(callback), args, kwargs)
+def run_guarded(guard: Guard, method: str, callback: Any, args: Any, kwargs: Any) -> Any:
+    return guard.run(method, dynamo.outer_compiler(callback), args, kwargs)
