@@ -250,3 +250,31 @@ def test_debug_option_trains_twice(tmp_path: Path, text: Any) -> None:
     replaced = use_for_debug_option()  # without `with`, for a whole script
     assert transformers.trainer.DebugUnderflowOverflow.__module__.startswith("fxguard")
     replaced.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("backend", ["no", "aot_eager"])
+def test_accelerate(text: Any, precision: str, backend: str) -> None:
+    """`accelerator.prepare(fxguard.instrument(model))` is what it was without, and raises."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    batch = {name: torch.stack([piece[name] for piece in text[:4]]) for name in text[0]}
+
+    def step(model: Any) -> Any:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True, mixed_precision=precision, dynamo_backend=backend)
+        prepared = accelerator.prepare(model)
+        torch.manual_seed(0)
+        loss = prepared(**batch).loss
+        accelerator.backward(loss)
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    model, _ = overflowing()
+    plain, _ = overflowing()
+    ours = step(fxguard.instrument(model))
+    torch._dynamo.reset()
+    assert all(map(torch.equal, ours, step(plain)))
+    model.transformer.h[1].mlp.act.factor.fill_(1e38)
+    with pytest.raises(fxguard.NonFiniteError, match=r"mul in transformer.h.1.mlp.act made inf"):
+        step(model)
