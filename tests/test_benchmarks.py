@@ -82,3 +82,19 @@ def test_unknown_models_are_refused() -> None:
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     assert "invalid choice: 'nonsense' (choose from" in ended.stderr
+
+
+def test_ranks_gives_one_number() -> None:
+    """It runs under torchrun, and rank 0 alone prints."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = str(BENCHMARKS / "ranks.py")
+    ended = subprocess.run(
+        [*command, "--nproc_per_node", "2", script, "--rounds", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("sync_ranks with")]
+    assert len(lines) == 1
+    assert "2 ranks on this machine" in lines[0]
