@@ -74,6 +74,10 @@ class CompilerBackend:
     ) -> Callable[..., Any]:
         return self._checking(graph_module, example_inputs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompilerBackend:
+        # With lightning imported, torch.compile keeps a copy of its arguments. The reports are here.
+        return self
+
     @property
     def last_report(self) -> Report | None:
         """The report of the last detection."""

@@ -231,6 +231,12 @@ def test_guard_of_something_else(value: Any) -> None:
             call(value)
 
 
+def test_a_backend_is_not_copied() -> None:
+    """With lightning imported, `torch.compile` copies its arguments; reports have one place."""
+    one = backend("eager")
+    assert copy.deepcopy({"backend": one})["backend"] is one
+
+
 def test_unknown_backend_is_refused_at_once() -> None:
     """An unknown inner backend is refused when it is named, not at the first batch."""
     with pytest.raises((FxguardError, torch._dynamo.exc.InvalidBackend), match="nope"):

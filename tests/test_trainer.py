@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,12 +46,16 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def text() -> list[dict[str, Tensor]]:
+    return pieces()
+
+
+def pieces() -> list[dict[str, Tensor]]:
     """A data set: pieces of a file of this repository, as bytes."""
     data = Path(__file__).read_bytes()
-    pieces = [data[i : i + LENGTH] for i in range(0, 16 * LENGTH, LENGTH)]
-    return [{"input_ids": ids, "labels": ids} for ids in map(torch.tensor, map(list, pieces))]
+    texts = [data[i : i + LENGTH] for i in range(0, 16 * LENGTH, LENGTH)]
+    return [{"input_ids": ids, "labels": ids} for ids in map(torch.tensor, map(list, texts))]
 
 
 def small() -> Any:
@@ -72,7 +79,7 @@ class Overflows(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("factor", torch.ones(()), persistent=False)
+        self.factor = torch.ones(())  # no buffer: those are the same on all ranks
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor * 1e38 * self.factor / 1e38
@@ -138,7 +145,7 @@ def run(made: Any) -> dict[str, Any]:
 
 ARGUMENTS = {
     "plain": {},
-    "bf16": {"bf16": True},
+    "fp16": {"fp16": True},
     "accumulation": {"gradient_accumulation_steps": 2},
     "checkpointing": {"gradient_checkpointing": True},
     "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
@@ -278,3 +285,42 @@ def test_accelerate(text: Any, precision: str, backend: str) -> None:
     model.transformer.h[1].mlp.act.factor.fill_(1e38)
     with pytest.raises(fxguard.NonFiniteError, match=r"mul in transformer.h.1.mlp.act made inf"):
         step(model)
+
+
+SCRIPT = """
+import os
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import test_trainer as t
+
+model, fault = t.overflowing()
+callbacks = [t.FxguardCallback(sync_ranks=sys.argv[2] == "sync")]
+if os.environ["RANK"] == "1" and sys.argv[2] != "well":
+    callbacks.append(fault)
+t.trainer(sys.argv[3], t.pieces(), model, *callbacks).train()
+print("rank", os.environ["RANK"], "finished")
+"""
+
+
+@pytest.mark.parametrize("how", ["well", "alone", "sync"])
+def test_two_ranks(tmp_path: Path, how: str) -> None:
+    """A Trainer under torchrun: a fault on one rank ends it, with one report."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    ran = subprocess.run(
+        [*command, str(script), str(Path(__file__).parent), how, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert (ran.returncode == 0) == (how == "well"), ran.stderr[-3000:]
+    assert ran.stdout.count("finished") == (2 if how == "well" else 0)
+    detected = ran.stdout.count("Detected inf/nan during batch_number=1 optimizer_step=1")
+    assert detected == (how != "well")
+    message = "rank 1: batch 1, optimizer step 1: mul in transformer.h.1.mlp.act made inf"
+    assert ran.stdout.count(f"rank 0: told by {message}") == (how == "sync")
+    assert (message in ran.stderr) == (how != "well")
