@@ -75,7 +75,7 @@ class CompilerBackend:
         return self._checking(graph_module, example_inputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompilerBackend:
-        # With lightning imported, torch.compile keeps a copy of its arguments. The reports are here.
+        # With lightning imported, torch.compile copies its arguments. The reports are in this one.
         return self
 
     @property
