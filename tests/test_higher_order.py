@@ -263,7 +263,9 @@ def test_transformers_gradient_checkpointing(name: str, backend: str) -> None:
     plain.gradient_checkpointing_enable()
     guarded = fxguard.instrument(copy.deepcopy(plain))
     inputs = entry.inputs(torch.float32, entry.has_mask)
-    expected = results(torch.compile(plain, backend=backend), inputs, train=True)
+    # torch's own "eager" draws other random numbers in the backward: see checkpointing.py.
+    reference = plain if backend == "eager" else torch.compile(plain, backend=backend)
+    expected = results(reference, inputs, train=True)
     torch._dynamo.reset()
     assert_same(expected, results(torch.compile(guarded, backend=backend), inputs, train=True))
     guard = fxguard.guard_of(guarded)
