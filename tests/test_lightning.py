@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +188,37 @@ def test_nothing_is_left() -> None:
 def test_wrong_options_fail_at_once() -> None:
     with pytest.raises(fxguard.FxguardError, match="on_detect"):
         FxguardCallback(on_detect="explode")
+
+
+SCRIPT = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import test_lightning as t
+
+made = t.trainer(t.FxguardCallback(sync_ranks=True), strategy="ddp", devices=2)
+made.fit(t.Model(fault=1 if sys.argv[2] == "fault" else None), t.data(), t.data())
+print("finished")
+"""
+
+
+@pytest.mark.parametrize("how", ["well", "fault"])
+def test_two_ranks(tmp_path: Path, how: str) -> None:
+    """Under Lightning's strategy for DistributedDataParallel: one report for all ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    ran = subprocess.run(
+        [*command, str(script), str(Path(__file__).parent), how],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert (ran.returncode == 0) == (how == "well"), ran.stderr[-3000:]
+    assert ran.stdout.count("finished") == (2 if how == "well" else 0)
+    assert ran.stdout.count("Detected inf/nan during batch_number=3") == (how == "fault")
+    told = ran.stdout.count("rank 1: batch 3, optimizer step 1: log made inf")
+    assert told == (how == "fault")
