@@ -37,7 +37,7 @@ class FxguardCallback(TrainerCallback):
     def __init__(self, **options: Any) -> None:
         self.options = options
 
-    def on_init_end(
+    def guard(
         self,
         args: TrainingArguments,
         state: TrainerState,
@@ -45,49 +45,17 @@ class FxguardCallback(TrainerCallback):
         model: Module | None = None,
         **others: Any,
     ) -> None:
-        """The Trainer is made: before it compiles the model or wraps it."""
-        self.guard(model, state)
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Module | None = None,
-        **others: Any,
-    ) -> None:
-        """Training begins, perhaps with a new model, or the callback was added late."""
-        self.guard(model, state)
-
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Module | None = None,
-        **others: Any,
-    ) -> None:
-        """The first forward of an optimizer step."""
-        self.guard(model, state)
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Module | None = None,
-        **others: Any,
-    ) -> None:
-        """The optimizer has made a step."""
-        self.guard(model, state)
-
-    def guard(self, model: Module | None, state: TrainerState) -> None:
         """Instrument the model where it is not, and say how far training is."""
         if model is None:
             return
         if find_guard(model) is None:
             instrument(model, **self.options)
         guard_of(model).optimizer_step = state.global_step
+
+    on_init_end = guard  # before the model is compiled or wrapped
+    on_train_begin = guard  # perhaps with a new model, or the callback was added late
+    on_step_begin = guard
+    on_step_end = guard
 
 
 class _Replaced(contextlib.AbstractContextManager["_Replaced"]):
