@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.nn import Module
 from torch.utils.checkpoint import checkpoint
+
+from fxguard.insert import without_marks
 
 __all__ = ["keep_random_state", "tag_activation_checkpoint"]
 
@@ -32,7 +34,7 @@ def keep_random_state(graph_module: GraphModule) -> GraphModule:
     """
     for name, body in list(graph_module.named_children()):
         if isinstance(body, GraphModule) and any(map(_checkpoints, body.modules())):
-            setattr(graph_module, name, keep_random_state(_copied(body)))
+            setattr(graph_module, name, keep_random_state(without_marks(body)))
     found = _checkpoints(graph_module)
     for node in found:
         node.target = tag_activation_checkpoint
@@ -46,11 +48,3 @@ def _checkpoints(module: Module) -> list[Node]:
         return []
     theirs = torch.ops.higher_order.tag_activation_checkpoint
     return list(module.graph.find_nodes(op="call_function", target=theirs))
-
-
-def _copied(body: GraphModule) -> GraphModule:
-    graph = Graph()
-    graph.output(graph.graph_copy(body.graph, {}))
-    twin = GraphModule(body, graph)
-    twin.meta.update(body.meta)
-    return twin

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -369,13 +369,8 @@ def summary(place: Place, backend: str, gathered: Sequence[Any]) -> str:
     return "\n".join([*lines, f"{ranks}, {backend}, {', '.join(versions)}"])
 
 
-def main(argv: Sequence[str] | None = None, leave: Callable[[int], Any] = os._exit) -> int:
-    """Run the check; the exit status is 0 where all is well.
-
-    Args:
-        argv: the command line.
-        leave: how the process ends after a failure, in which threads may hang.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the check; the exit status is 0 where all is well. A failure ends the process here."""
     parser = argparse.ArgumentParser("fxguard.netcheck", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds for each step (60)", metavar="S"
@@ -404,8 +399,7 @@ def main(argv: Sequence[str] | None = None, leave: Callable[[int], Any] = os._ex
         tell(place, failure)
         if place.rank == 0 and not place.store_is_there:
             time.sleep(1)  # the others read in the store why, and it goes with this process
-        leave(FAILED)
-        return FAILED
+        os._exit(FAILED)  # threads may hang in a driver
     return 0
 
 
