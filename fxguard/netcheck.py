@@ -4,21 +4,23 @@
 
 Every rank joins, takes part in a barrier and an all-reduce whose sum is verified, exchanges data
 with every other rank, and allocates memory on its device. gloo is used on CPUs and NCCL on GPUs. A
-rank that does not come, a pair that cannot talk, a wrong sum or a wrong set-up is named, within
-``--timeout``; the exit status is not zero then.
+rank that does not come, a pair that cannot talk, a wrong sum or a wrong set-up is named, at the
+latest when a step has taken ``--timeout`` seconds; the exit status is not zero then.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
+
+# Of what cannot be reached torch prints pages of C++ frames, between the lines that say what it is.
+if __name__ == "__main__" and "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it when it is imported
+
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,193 +28,15 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, distributed
 
+from fxguard.rendezvous import FAILED, Failure, Place, Progress, WrongStart, join, tell
+
 __all__ = ["main"]
 
-FAILED, WRONG_USE = 1, 2
+WRONG_USE = 2
 LATENCY_ROUNDS = 20
 SMALL = 8  # bytes of a message whose time is latency
 SHOWN = 40  # pairs in the table; of more the slowest
 DEVICE_BYTES = 2**28  # that each GPU is asked for
-ADVICE = (
-    "run again with NCCL_DEBUG=INFO (GPUs) or TORCH_DISTRIBUTED_DEBUG=DETAIL to see more; look for "
-    "a firewall between the hosts; where a host has several networks, name the interface with "
-    "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
-)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands, as torchrun and srun say it in the environment."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    address: str
-    port: int
-    store_is_there: bool  # torchrun's agent keeps it; else rank 0 does
-
-    @classmethod
-    def of_environment(cls) -> Place:
-        """Read it.
-
-        Raises:
-            KeyError: with the name of a variable that is not set.
-            ValueError: for a number that is none, or out of range.
-        """
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if not 0 <= rank < world_size:
-            raise ValueError(f"RANK is {rank} and WORLD_SIZE {world_size}: ranks count from 0")
-        return cls(
-            rank,
-            world_size,
-            int(os.environ.get("LOCAL_RANK", "0")),
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
-
-    @property
-    def name(self) -> str:
-        """``[host-rank]``."""
-        return f"[{socket.gethostname()}-{self.rank}]"
-
-
-class Failure(Exception):  # noqa: N818 - it is what the check found
-    """The network is not as it should be."""
-
-    advice = ADVICE
-
-
-class WrongStart(Failure):
-    """The processes were not started as they should be."""
-
-    advice = ""
-
-
-class Progress:
-    """Says what this rank is waiting for, and ends the process when that takes too long.
-
-    Collectives of a GPU wait without end when a rank is gone, and cannot be interrupted.
-    """
-
-    def __init__(self, place: Place, timeout: float) -> None:
-        self.place, self.timeout = place, timeout
-        self.what = ""
-        self.since = time.monotonic()
-        self.last = self.since
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    @contextlib.contextmanager
-    def step(self, what: str) -> Iterator[None]:
-        """One thing that may fail or take long; its name is in the message."""
-        self.since, self.what = time.monotonic(), what
-        try:
-            yield
-        except Failure:
-            raise
-        except Exception as error:
-            text = " ".join(str(error).split())
-            raise Failure(f"{what}: {type(error).__name__}: {text[:300]}") from error
-        finally:
-            self.what = ""
-
-    @property
-    def waited(self) -> float:
-        return time.monotonic() - self.since
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(0.5)
-            what, waited = self.what, self.waited
-            if not what:
-                continue
-            if waited > self.timeout + 5:  # whoever can stop by itself has done so
-                tell(self.place, Failure(f"{what}: no answer within {self.timeout:g} s"))
-                os._exit(FAILED)
-            if waited > 3 and time.monotonic() - self.last > 5:
-                self.last = time.monotonic()
-                say(self.place, f"waiting, {waited:.0f} of {self.timeout:g} s: {what}")
-
-
-def say(place: Place, text: str) -> None:
-    """One line, in one piece."""
-    sys.stderr.write(f"{place.name} {text}\n")
-    sys.stderr.flush()
-
-
-def tell(place: Place, failure: Failure) -> None:
-    """What is wrong, and what to do."""
-    advice = f"\n{place.name} {failure.advice}" if failure.advice else ""
-    say(place, f"FAILED: {failure}{advice}")
-    sys.stdout.flush()
-
-
-# The steps.
-
-
-def join(place: Place, progress: Progress) -> Any:
-    """Find the other ranks.
-
-    Returns:
-        The store in which they met.
-    """
-    where = f"{place.address}:{place.port}"
-    keeps = place.rank == 0 and not place.store_is_there
-    if not keeps:
-        reach(place, progress)
-    try:
-        store = distributed.TCPStore(  # type: ignore[attr-defined]
-            place.address,
-            place.port,
-            is_master=keeps,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=progress.timeout),
-        )
-    except Exception as error:
-        if keeps and "EADDRINUSE" in str(error):
-            taken = f"port {place.port} of {place.address} is taken by another program"
-            raise WrongStart(f"{taken}: choose another MASTER_PORT") from None
-        raise
-    meeting = distributed.PrefixStore("fxguard netcheck", store)  # type: ignore[attr-defined]
-    if meeting.add(f"here {place.rank}", 1) > 1:
-        raise WrongStart(f"two processes have rank {place.rank}: each needs its own RANK")
-    meeting.set(f"size {place.rank}", str(place.world_size))
-    missing = list(range(place.world_size))
-    while missing:
-        for rank in [rank for rank in missing if meeting.check([f"size {rank}"])]:
-            size = int(meeting.get(f"size {rank}"))
-            if size != place.world_size:
-                raise WrongStart(
-                    f"rank {rank} was started with WORLD_SIZE {size}, and rank {place.rank} with "
-                    f"{place.world_size}"
-                )
-            missing.remove(rank)
-        progress.what = f"{_ranks(missing)} to arrive at {where}"
-        if missing and progress.waited > progress.timeout:
-            raise Failure(
-                f"{_ranks(missing)} did not arrive at {where} within {progress.timeout:g} s"
-            )
-        time.sleep(0.1 if missing else 0)
-    return meeting
-
-
-def reach(place: Place, progress: Progress) -> None:
-    """Wait until somebody listens where the ranks are to meet."""
-    who = "torchrun's agent" if place.store_is_there else "rank 0"
-    progress.what = f"{who} at {place.address}:{place.port}"
-    while True:
-        try:
-            socket.create_connection((place.address, place.port), timeout=progress.timeout).close()
-            return
-        except OSError as error:
-            if progress.waited > progress.timeout or isinstance(error, socket.gaierror):
-                raise Failure(f"cannot reach {progress.what}: {error}; is it running?") from None
-            time.sleep(0.2)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:20])) + (", …" if len(ranks) > 20 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {listed}"
 
 
 def all_reduce(place: Place, device: torch.device) -> None:
@@ -304,6 +128,19 @@ def allocate(device: torch.device) -> str:
     return f", {name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
+def gpu_of(place: Place) -> torch.device:
+    """The GPU of this rank, made the current one."""
+    count = torch.cuda.device_count()
+    if place.local_rank >= count:
+        raise WrongStart(
+            f"LOCAL_RANK is {place.local_rank}, and torch sees {count} GPUs on this host: start as "
+            "many processes as there are GPUs, or use --backend gloo"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
 # All of it.
 
 
@@ -311,17 +148,17 @@ def check(place: Place, progress: Progress, backend: str, size: int) -> None:
     """Run all steps; what fails is raised as :class:`Failure`."""
     with progress.step("the other ranks"):
         store = join(place, progress)
-    device = torch.device("cpu")
+    device, patience = torch.device("cpu"), progress.timeout
     if backend == "nccl":
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
+        device = gpu_of(place)
+        patience = 2 * progress.timeout + 60  # NCCL's own watchdog aborts, and names no step
     with progress.step(f"the {backend} process group"):
         distributed.init_process_group(
             backend,
             store=store,
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timedelta(seconds=progress.timeout),
+            timeout=timedelta(seconds=patience),
         )
     with progress.step("the barrier"):
         distributed.barrier()
@@ -365,8 +202,12 @@ def summary(place: Place, backend: str, gathered: Sequence[Any]) -> str:
         versions.append(f"CUDA {torch.version.cuda}")
     if backend == "nccl":
         versions.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[attr-defined]
-    ranks = f"{place.world_size} ranks on {len(set(hosts))} hosts"
-    return "\n".join([*lines, f"{ranks}, {backend}, {', '.join(versions)}"])
+    where = f"{_count(place.world_size, 'rank')} on {_count(len(set(hosts)), 'host')}"
+    return "\n".join([*lines, f"{where}, {backend}, {', '.join(versions)}"])
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -384,10 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--timeout and --size have to be more than 0")
     try:
         place = Place.of_environment()
-    except (KeyError, ValueError) as error:
-        what = f"{error.args[0]} is not set" if isinstance(error, KeyError) else str(error)
+    except WrongStart as error:
         print(
-            f"fxguard.netcheck: {what}; run it on all hosts, for example with\n"
+            f"fxguard.netcheck: {error}; run it on all hosts, for example with\n"
             "  torchrun --nproc_per_node 2 -m fxguard.netcheck",
             file=sys.stderr,
         )

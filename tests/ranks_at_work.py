@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import fxguard
@@ -35,7 +37,8 @@ class Case:
     """One way to run a model on several ranks.
 
     Attributes:
-        wrapper: "ddp" or "fsdp".
+        wrapper: "ddp", "fsdp", "hsdp" (sharded in one dimension of the mesh, replicated in
+            the other), "tp" (tensor parallelism) or "tp and fsdp".
         instrumented: "before" it is wrapped, or "after".
         backend: of ``torch.compile``, "" for eager.
         sync_ranks: as for ``instrument``.
@@ -72,7 +75,22 @@ CASES = [
     Case("ddp", fault="everywhere", sync_ranks=True),
     Case("ddp", sync_ranks=True, on_detect="warn"),
     Case("fsdp", fault="weight"),
+    Case("tp", fault="everywhere"),
 ]
+OF_FOUR = [
+    Case("ddp", backend="inductor"),
+    Case("fsdp", backend="inductor"),
+    Case("tp", "after", "aot_eager", fault="everywhere"),
+    Case("hsdp"),
+    Case("hsdp", "after", "aot_eager"),
+    Case("tp and fsdp", fault="everywhere"),
+    Case("tp and fsdp", "after", "aot_eager", fault="everywhere"),
+]
+
+
+def cases(count: int) -> list[Case]:
+    """What so many ranks do."""
+    return CASES if count < 4 else CASES + OF_FOUR
 
 
 class Block(nn.Module):
@@ -99,9 +117,21 @@ class Net(nn.Module):
 def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
     if wrapper == "ddp":
         return DistributedDataParallel(model)
+    count = distributed.get_world_size()
+    mesh = None  # of one dimension
+    if wrapper == "hsdp":
+        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
+    if wrapper.startswith("tp"):
+        both = init_device_mesh("cpu", (count // 2, 2), mesh_dim_names=("fsdp", "tp"))
+        mesh = both["fsdp"]
+        for block in model.blocks:
+            styles = {"up": ColwiseParallel(), "gate": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(block, both["tp"], styles)
+    if wrapper == "tp":
+        return model
     for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def guarded(case: Case, model: nn.Module) -> tuple[Any, nn.Module]:
@@ -140,8 +170,9 @@ def work(case: Case, rank: int) -> dict[str, Any]:
     plain = compiled(wrapped(copy.deepcopy(model), case.wrapper), case)
     run, instrumented = guarded(case, model)
     same = True
+    share = rank // 2 if case.wrapper.startswith("tp") else rank  # of the data
     for batch in range(2):
-        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * batch + rank))
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * batch + share))
         (output, gradients), (expected, wanted) = train_step(run, x), train_step(plain, x)
         same &= torch.equal(output, expected)
         same &= all(map(torch.equal, gradients, wanted))
@@ -186,7 +217,7 @@ def main(folder: Path) -> None:
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     rank = distributed.get_rank()
-    for case in CASES:
+    for case in cases(distributed.get_world_size()):
         found = work(case, rank)
         (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
         distributed.barrier()

@@ -65,6 +65,7 @@ ROOMS = (
     "run",
     "cli",
     "__main__",
+    "rendezvous",
     "netcheck",
     "integrations",
     "testing",

@@ -71,6 +71,18 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Sharded(Model):
+    """Its layers under FSDP2."""
+
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.device_mesh["data_parallel"]
+        for layer in self.net:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self, mesh=mesh)
+
+
 def data() -> Any:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(32, n, generator=generator) for n in (8, 1)]
@@ -196,15 +208,25 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import test_lightning as t
 
-made = t.trainer(t.FxguardCallback(sync_ranks=True), strategy="ddp", devices=2)
-made.fit(t.Model(fault=1 if sys.argv[2] == "fault" else None), t.data(), t.data())
+strategy = "ddp"
+if "sharded" in sys.argv[2]:
+    strategy = t.pl.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+made = t.trainer(t.FxguardCallback(sync_ranks=True), strategy=strategy, devices=2)
+model = (t.Sharded if "sharded" in sys.argv[2] else t.Model)(1 if "fault" in sys.argv[2] else None)
+made.fit(model, t.data(), t.data())
 print("finished")
 """
 
 
-@pytest.mark.parametrize("how", ["well", "fault"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("fault", "sharded fault"),
+        *(pytest.param(how, marks=pytest.mark.campaign) for how in ("well", "sharded")),
+    ],
+)
 def test_two_ranks(tmp_path: Path, how: str) -> None:
-    """Under Lightning's strategy for DistributedDataParallel: one report for all ranks."""
+    """Under Lightning's strategies for DistributedDataParallel and FSDP2: one report for all."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -217,8 +239,9 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
-    assert (ran.returncode == 0) == (how == "well"), ran.stderr[-3000:]
-    assert ran.stdout.count("finished") == (2 if how == "well" else 0)
-    assert ran.stdout.count("Detected inf/nan during batch_number=3") == (how == "fault")
+    fault = "fault" in how
+    assert (ran.returncode == 0) == (not fault), ran.stderr[-3000:]
+    assert ran.stdout.count("finished") == (0 if fault else 2)
+    assert ran.stdout.count("Detected inf/nan during batch_number=3") == fault
     told = ran.stdout.count("rank 1: batch 3, optimizer step 1: log made inf")
-    assert told == (how == "fault")
+    assert told == fault

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -33,13 +34,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start(rank: int, size: int, port: int, command: Sequence[str] = CHECK) -> subprocess.Popen[str]:
+def start(
+    rank: int, size: int, port: int, command: Sequence[str] = CHECK, host: str = "localhost"
+) -> subprocess.Popen[str]:
     """One rank, as srun would start it."""
     environment = {
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "localhost",
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
@@ -60,29 +63,55 @@ def ends(*started: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
     return [(p.returncode, *texts) for p, texts in zip(started, found, strict=True)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_torchrun(count: int) -> None:
-    """Every rank says OK, every pair has its line, and nothing is left running."""
+def torchrun(count: int, *arguments: str) -> tuple[int, str, str]:
+    """Status and texts of a job, once nothing of it is left running."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     process = subprocess.Popen(
-        [*command, "--nproc_per_node", str(count), *CHECK[1:]],
+        [*command, "--nproc_per_node", str(count), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
-    [(status, out, err)] = ends(process)
+    running = {process.pid} | descendants(process.pid)
+    while process.poll() is None and len(running) <= count:
+        time.sleep(0.1)
+        running |= descendants(process.pid)
+    [found] = ends(process)
+    assert len(running) > count, "the ranks were never seen"
+    left = [pid for pid in running if os.path.exists(f"/proc/{pid}")]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that they have."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    with contextlib.suppress(OSError):
+        own = {int(child) for child in children.read_text().split()}
+        return own.union(*map(descendants, own))
+    return set()
+
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux")
+
+
+@needs_proc
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_torchrun(count: int) -> None:
+    """Every rank says OK, every pair has its line, and nothing is left running."""
+    status, out, err = torchrun(count, *CHECK[1:])
     assert status == 0, err
     name = socket.gethostname()
     assert {line for line in out.splitlines() if "OK" in line} == {
         f"[{name}-{rank}] OK" for rank in range(count)
     }
-    assert f"{count} ranks on 1 hosts, gloo, torch {torch.__version__}" in out
+    assert f"{count} rank{'s' * (count > 1)} on 1 host, gloo, torch {torch.__version__}" in out
     words = [line.split()[:2] for line in out.splitlines()]
     pairs = {(int(a), int(b)) for a, b in (w for w in words if all(map(str.isdigit, w)) and w)}
     assert pairs == set(combinations(range(count), 2))
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
 
 
 def test_a_rank_that_comes_late_is_waited_for() -> None:
@@ -128,6 +157,24 @@ def test_a_port_that_is_taken() -> None:
     assert "NCCL_DEBUG" not in err  # that would not help
 
 
+def test_somebody_else_listens() -> None:
+    """Who connects, and gets no answer, is told so."""
+    with taken() as port:
+        [(status, _, err)] = ends(start(1, 2, port))
+    assert status == 1
+    assert f"FAILED: rank 0 at localhost:{port}, where something listens, perhaps another" in err
+    assert "frame #" not in err  # torch's own stack
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_that_is_none(rank: int) -> None:
+    [(status, _, err)] = ends(start(rank, 2, free_port(), host="host.invalid"))
+    assert status == 1
+    assert "FAILED: cannot reach rank 0 at host.invalid:" in err
+    assert ("is MASTER_ADDR an address of this host" in err) == (rank == 0)
+    assert "frame #" not in err
+
+
 def test_world_sizes_that_differ() -> None:
     port = free_port()
     first, second = ends(start(0, 2, port), start(1, 3, port))
@@ -153,6 +200,37 @@ def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torchrun --nproc_per_node 2 -m fxguard.netcheck" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MASTER_PORT", "99999", "MASTER_PORT is 99999: ports are 1 to 65535"),
+        ("MASTER_PORT", "no", "MASTER_PORT is 'no', and has to be a number"),
+        ("RANK", "2", "RANK is 2 and WORLD_SIZE 2: ranks count from 0"),
+    ],
+)
+def test_wrong_variables(name: str, value: str, message: str) -> None:
+    """Told at once, by name."""
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    ran = subprocess.run(
+        CHECK,
+        env={**os.environ, **given, name: value},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert message in ran.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_without_a_gpu() -> None:
+    command = [sys.executable, "-m", "fxguard.netcheck", "--backend", "nccl"]
+    [(status, _, err)] = ends(start(0, 1, free_port(), command))
+    assert status == 1
+    assert "FAILED: LOCAL_RANK is 0, and torch sees 0 GPUs on this host" in err
+
+
 FAULTS = {
     "dies": ("netcheck.all_reduce = lambda *_: os._exit(9)", "the all-reduce: "),
     "dies in a pair": ("netcheck.exchange = lambda *_: os._exit(9)", "pair 0 and 1: "),
@@ -170,27 +248,46 @@ FAULTS = {
 }
 
 
+def faulty(name: str, folder: Path) -> list[str]:
+    """The network check, in which rank 1 has a fault."""
+    script = folder / "rank.py"
+    script.write_text(
+        f"import os, sys, time, torch\nfrom fxguard import netcheck\n"
+        f"if os.environ['RANK'] == '1':\n{textwrap.indent(FAULTS[name][0], '    ')}\n"
+        "sys.exit(netcheck.main())"
+    )
+    return [str(script), "--backend", "gloo"]
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_rank_that(name: str, tmp_path: Path) -> None:
     """The other one says where it stood, and ends."""
-    fault, message = FAULTS[name]
-    script = tmp_path / "rank.py"
-    script.write_text(
-        f"import os, sys, time, torch\nfrom fxguard import netcheck\n{fault}\n"
-        "sys.exit(netcheck.main())"
-    )
     port = free_port()
-    bad = start(1, 2, port, [sys.executable, str(script)])
+    command = [sys.executable, *faulty(name, tmp_path)]
+    bad = start(1, 2, port, command)
     try:
-        [(status, _, err)] = ends(start(0, 2, port))
+        [(status, _, err)] = ends(start(0, 2, port, command))
     finally:
         if name in ("stops", "dies", "dies in a pair"):
             bad.kill()
     assert status == 1
-    assert f"FAILED: {message}" in err
+    assert f"FAILED: {FAULTS[name][1]}" in err
     if name not in ("stops",):
         [(status, _, _)] = ends(bad)  # by itself
         assert status != 0
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "name",
+    # torchrun gives a stopped process 30 s before it kills it
+    ["dies", "dies in a pair", "hangs", pytest.param("stops", marks=pytest.mark.campaign)],
+)
+def test_a_job_in_which_a_rank(name: str, tmp_path: Path) -> None:
+    """The job fails, and nothing is left running."""
+    status, out, _ = torchrun(2, *faulty(name, tmp_path), "--timeout", "5")
+    assert status != 0
+    assert "OK" not in out
 
 
 @pytest.mark.parametrize("count", range(1, 10))
