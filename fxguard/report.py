@@ -42,11 +42,12 @@ class Report:
     repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
 
     def __str__(self) -> str:
-        step = "" if self.optimizer_step is None else f" optimizer_step={self.optimizer_step}"
+        where = [("batch_number", self.batch_number), ("optimizer_step", self.optimizer_step)]
+        said = [f"{name}={n}" for name, n in [*where, ("rank", self.rank)] if n is not None]
         lines = [
             *self.verdict,
             "",
-            f"Detected inf/nan during batch_number={self.batch_number}{step}",
+            f"Detected inf/nan during {' '.join(said)}",
             f"Last {len(self.frames)} forward frames:",
             HEADER,
         ]

@@ -155,7 +155,7 @@ def test_no_rank_hangs(tmp_path: Path, how: str) -> None:
     ran = torchrun(script, how)
     assert ran.returncode != 0
     assert "never stopped" not in ran.stdout
-    assert ran.stdout.count("Detected inf/nan during batch_number=3") == 1
+    assert ran.stdout.count("Detected inf/nan during batch_number=3 rank=1\n") == 1
     assert "rank 1: batch 3: mul made inf (train.py:" in ran.stderr
     lines = ran.stdout.splitlines()
     told = [line for line in lines if line.startswith("rank 0: told by rank 1: batch 3: mul made")]
