@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fxguard.report import Report
 
-__all__ = ["BatchLimitReached", "FxguardError", "NonFiniteError"]
+__all__ = ["BatchLimitReached", "FxguardError", "NonFiniteError", "NumericsError"]
 
 
 class FxguardError(Exception):
@@ -30,6 +30,21 @@ class NonFiniteError(FxguardError, ValueError):
         self.report = report
 
     def __reduce__(self) -> tuple[type[NonFiniteError], tuple[str, Report]]:
+        return (type(self), (str(self), self.report))
+
+
+class NumericsError(FxguardError, AssertionError):
+    """A test of numerics has failed.
+
+    Attributes:
+        report: the :class:`fxguard.Report` of what was found, None where nothing was bad.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[NumericsError], tuple[str, Report | None]]:
         return (type(self), (str(self), self.report))
 
 

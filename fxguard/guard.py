@@ -18,6 +18,7 @@ from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import FxguardError, UsageError
 from fxguard.instrumented import GUARD, INSTALLED, check_can_instrument, find_guard
 from fxguard.options import Options
+from fxguard.plan import Plan
 from fxguard.recorder import Recorder
 from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report import Report
@@ -191,12 +192,17 @@ class Guard:
             >>> fxguard.guard_of(model).coverage()
             'checked 171 of 171 operations in 1 graph'
         """
-        line = self.recorder.coverage([plan for b in self._backends for plan in b.plans])
+        line = self.recorder.coverage(self.plans)
         if self._breaks:
             count = self._breaks.total()
             reasons = ", ".join(sorted(self._breaks))
             line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
         return line
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of every graph that was captured."""
+        return [plan for backend in self._backends for plan in backend.plans]
 
     def selftest(self) -> SelfTest:
         """Plant a NaN in every measured value of the captured graphs, and look for it.
@@ -252,6 +258,12 @@ class Guard:
 
     def uninstall(self) -> None:
         """Take the guard away again."""
+        self.put_away()
+        self._compiled.clear()
+        self._backends.clear()
+
+    def put_away(self) -> None:
+        """Take it away, and keep what was captured for the next :meth:`install`."""
         for name, wrapper in self._wrappers.items():
             if getattr(self.model.__dict__.get(name), "__func__", None) is not wrapper:
                 raise UsageError(
@@ -265,8 +277,6 @@ class Guard:
                 del self.model.__dict__[name]
         del self.model.__dict__[GUARD]
         INSTALLED.discard(self)
-        self._compiled.clear()
-        self._backends.clear()
 
     def original(self, method: str) -> Callable[..., Any]:
         """One of the model's methods without the guard."""

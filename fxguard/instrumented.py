@@ -13,7 +13,7 @@ from fxguard.errors import UsageError
 if TYPE_CHECKING:
     from fxguard.guard import Guard
 
-__all__ = ["GUARD", "INSTALLED", "check_can_instrument", "find_guard"]
+__all__ = ["GUARD", "INSTALLED", "check_can_instrument", "find_guard", "unwrapped"]
 
 # The attribute of the model that holds its guard. Besides `forward` it is the only one.
 GUARD = "_fxguard"
@@ -24,6 +24,17 @@ INSTALLED: weakref.WeakSet[Guard] = weakref.WeakSet()
 def find_guard(model: Any) -> Guard | None:
     """The guard of a model, None where it has none."""
     return model.__dict__.get(GUARD) if isinstance(model, Module) else None
+
+
+def unwrapped(module: Module) -> Module:
+    """The user's module inside the wrappers of torch.compile and DistributedDataParallel."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            inner = module.module
+        if inner is None:
+            return module
+        module = inner
 
 
 def check_can_instrument(model: Any) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
 
 from fxguard.errors import FxguardError
 from fxguard.guard import instrument, remove
-from fxguard.instrumented import find_guard
+from fxguard.instrumented import find_guard, unwrapped
 
 __all__ = ["guarding_outermost_modules", "run_module", "run_script"]
 
@@ -53,7 +52,7 @@ def guarding_outermost_modules(**options: Any) -> Iterator[list[Module]]:
             return original(module, *args, **kwargs)
         local.inside = True
         try:
-            target = _unwrapped(module)
+            target = unwrapped(module)
             if find_guard(target) is None and id(target) not in refused:
                 _guard(target, guarded, refused, options)
             return original(module, *args, **kwargs)
@@ -78,14 +77,3 @@ def _guard(target: Module, guarded: list[Module], refused: set[int], options: An
     except FxguardError as error:
         refused.add(id(target))
         warnings.warn(f"{type(target).__name__} is not checked: {error}", stacklevel=3)
-
-
-def _unwrapped(module: Module) -> Module:
-    """The user's module inside the wrappers of torch.compile and DistributedDataParallel."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(module, DistributedDataParallel):
-            inner = module.module
-        if inner is None:
-            return module
-        module = inner

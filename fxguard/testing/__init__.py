@@ -1,0 +1,51 @@
+"""Numerical property tests: is any operation of a model too large for its dtype, for any input?
+
+Importing this package imports neither torch nor hypothesis: a name does, when it is first used.
+Hypothesis comes with the extra ``fxguard[testing]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fxguard.testing.finite import assert_finite as assert_finite
+    from fxguard.testing.profile import check_profile as check_profile
+    from fxguard.testing.search import Overflow as Overflow
+    from fxguard.testing.search import find_overflow as find_overflow
+    from fxguard.testing.stability import Deviation as Deviation
+    from fxguard.testing.stability import Stability as Stability
+    from fxguard.testing.stability import numerically_stable as numerically_stable
+    from fxguard.testing.strategies import elements as elements
+    from fxguard.testing.strategies import like as like
+    from fxguard.testing.strategies import shapes as shapes
+    from fxguard.testing.strategies import tensors as tensors
+
+_HOME = {
+    "Deviation": "stability",
+    "Overflow": "search",
+    "Stability": "stability",
+    "assert_finite": "finite",
+    "check_profile": "profile",
+    "elements": "strategies",
+    "find_overflow": "search",
+    "like": "strategies",
+    "numerically_stable": "stability",
+    "shapes": "strategies",
+    "tensors": "strategies",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fxguard.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fxguard.testing.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

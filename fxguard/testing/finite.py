@@ -1,0 +1,48 @@
+"""No operation of a model makes an inf or a NaN out of these inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fxguard.errors import NumericsError
+from fxguard.testing.watch import Model, watch
+
+__all__ = ["assert_finite"]
+
+
+def assert_finite(
+    model: Model,
+    *args: Any,
+    strict: bool = True,
+    ignore: Iterable[str] = (),
+    **kwargs: Any,
+) -> Any:
+    """Call a model, and fail if an operation in it makes an inf or a NaN.
+
+    Args:
+        model: any module, or a function of tensors. It is guarded for the time of the call, and
+            left as it was; the graphs of the last model are kept, so that the next example of a
+            property test does not capture them again.
+        args: what the model is given.
+        strict: whether bad values that reach no output count, too: a square that overflows under a
+            reciprocal, so that the result is a zero.
+        ignore: likewise.
+        kwargs: what the model is given by name.
+
+    Returns:
+        What the model returned.
+
+    Raises:
+        NumericsError: an ``AssertionError``, with the verdict as its text, and ``.report``.
+
+    Example:
+        >>> @given(x=tensors(torch.float16, (4, 64), min_value=-1000, max_value=1000))
+        ... def test_no_overflow(x):
+        ...     assert_finite(model, x)
+    """
+    __tracebackhide__ = True
+    outcome = watch(model, args, kwargs, strict=strict, ignore=tuple(ignore))
+    if outcome.report is not None:
+        raise NumericsError("\n".join(outcome.report.verdict), outcome.report)
+    return outcome.output

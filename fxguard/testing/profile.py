@@ -1,0 +1,182 @@
+"""How far each operation of a model is from the limits of its dtype, kept in a file."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxguard import frames
+from fxguard.errors import NumericsError, UsageError
+from fxguard.guard import Guard
+from fxguard.records import Stat
+from fxguard.testing import settings
+from fxguard.testing.watch import Model, as_call, watch
+
+__all__ = ["check_profile"]
+
+FIRST_LINE = "# fxguard profile 1"
+NOT_CHECKED = "# not checked: "
+COLUMNS = "#  abs max   over  under  dtype     operation"
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """One operation, and how many more bits its dtype could take."""
+
+    operation: str  # "encoder.block.0 mul"; "… #2" for the second one of that name
+    dtype: str
+    abs_max: float  # the largest magnitude that it made; inf or NaN where it is bad
+    over: float  # log2(largest number of the dtype / abs_max); 0 where it is bad, inf for zero
+    under: float  # log2(abs_max / smallest normal number); 0 where it is bad, and for zero
+
+    @property
+    def is_bad(self) -> bool:
+        return not math.isfinite(self.abs_max)
+
+    def __str__(self) -> str:
+        numbers = f"{self.abs_max:10.2e} {self.over:6.1f} {self.under:6.1f}"
+        return f"{numbers}  {self.dtype:<8}  {self.operation}"
+
+    @classmethod
+    def of_line(cls, line: str) -> Headroom:
+        abs_max, over, under, dtype, operation = line.split(None, 4)
+        return cls(operation, dtype, float(abs_max), float(over), float(under))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Every operation of one batch."""
+
+    lines: tuple[Headroom, ...]
+    unchecked: int  # operations that no check reached
+
+    def __str__(self) -> str:
+        head = [FIRST_LINE, f"{NOT_CHECKED}{self.unchecked}", COLUMNS]
+        return "\n".join([*head, *map(str, self.lines), ""])
+
+    @classmethod
+    def of_file(cls, path: Path) -> Profile:
+        """Read it.
+
+        Raises:
+            FxguardError: when it is not a profile.
+        """
+        try:
+            first, second, _, *lines = path.read_text(encoding="utf-8").splitlines()
+            if first != FIRST_LINE:
+                raise ValueError(f"it begins with {first[:40]!r}")
+            unchecked = int(second.removeprefix(NOT_CHECKED))
+            return cls(tuple(map(Headroom.of_line, lines)), unchecked)
+        except ValueError as error:
+            raise UsageError(
+                f"{path} is not a profile of this version of fxguard: {error}"
+            ) from error
+
+    @classmethod
+    def of_last_batch(cls, guard: Guard) -> Profile:
+        """What the operations of the last call made."""
+        batch = guard.recorder.last_batch
+        assert batch is not None
+        trace = frames.assemble(batch)
+        found = []
+        count: Counter[str] = Counter()
+        for step in trace.steps:
+            made = [(trace.values[v].dtype, trace.stats[v]) for v in step.outputs]
+            ranges = [(dtype, stat) for dtype, stat in made if isinstance(stat, Stat)]
+            if not ranges or not ranges[0][0].startswith(("float", "bfloat")):
+                continue
+            name = f"{step.module} {step.kind}".strip()
+            count[name] += 1
+            numbered = name if count[name] == 1 else f"{name} #{count[name]}"
+            found.append(headroom(numbered, ranges[0][0], [stat.abs_max for _, stat in ranges]))
+        return cls(tuple(found), sum(n for plan in guard.plans for _, n in plan.unchecked))
+
+
+def headroom(operation: str, dtype: str, made: Sequence[float]) -> Headroom:
+    """How far magnitudes are from the limits of a dtype."""
+    info = torch.finfo(getattr(torch, dtype))
+    largest = math.nan if any(map(math.isnan, made)) else max(made)
+    if not 0 < largest < math.inf:
+        return Headroom(operation, dtype, largest, math.inf if largest == 0 else 0.0, 0.0)
+    over, under = math.log2(info.max / largest), math.log2(largest / info.smallest_normal)
+    return Headroom(operation, dtype, largest, over, under)
+
+
+def losses(before: Profile, now: Profile, bits: float) -> Iterator[str]:
+    """What got worse."""
+    found = {line.operation: line for line in now.lines}
+    for old in before.lines:
+        new = found.get(old.operation)
+        if new is None:
+            yield f"  {old.operation}: is no longer there, or no longer checked"
+        elif new.is_bad or old.is_bad:
+            if new.is_bad and not old.is_bad:
+                yield f"  {old.operation}: made {new.abs_max:g}, and {old.abs_max:.2e} before"
+        elif old.abs_max and new.abs_max:
+            for what, was, left in (("over", old.over, new.over), ("under", old.under, new.under)):
+                if left < was - bits:
+                    yield (
+                        f"  {old.operation}: {what} {was:.1f} -> {left:.1f} bits, largest "
+                        f"{old.abs_max:.2e} -> {new.abs_max:.2e} in {new.dtype}"
+                    )
+        elif old.abs_max:
+            yield f"  {old.operation}: made zeros, and {old.abs_max:.2e} before"
+    known = {line.operation for line in before.lines}
+    for new in now.lines:
+        if new.is_bad and new.operation not in known:
+            yield f"  {new.operation}: is new, and made {new.abs_max:g}"
+    if now.unchecked > before.unchecked:
+        yield f"  {now.unchecked} operations are not checked, {before.unchecked} before"
+
+
+def check_profile(
+    model: Model, inputs: Any, path: str | Path, *, bits: float = 1.0, update: bool | None = None
+) -> None:
+    """Hold the headroom of every operation against that of a file.
+
+    The file has a line for each operation: the largest magnitude that it made, how many bits that
+    is below the largest number of its dtype (``over``) and above its smallest normal number
+    (``under``), the dtype and the operation. Numbers are rounded to three digits and a tenth of a
+    bit: what machines and versions of torch compute differently is far below one bit.
+
+    Args:
+        model: any module, or a function of tensors, in the mode it is to be checked in.
+        inputs: one batch: a dict is given by name, a tuple or list by position.
+        path: of the file. Keep it under version control.
+        bits: how much of its headroom an operation may lose.
+        update: write the file instead of reading it; where not given, what pytest's option
+            ``--fxguard-update`` says.
+
+    Raises:
+        NumericsError: an ``AssertionError``, when an operation has lost more than ``bits`` of
+            headroom, makes bad values and did not before, is no longer there or no longer checked;
+            and when there is no such file.
+        FxguardError: when the file is not a profile.
+
+    Example:
+        >>> check_profile(model, batch, "tests/numerics/model.txt")
+    """
+    __tracebackhide__ = True
+    args, kwargs = as_call(inputs)
+    outcome = watch(model, args, kwargs)
+    now = Profile.of_last_batch(outcome.guard)
+    path = Path(path)
+    if settings.update if update is None else update:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(now), encoding="utf-8")
+        return
+    if not path.exists():
+        raise NumericsError(
+            f"there is no profile {path}: run pytest with --fxguard-update to write it, look at "
+            "it, and keep it under version control"
+        )
+    problems = list(losses(Profile.of_file(path), now, bits))
+    if problems:
+        hint = "if that is as it should be, write the file again with --fxguard-update"
+        raise NumericsError("\n".join([f"{path}:", *problems, hint]), outcome.report)

@@ -1,0 +1,127 @@
+"""Search for an input that overflows, and make it as small as possible."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import torch.utils._pytree as pytree
+from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis.strategies import SearchStrategy
+from torch import Tensor
+
+from fxguard.guard import Guard
+from fxguard.report import Report
+from fxguard.testing.watch import Model, as_call, on_loan
+
+__all__ = ["Overflow", "find_overflow"]
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """An input that makes an operation overflow, or make a NaN."""
+
+    inputs: Any  # as the strategy drew it
+    report: Report
+    seed: int  # that finds it again
+    runs: int  # calls of the model that the search and the shrinking took
+
+    def __str__(self) -> str:
+        leaves, _ = pytree.tree_flatten_with_path(self.inputs)
+        shown = [f"  inputs{pytree.keystr(path)} = {_text(leaf)}" for path, leaf in leaves]
+        head = f"found in {self.runs} runs with seed {self.seed}:"
+        return "\n".join([head, *shown, *self.report.verdict])
+
+
+def find_overflow(
+    model: Model,
+    strategy: SearchStrategy[Any],
+    *,
+    max_examples: int = 200,
+    seed: int | None = None,
+    strict: bool = True,
+    ignore: Iterable[str] = (),
+) -> Overflow | None:
+    """Look for an input that makes an operation of a model overflow, and shrink it.
+
+    The search prefers inputs that bring an operation nearer to the largest number of its dtype
+    (hypothesis' ``target``). What an input itself holds is not blamed on the model.
+
+    Args:
+        model: any module, or a function of tensors.
+        strategy: draws a batch: a dict is given by name, a tuple or list by position, anything
+            else as the one argument.
+        max_examples: how many inputs are tried before it gives up.
+        seed: makes the search the same again; a new one where not given. It is printed.
+        strict: as for :func:`fxguard.testing.assert_finite`.
+        ignore: likewise.
+
+    Returns:
+        The smallest input that was found, with its report, or None.
+
+    Example:
+        >>> found = find_overflow(model, tensors(torch.float16, (4, 64), max_value=100))
+        >>> print(found)
+        found in 31 runs with seed 1234:
+          inputs = tensor([...], dtype=torch.float16)
+        pow in norm made inf (model.py:12)
+    """
+    seed = random.getrandbits(32) if seed is None else seed
+    best: list[tuple[Any, Report]] = []
+    runs = 0
+    with on_loan(model, strict=strict, ignore=tuple(ignore)) as (called, guard, reports):
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=max_examples,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.target, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,
+        )
+        @hypothesis.given(strategy)
+        def search(inputs: Any) -> None:
+            nonlocal runs
+            runs += 1
+            reports.clear()
+            args, kwargs = as_call(inputs)
+            try:
+                called(*args, **kwargs)
+            except Exception:
+                if not reports:
+                    raise
+            if reports and reports[0].origins[0].is_operation:
+                best[:] = [(inputs, reports[0])]
+                raise _FoundError
+            if (largest := _largest(guard)) > 0:
+                hypothesis.target(math.log2(largest))
+
+        with contextlib.suppress(_FoundError):
+            search()
+    outcome = f"{runs} runs, {'nothing' if not best else best[0][1].origins[0].message}"
+    print(f"find_overflow: seed {seed}, {outcome}")
+    return Overflow(*best[0], seed, runs) if best else None
+
+
+class _FoundError(Exception):
+    """Tells hypothesis that an input is one of those that are looked for."""
+
+
+def _largest(guard: Guard) -> float:
+    """The largest finite magnitude that an operation of the last batch read or made."""
+    rows = [row for frame in guard.frames() for row in frame.rows]
+    finite = [row.abs_max for row in rows if row.abs_max is not None and not row.is_bad]
+    return max(finite, default=0.0)
+
+
+def _text(leaf: Any) -> str:
+    if isinstance(leaf, Tensor) and leaf.numel() > 1 and bool((leaf == leaf.flatten()[0]).all()):
+        return f"torch.full({tuple(leaf.shape)}, {leaf.flatten()[0].item()}, dtype={leaf.dtype})"
+    return repr(leaf).replace("\n", "\n    ")

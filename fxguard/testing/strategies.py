@@ -1,0 +1,356 @@
+"""Hypothesis strategies for tensors: the whole range of a dtype, with its edges over-represented.
+
+A tensor costs a few draws, however large it is: hypothesis draws a pattern, a handful of numbers
+and a seed, and a generator of torch's fills the tensor with them. It shrinks to a constant tensor
+with as few other elements as will do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+from torch import Tensor
+
+from fxguard.errors import UsageError
+
+__all__ = ["LAYOUTS", "elements", "like", "shapes", "tensors"]
+
+# How the elements lie in memory, simplest first.
+LAYOUTS = ("contiguous", "offset", "transposed", "sliced", "expanded")
+
+DENSE = LAYOUTS[:2]  # what a model can take that calls `view` on its inputs
+
+LARGEST_SEED = 2**32 - 1
+PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of a complex number
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
+
+def elements(
+    dtype: torch.dtype = torch.float32,
+    *,
+    min_value: float | None = None,
+    max_value: float | None = None,
+    allow_nan: bool = False,
+    allow_infinity: bool = False,
+) -> SearchStrategy[Any]:
+    """One element of a tensor.
+
+    Floating-point numbers are drawn from the whole range, and many of them from its edges: the
+    limits, zeros, subnormals, 1 ± eps, the smallest normal number, the largest one, its square root
+    and its logarithm, and float16's 65504 and 65520.
+
+    Args:
+        dtype: any floating-point, integer or boolean dtype.
+        min_value: no element is smaller; the dtype's own limit where not given.
+        max_value: no element is larger.
+        allow_nan: whether NaN is drawn.
+        allow_infinity: whether infinities are drawn.
+
+    Raises:
+        FxguardError: when the dtype holds no number from min_value to max_value.
+    """
+    if dtype is torch.bool:
+        return st.booleans()
+    if not dtype.is_floating_point:
+        if dtype.is_complex:
+            raise UsageError("the elements of a complex tensor are drawn as pairs: use tensors()")
+        info = torch.iinfo(dtype)
+        least = info.min if min_value is None else math.ceil(max(min_value, info.min))
+        most = info.max if max_value is None else math.floor(min(max_value, info.max))
+        _check_range(dtype, least, most)
+        return st.integers(least, most)
+    low, high = _bounds(dtype, min_value, max_value)
+    special = [math.nan] * allow_nan + [math.inf, -math.inf] * allow_infinity
+    return _floats(dtype, low, high, *special)
+
+
+@functools.cache  # hypothesis looks at each new strategy for a while
+def _floats(dtype: torch.dtype, low: float, high: float, *special: float) -> SearchStrategy[float]:
+    drawn = _between(dtype, low, high)
+    # Each is a range, because hypothesis can go on from a number of a narrow range to simpler ones
+    # of the wide range, and not from one that was picked out of a list.
+    edges = [
+        _between(dtype, max(a, low), min(b, high))
+        for a, b in [(low, low), (high, high), *_edges(dtype)]
+        if max(a, low) <= min(b, high)
+    ]
+    own = [st.sampled_from(special)] if special else []
+    return st.one_of(drawn, st.one_of(drawn, *edges), *own)
+
+
+def _between(dtype: torch.dtype, low: float, high: float) -> SearchStrategy[float]:
+    """Numbers of a dtype, between two of them."""
+    widths: dict[torch.dtype, Literal[16, 32, 64]] = {torch.float64: 64, torch.float16: 16}
+    drawn = st.floats(low, high, width=widths.get(dtype, 32))
+    if dtype in (*widths, torch.float32):
+        return drawn
+    return drawn.map(lambda x: min(max(_rounded(x, dtype), low), high))
+
+
+def shapes(
+    *, min_dims: int = 0, max_dims: int = 3, min_side: int = 0, max_side: int = 8
+) -> SearchStrategy[tuple[int, ...]]:
+    """Shapes of tensors, those of scalars and of empty tensors among them."""
+    sides = st.integers(min_side, max_side)
+    return st.lists(sides, min_size=min_dims, max_size=max_dims).map(tuple)
+
+
+@st.composite
+def tensors(
+    draw: DrawFn,
+    dtype: torch.dtype = torch.float32,
+    shape: Sequence[int] | None = None,
+    *,
+    elements: SearchStrategy[Any] | None = None,
+    min_value: float | None = None,
+    max_value: float | None = None,
+    allow_nan: bool = False,
+    allow_infinity: bool = False,
+    layouts: Sequence[str] = LAYOUTS,
+) -> Tensor:
+    """Tensors of one dtype.
+
+    Args:
+        draw: given by hypothesis.
+        dtype: floating-point, complex, integer or boolean.
+        shape: of the tensors; None for any of :func:`shapes`.
+        elements: what elements are drawn from; with it the next four arguments have no meaning.
+        min_value: as for :func:`fxguard.testing.elements`.
+        max_value: likewise.
+        allow_nan: likewise.
+        allow_infinity: likewise.
+        layouts: which ways to lie in memory are allowed: ``"contiguous"``, ``"offset"`` (not at
+            the beginning of the storage), ``"transposed"``, ``"sliced"`` (every other element of a
+            storage), ``"expanded"`` (stride 0: the elements share memory, and cannot be written).
+
+    Raises:
+        FxguardError: for a layout that is not known, and as
+            :func:`fxguard.testing.elements` does.
+
+    Example:
+        >>> @given(tensors(torch.float16, (4, 64), min_value=-10, max_value=10))
+        ... def test_softmax(x):
+        ...     assert_finite(torch.softmax, x, dim=-1)
+    """
+    if unknown := [layout for layout in layouts if layout not in LAYOUTS] or not layouts:
+        raise UsageError(f"layouts are some of {', '.join(LAYOUTS)}; got {unknown or layouts!r}")
+    given = {
+        "min_value": min_value,
+        "max_value": max_value,
+        "allow_nan": allow_nan,
+        "allow_infinity": allow_infinity,
+    }
+    size = draw(shapes()) if shape is None else tuple(shape)
+    layout = draw(st.sampled_from(list(layouts)))
+    if dtype in PARTS and elements is None:
+        parts = _laid_out(draw, (*size, 2), "contiguous", PARTS[dtype], None, given)
+        return _rearranged(torch.view_as_complex(parts), layout)
+    return _laid_out(draw, size, layout, dtype, elements, given)
+
+
+def _laid_out(
+    draw: DrawFn,
+    size: tuple[int, ...],
+    layout: str,
+    dtype: torch.dtype,
+    elements: SearchStrategy[Any] | None,
+    given: dict[str, Any],
+) -> Tensor:
+    held = list(size)  # without what is expanded afterwards
+    if layout == "expanded" and 0 not in size and size:
+        held[draw(st.integers(0, len(size) - 1))] = 1
+    values = _filled(draw, math.prod(held), dtype, elements, given).reshape(held)
+    return values.expand(size) if layout == "expanded" else _rearranged(values, layout)
+
+
+def _rearranged(values: Tensor, layout: str) -> Tensor:
+    """The same elements, lying in memory in another way."""
+    if layout == "offset":
+        memory = values.new_zeros(values.numel() + 1)
+        memory[1:] = values.flatten()
+        return memory[1:].view(values.shape)
+    if layout == "transposed" and values.dim() > 1:
+        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "sliced" and values.dim() > 0:
+        memory = values.new_zeros((*values.shape[:-1], 2 * values.shape[-1]))
+        memory[..., ::2] = values
+        return memory[..., ::2]
+    return values
+
+
+def _filled(
+    draw: DrawFn,
+    count: int,
+    dtype: torch.dtype,
+    own: SearchStrategy[Any] | None,
+    given: dict[str, Any],
+) -> Tensor:
+    """So many elements: a pattern of a few drawn numbers, and some single ones."""
+    one = elements(dtype, **given) if own is None else own
+    wide = torch.float64 if dtype.is_floating_point else dtype
+    patterns = ["constant", "several"]
+    if own is None and dtype.is_floating_point:
+        patterns += ["between", "magnitudes"]
+    pattern = draw(st.sampled_from(patterns)) if count > 1 else "constant"
+    # Hypothesis takes what needs fewer draws for simpler: the constant has to need the fewest.
+    first = draw(one)
+    values = torch.tensor([first], dtype=wide).repeat(count)
+    if pattern != "constant":
+        generator = torch.Generator().manual_seed(draw(st.integers(0, LARGEST_SEED)))
+        if pattern == "several":
+            few = torch.tensor([first, *draw(st.lists(one, min_size=1, max_size=7))], dtype=wide)
+            values = few[torch.randint(len(few), (count,), generator=generator)]
+        elif pattern == "between":
+            share = torch.rand(count, generator=generator, dtype=wide)
+            values = values * (1 - share) + draw(one) * share
+        else:
+            values = _any_magnitude(values, dtype, generator)
+            values = values.clamp(*_bounds(dtype, given["min_value"], given["max_value"]))
+    if count > 1:
+        single = st.tuples(st.integers(0, count - 1), one)
+        for position, value in draw(st.lists(single, max_size=4)):
+            values[position] = value
+    return values.to(dtype)
+
+
+def _any_magnitude(largest: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Numbers of either sign whose logarithms are spread evenly, from subnormal ones on."""
+    share = torch.rand(largest.shape, generator=generator, dtype=torch.float64)
+    signs = torch.randint(2, largest.shape, generator=generator) * 2 - 1
+    bits = (largest.abs() / _smallest(dtype)).log2().clamp(min=0)
+    return signs * largest * torch.exp2(-bits * share)
+
+
+def _edges(dtype: torch.dtype) -> list[tuple[float, float]]:
+    """Narrow ranges of numbers at which something happens."""
+    info = torch.finfo(dtype)
+    largest, tiny = info.max, info.smallest_normal
+    found = [(_next(x, -1, dtype), _next(x, 1, dtype)) for x in (0.0, 1.0, tiny)]
+    found += [(_next(largest, -1, dtype), largest), (_smallest(dtype), _smallest(dtype))]
+    # A square and an exponential overflow from here on, and what is cast to float16.
+    for x in (math.sqrt(largest), math.log(largest)):
+        found.append((_rounded(x, dtype), _next(_rounded(x, dtype), 1, dtype)))
+    if largest > 65520:
+        found += [(_rounded(x, dtype), _rounded(x, dtype)) for x in (65504.0, 65519.0, 65520.0)]
+    return [pair for a, b in found for pair in ((a, b), (-b, -a))]
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps
+
+
+def _bounds(
+    dtype: torch.dtype, min_value: float | None, max_value: float | None
+) -> tuple[float, float]:
+    """The smallest and the largest number of a dtype that are within limits."""
+    largest = torch.finfo(dtype).max
+    low = -largest if min_value is None else max(float(min_value), -largest)
+    high = largest if max_value is None else min(float(max_value), largest)
+    _check_range(dtype, low, high)
+    inner = [_rounded(low, dtype), _rounded(high, dtype)]
+    if inner[0] < low:
+        inner[0] = _next(inner[0], 1, dtype)
+    if inner[1] > high:
+        inner[1] = _next(inner[1], -1, dtype)
+    _check_range(dtype, *inner)
+    return inner[0], inner[1]
+
+
+def _check_range(dtype: torch.dtype, low: float, high: float) -> None:
+    if not low <= high:
+        raise UsageError(f"{dtype} holds no number from min_value to max_value")
+
+
+def _next(x: float, direction: int, dtype: torch.dtype) -> float:
+    """The next number of a dtype, up (1) or down (-1)."""
+    if x == 0:
+        return direction * _smallest(dtype)
+    value = torch.tensor([x], dtype=torch.float64).to(dtype)
+    bits = value.view(INTEGERS[value.element_size()])
+    return float((bits + (direction if x > 0 else -direction)).view(dtype)[0].double())
+
+
+def _rounded(x: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(x, dtype=torch.float64).to(dtype).double())
+
+
+# Batches that look like an example.
+
+
+def like(
+    example: Any,
+    *,
+    min_value: float | None = None,
+    max_value: float | None = None,
+    overrides: Mapping[str, SearchStrategy[Any]] | None = None,
+) -> SearchStrategy[Any]:
+    """Batches that a model takes where it takes this one: other numbers in the same containers.
+
+    - Floating-point tensors are drawn from ``min_value`` to ``max_value``, by default as far from
+      zero as the example's own largest magnitude.
+    - Integers are drawn from the example's smallest to its largest one, those below zero only from
+      the ones that the example holds (-100 in labels).
+    - Booleans, and integers that are all 0 or 1 and belong to a name with "mask" in it, are masks:
+      where no row of the example is empty, no drawn row is.
+    - Whatever is no tensor stays. Tensors lie contiguous in memory.
+
+    Args:
+        example: a tensor, or nested tuples, lists, dicts and dataclasses that torch's pytree knows.
+        min_value: for all floating-point tensors.
+        max_value: likewise.
+        overrides: strategies for single tensors, by a glob of their place: ``"labels"``,
+            ``"images.0"``.
+
+    Example:
+        >>> @given(like(batch, overrides={"labels": st.just(batch["labels"])}))
+        ... def test_model(inputs):
+        ...     assert_finite(model, **inputs)
+    """
+    if isinstance(example, Mapping):
+        example = dict(example)  # tokenizers return mappings of their own
+    leaves, spec = pytree.tree_flatten_with_path(example)
+    drawn = []
+    for path, leaf in leaves:
+        place = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        chosen = [s for glob, s in (overrides or {}).items() if fnmatchcase(place, glob)]
+        drawn.append(chosen[0] if chosen else _varied(leaf, place, min_value, max_value))
+    return st.tuples(*drawn).map(lambda values: pytree.tree_unflatten(values, spec))
+
+
+def _varied(
+    leaf: Any, place: str, min_value: float | None, max_value: float | None
+) -> SearchStrategy[Any]:
+    if not isinstance(leaf, Tensor) or leaf.numel() == 0:
+        return st.just(leaf)
+    shape = tuple(leaf.shape)
+    if leaf.is_floating_point() or leaf.is_complex():
+        wide = leaf.detach().abs().double()
+        bound = float(wide[wide.isfinite()].max()) if bool(wide.isfinite().any()) else 1.0
+        low = -bound if min_value is None else min_value
+        high = bound if max_value is None else max_value
+        drawn = tensors(leaf.dtype, shape, min_value=low, max_value=high, layouts=DENSE)
+    elif leaf.dtype is torch.bool or ("mask" in place and set(leaf.unique().tolist()) <= {0, 1}):
+        drawn = tensors(leaf.dtype, shape, min_value=0, max_value=1, layouts=DENSE)
+        if leaf.dim() and bool(leaf.bool().any(-1).all()):
+            drawn = drawn.map(_without_empty_rows)
+    else:
+        known = leaf.unique().tolist()
+        ids = st.integers(max(0, known[0]), known[-1]) if known[-1] >= 0 else st.nothing()
+        negative = [value for value in known if value < 0]
+        one = st.one_of(ids, st.sampled_from(negative)) if negative else ids
+        drawn = tensors(leaf.dtype, shape, elements=one, layouts=DENSE)
+    return drawn.map(lambda value: value.to(leaf.device))
+
+
+def _without_empty_rows(mask: Tensor) -> Tensor:
+    empty = ~mask.bool().any(-1, keepdim=True)
+    return torch.where(empty, torch.ones_like(mask), mask)

@@ -1,0 +1,133 @@
+"""Run a model or a function under a guard, once or many times, and leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.nn import Module
+
+from fxguard.errors import NonFiniteError
+from fxguard.guard import Guard
+from fxguard.instrumented import check_can_instrument, find_guard, unwrapped
+from fxguard.options import Options
+from fxguard.report import Report
+
+__all__ = ["Outcome", "as_call", "as_module", "forget", "on_loan", "watch"]
+
+Model = Module | Callable[..., Any]
+
+
+class Function(Module):
+    """A function as a module, because it is modules that are guarded."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one call."""
+
+    output: Any  # None where forward raised because of a bad value
+    report: Report | None  # None when all was well
+    guard: Guard
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The model that was watched last: the next example finds its graphs captured."""
+
+    model: Any
+    options: Options
+    called: Module
+    guard: Guard
+    reports: list[Report]
+
+
+_last: _Kept | None = None
+
+
+def watch(
+    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], **options: Any
+) -> Outcome:
+    """Call a model, and see what its guard says.
+
+    Args:
+        model: any module, a compiled one too, or a function of tensors. It is guarded for the
+            time of the call; where it is instrumented already, by its own guard.
+        args: what it is given.
+        kwargs: likewise.
+        options: those of :func:`fxguard.instrument`.
+    """
+    if isinstance(model, Module) and (own := find_guard(unwrapped(model))) is not None:
+        before = own.last_report
+        try:
+            output = model(*args, **kwargs)
+        except NonFiniteError as error:
+            return Outcome(None, error.report, own)
+        found = own.last_report
+        return Outcome(output, None if found is before else found, own)
+    with on_loan(model, **options) as (called, guard, reports):
+        try:
+            output = called(*args, **kwargs)
+        except Exception:
+            if not reports:
+                raise
+            output = None
+    return Outcome(output, reports[0] if reports else None, guard)
+
+
+@contextmanager
+def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[Report]]]:
+    """Guard a model for a while. What was captured of the last one is kept for the next time.
+
+    Yields:
+        What to call, its guard, and the reports, of which nothing is printed.
+    """
+    global _last
+    wanted = Options(**options)
+    if _last is None or _last.model is not model or _last.options != wanted:
+        _last = _keep(model, wanted)
+    kept = _last
+    kept.reports.clear()
+    kept.guard.install()
+    try:
+        yield kept.called, kept.guard, kept.reports
+    finally:
+        kept.guard.put_away()
+
+
+def as_module(model: Model) -> Module:
+    """A module as it is, a function as one."""
+    return model if isinstance(model, Module) else Function(model)
+
+
+def _keep(model: Model, options: Options) -> _Kept:
+    called = as_module(model)
+    target = unwrapped(called)
+    check_can_instrument(target)
+    reports: list[Report] = []
+    guard = Guard(target, replace(options, on_detect=reports.append))
+    return _Kept(model, options, called, guard, reports)
+
+
+def forget() -> None:
+    """Let go of the model that was watched last."""
+    global _last
+    _last = None
+
+
+def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as arguments: a mapping by name, a tuple or a list by position, else one argument."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
