@@ -183,7 +183,8 @@ def _what_it_read(origin: Origin) -> Iterable[str]:
     elif math.isinf(origin.needed):
         yield "  it is infinite in float64 too"
     elif origin.needed > origin.limit:
-        times = f"{origin.needed / origin.limit:.3g} times what {origin.dtype} holds"
+        ratio = f"{origin.needed / origin.limit:.3g}"
+        times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
         yield f"  it needs {origin.needed:.4g}, {times} ({_number(origin.limit)})"
 
 

@@ -24,6 +24,7 @@ EXAMPLES = {
     (BYT5,): (0, "step 2: loss nan"),
     (*FXGUARD_RUN, BYT5): (3, "Detected inf/nan during batch_number=0"),
     ("examples/compiled_training.py",): (0, "operations in 1 graph"),
+    ("-m", "pytest", "-q", "examples/numerical_tests.py"): (0, "5 passed"),
     ("examples/trace_two_batches.py",): (0, "*** Finished batch number=3 ***"),
 }
 

@@ -42,7 +42,13 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fxguard.testing' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"fxguard.testing.{_HOME[name]}"), name)
+    try:
+        module = importlib.import_module(f"fxguard.testing.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ImportError(f"{name} needs hypothesis: pip install 'fxguard[testing]'") from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -22,7 +22,7 @@ from fxguard.testing.watch import Model, as_call, on_loan
 __all__ = ["Overflow", "find_overflow"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Overflow:
     """An input that makes an operation overflow, or make a NaN."""
 
@@ -36,6 +36,8 @@ class Overflow:
         shown = [f"  inputs{pytree.keystr(path)} = {_text(leaf)}" for path, leaf in leaves]
         head = f"found in {self.runs} runs with seed {self.seed}:"
         return "\n".join([head, *shown, *self.report.verdict])
+
+    __repr__ = __str__  # what pytest shows of `assert find_overflow(...) is None`
 
 
 def find_overflow(
@@ -65,11 +67,12 @@ def find_overflow(
         The smallest input that was found, with its report, or None.
 
     Example:
-        >>> found = find_overflow(model, tensors(torch.float16, (4, 64), max_value=100))
-        >>> print(found)
-        found in 31 runs with seed 1234:
-          inputs = tensor([...], dtype=torch.float16)
-        pow in norm made inf (model.py:12)
+        >>> def test_norm():
+        ...     assert find_overflow(norm, tensors(torch.float16, (4, 64), max_value=1e4)) is None
+        assert found in 54 runs with seed 1234:
+          inputs = torch.full((4, 64), 256.0, dtype=torch.float16)
+        pow made inf (norm.py:12)
+          ... is None
     """
     seed = random.getrandbits(32) if seed is None else seed
     best: list[tuple[Any, Report]] = []
