@@ -83,6 +83,10 @@ class Profile:
         """What the operations of the last call made."""
         batch = guard.recorder.last_batch
         assert batch is not None
+        if batch.postponed:
+            raise UsageError(
+                "the model was instrumented with replay=True, which measures too little"
+            )
         trace = frames.assemble(batch)
         found = []
         count: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Stability:
     rtol: float
     deviations: tuple[Deviation, ...]  # one for each operation, in order of execution
     between: int = 0  # operations that ran between graphs, and were not compared
+    taken_over: int = 0  # operations that draw random numbers or have no kernel for the reference
 
     def __bool__(self) -> bool:
         return self.first is None
@@ -76,6 +78,8 @@ class Stability:
         counted = f"{len(self.deviations)} operations compared"
         if self.between:
             counted += f", {self.between} between graphs not"
+        if self.taken_over:
+            counted += f", {self.taken_over} random ones or without a kernel for {names[1]} not"
         if self.first is not None:
             text = f"not stable in {names[0]}: {self.first}, against {names[1]}"
             if self.first.source is not None and self.first.source.code:
@@ -120,6 +124,10 @@ def numerically_stable(
     Raises:
         FxguardError: when nothing could be compared, or the reference is not more precise.
 
+    Warns:
+        RuntimeWarning: when operations were not compared, because they ran between graphs or have
+            no kernel for ``reference``.
+
     Example:
         >>> assert numerically_stable(model, x, dtype=torch.bfloat16)
         >>> print(numerically_stable(RMSNorm(64), x * 1000))
@@ -141,13 +149,18 @@ def numerically_stable(
     assert comparison.recorder.last_batch is not None
     between = comparison.recorder.between(comparison.recorder.last_batch)
     rtol = ROUNDINGS * torch.finfo(dtype).eps if rtol is None else rtol
-    return Stability(dtype, reference, rtol, tuple(comparison.deviations), between)
+    found = Stability(
+        dtype, reference, rtol, tuple(comparison.deviations), between, comparison.taken_over
+    )
+    if between or comparison.without_kernel:
+        warnings.warn(f"not every operation was compared: {found}", RuntimeWarning, stacklevel=3)
+    return found
 
 
 def _converted(values: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in another dtype."""
     return pytree.tree_map_only(
-        Tensor, lambda x: x.detach().to(dtype) if x.is_floating_point() else x, values
+        Tensor, lambda x: x.detach().to(dtype) if _is_float(x) else x, values
     )
 
 
@@ -158,6 +171,7 @@ class _Comparison(Guard):
         super().__init__(model, Options(on_detect=lambda report: None))
         self.reference = reference
         self.deviations: list[Deviation] = []
+        self.taken_over = self.without_kernel = 0
         # What a graph was given or has returned, and the same in the reference, by `id`.
         self.known: dict[int, tuple[Tensor, Any]] = {}
 
@@ -167,6 +181,8 @@ class _Comparison(Guard):
             both = _Both(run, self.reference)
             returned = both.run([self.in_reference(arg) for arg in run.args])
             self.deviations += both.deviations
+            self.without_kernel += both.high.without_kernel
+            self.taken_over += len(both.high.not_compared)
             for output, reference in zip(outputs, returned, strict=True):
                 self.known[id(output)] = (output, reference)
         super()._graph_ran(run, outputs)
@@ -183,7 +199,8 @@ class _Both:
     def __init__(self, run: GraphRun, reference: torch.dtype) -> None:
         self.run_before = run
         self.graph = without_marks(run.graph_module)
-        self.low, self.high = Interpreter(self.graph), _Reference(self.graph, reference)
+        self.low = Interpreter(self.graph)
+        self.high = _Reference(self.low, self.graph, reference)
         self.errors: dict[Node, float] = {}
         self.deviations: list[Deviation] = []
         self.by_name = {node.name: node for node in self.graph.graph.nodes}
@@ -199,11 +216,12 @@ class _Both:
         """Run it, and return what leaves it in the reference."""
         if self.run_before.random_state is not None:
             self.run_before.random_state.restore()
-        given = zip(copies_of(self.run_before), map(_copied, references), strict=True)
+        given = zip(copies_of(self.run_before), references, strict=True)
         *body, output = self.graph.graph.nodes
         for node in body:
             if node.op == "placeholder":
                 low, high = next(given)
+                high = high.clone() if _is_float(low) else low
             else:
                 before = torch.get_rng_state()
                 low = self.low.run_node(node)
@@ -219,6 +237,8 @@ class _Both:
         before = max((self.errors[one] for one in node.all_input_nodes), default=0.0)
         self.errors[node] = _largest_error(low, high)
         for step, checks in self.after.get(node.name, ()):
+            if node in self.high.not_compared:
+                continue
             error = 0.0
             for check in checks:
                 made = self.by_name[check.node]  # another node, where its memory was written
@@ -229,11 +249,17 @@ class _Both:
 
 
 class _Reference(Interpreter):
-    """Computes in the reference's precision, whatever dtype a node asks for."""
+    """Computes in the reference's precision, whatever dtype a node asks for.
 
-    def __init__(self, module: GraphModule, dtype: torch.dtype) -> None:
+    What is no floating-point number is the same tensor in both runs, and computed once.
+    """
+
+    def __init__(self, low: Interpreter, module: GraphModule, dtype: torch.dtype) -> None:
         super().__init__(module)
+        self.low = low
         self.dtype = dtype
+        self.not_compared: set[Node] = set()
+        self.without_kernel = 0
 
     def run_beside(self, node: Node, low: Any, drawn: bool) -> Any:
         """Run a node, given what it made in the other precision.
@@ -244,20 +270,36 @@ class _Reference(Interpreter):
             drawn: whether it drew random numbers for that.
         """
         made = [x for _, x in elements_of(low)]
-        if drawn or node.op == "get_attr":
+        written = [
+            node for node in operations.written_operands(node) if _is_float(self.low.env[node])
+        ]
+        if not written and not any(map(_is_float, made)):
+            return low  # also a size, or the beginning or end of a region such as that of autocast
+        if node.op == "get_attr":
             return _converted(low, self.dtype)
-        if not made and not operations.written_operands(node):
-            return low  # a size, or the beginning or end of a region such as that of autocast
-        if operations.name_of(node.target) in operations.CASTS and made[0].is_floating_point():
+        if drawn:
+            return self.taken_over(node, low, written)
+        if operations.name_of(node.target) in operations.CASTS:
             read = self.fetch_args_kwargs_from_env(node)[0][0]
-            return _copied(_converted(read.to(self.dtype), self.dtype))
-        with torch.autocast(made[0].device.type if made else "cpu", enabled=False):
-            result = self.run_node(node)
+            return read.to(self.dtype, copy=True)
+        try:
+            with torch.autocast(made[0].device.type if made else "cpu", enabled=False):
+                result = self.run_node(node)
+        except (RuntimeError, NotImplementedError):  # grouped matrix products, for one
+            self.without_kernel += 1
+            return self.taken_over(node, low, written)
         return pytree.tree_map(self.chosen, low, result)
+
+    def taken_over(self, node: Node, low: Any, written: Sequence[Node]) -> Any:
+        """What the other run has made, and written."""
+        self.not_compared.add(node)
+        for operand in written:
+            self.env[operand].copy_(self.low.env[operand])
+        return self.env[written[0]] if written else _converted(low, self.dtype)
 
     def chosen(self, low: Any, high: Any) -> Any:
         """The precise result where it is a floating-point number, else that of the other run."""
-        if not isinstance(high, Tensor) or not high.is_floating_point():
+        if not _is_float(high):
             return low
         return high if high.dtype is self.dtype else high.to(self.dtype)
 
@@ -269,8 +311,8 @@ class _Reference(Interpreter):
         )
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _largest_error(low: Any, high: Any) -> float:
