@@ -11,6 +11,8 @@ from fxguard.report import Report
 
 __all__ = ["conclude", "conclude_failure"]
 
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
 
 def conclude(recorder: Recorder) -> None:
     """End the running batch: print, raise, warn or call, as the options say."""

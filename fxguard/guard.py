@@ -27,6 +27,8 @@ from fxguard.sharding import class_name, is_sharded
 
 __all__ = ["Guard", "guard_of", "instrument", "remove"]
 
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
 
 def instrument(
     model: Module,

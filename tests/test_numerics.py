@@ -200,6 +200,17 @@ def test_assert_finite_leaves_the_model_as_it_was() -> None:
     assert fxguard.guard_of(model).batch_number == 2
 
 
+def test_a_model_that_is_instrumented_is_not_searched() -> None:
+    """Its guard would be taken away; it says so, also where the model was searched before."""
+    model = GatedGELU().half()
+    strategy = tensors(HALF, (2, 8), min_value=-1, max_value=1)
+    assert find_overflow(model, strategy, max_examples=2) is None
+    fxguard.instrument(model)
+    with pytest.raises(fxguard.FxguardError, match="is instrumented already"):
+        find_overflow(model, strategy)
+    assert fxguard.guard_of(model).batch_number == 0
+
+
 def test_examples_do_not_capture_again() -> None:
     """What was captured for one example serves the next one."""
     graphs = []

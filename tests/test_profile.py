@@ -39,10 +39,10 @@ def test_the_file(tmp_path: Path) -> None:
     assert file.read_text() == (
         "# fxguard profile 1\n"
         "# not checked: 0\n"
-        "#  abs max   over  under  dtype     operation\n"
-        "  1.60e+01   12.0   18.0  float16   mul\n"
-        "  2.56e+02    8.0   22.0  float16   mul #2\n"
-        "  1.00e+00   16.0   14.0  float16   softmax\n"
+        "#  abs min   abs max   over  under  dtype     operation\n"
+        "  1.00e+00  1.60e+01   12.0   18.0  float16   mul\n"
+        "  1.00e+00  2.56e+02    8.0   22.0  float16   mul #2\n"
+        "  0.00e+00  1.00e+00   16.0   14.0  float16   softmax\n"
     )
     check_profile(Net(), X, file)
     check_profile(Net(), [X], file)
@@ -53,7 +53,7 @@ def test_bits_are_those_of_the_dtype(tmp_path: Path) -> None:
     """``log2`` to the largest and to the smallest normal number."""
     file = tmp_path / "net.txt"
     check_profile(torch.neg, torch.tensor([3.0]), file, update=True)
-    over, under = map(float, file.read_text().splitlines()[-1].split()[1:3])
+    over, under = map(float, file.read_text().splitlines()[-1].split()[2:4])
     info = torch.finfo(torch.float32)
     assert over == pytest.approx(math.log2(info.max / 3), abs=0.05)
     assert under == pytest.approx(math.log2(3 / info.tiny), abs=0.05)
@@ -129,6 +129,7 @@ def test_no_file(tmp_path: Path) -> None:
         "# fxguard profile 2\n# not checked: 0\n#\n",
         "# fxguard profile 1\n# not checked: x\n#\n",
         "# fxguard profile 1\n# not checked: 0\n#\n1 2 3\n",
+        "# fxguard profile 1\n# not checked: 0\n#\n1 2 3 float16 mul\n",
         "# fxguard profile 1\n# not checked: 0\n#\n<<<<<<< HEAD and some more words\n",
     ],
 )

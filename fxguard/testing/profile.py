@@ -22,7 +22,7 @@ __all__ = ["check_profile"]
 
 FIRST_LINE = "# fxguard profile 1"
 NOT_CHECKED = "# not checked: "
-COLUMNS = "#  abs max   over  under  dtype     operation"
+COLUMNS = "#  abs min   abs max   over  under  dtype     operation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,23 @@ class Headroom:
 
     operation: str  # "encoder.block.0 mul"; "… #2" for the second one of that name
     dtype: str
-    abs_max: float  # the largest magnitude that it made; inf or NaN where it is bad
-    over: float  # log2(largest number of the dtype / abs_max); 0 where it is bad, inf for zero
-    under: float  # log2(abs_max / smallest normal number); 0 where it is bad, and for zero
+    abs_min: float  # the smallest magnitude that it made; it is not compared
+    abs_max: float  # the largest one; inf or NaN where it is bad
+    over: float  # log2(largest number of the dtype / abs_max); 0 where it is bad, and for zeros
+    under: float  # log2(abs_max / smallest normal number); likewise
 
     @property
     def is_bad(self) -> bool:
         return not math.isfinite(self.abs_max)
 
     def __str__(self) -> str:
-        numbers = f"{self.abs_max:10.2e} {self.over:6.1f} {self.under:6.1f}"
-        return f"{numbers}  {self.dtype:<8}  {self.operation}"
+        headroom = f"{self.over:6.1f} {self.under:6.1f}  {self.dtype:<8}"
+        return f"{self.abs_min:10.2e}{self.abs_max:10.2e} {headroom}  {self.operation}"
 
     @classmethod
     def of_line(cls, line: str) -> Headroom:
-        abs_max, over, under, dtype, operation = line.split(None, 4)
-        return cls(operation, dtype, float(abs_max), float(over), float(under))
+        least, largest, over, under, dtype, operation = line.split(None, 5)
+        return cls(operation, dtype, float(least), float(largest), float(over), float(under))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +99,19 @@ class Profile:
             name = f"{step.module} {step.kind}".strip()
             count[name] += 1
             numbered = name if count[name] == 1 else f"{name} #{count[name]}"
-            found.append(headroom(numbered, ranges[0][0], [stat.abs_max for _, stat in ranges]))
+            found.append(headroom(numbered, ranges[0][0], [stat for _, stat in ranges]))
         return cls(tuple(found), sum(n for plan in guard.plans for _, n in plan.unchecked))
 
 
-def headroom(operation: str, dtype: str, made: Sequence[float]) -> Headroom:
-    """How far magnitudes are from the limits of a dtype."""
+def headroom(operation: str, dtype: str, made: Sequence[Stat]) -> Headroom:
+    """How far what an operation made is from the limits of a dtype."""
     info = torch.finfo(getattr(torch, dtype))
-    largest = math.nan if any(map(math.isnan, made)) else max(made)
-    if not 0 < largest < math.inf:
-        return Headroom(operation, dtype, largest, math.inf if largest == 0 else 0.0, 0.0)
-    over, under = math.log2(info.max / largest), math.log2(largest / info.smallest_normal)
-    return Headroom(operation, dtype, largest, over, under)
+    worst = max(made, key=lambda stat: (stat.severity, stat.abs_max))
+    least, largest = min(stat.abs_min for stat in made), worst.abs_max
+    over = under = 0.0
+    if 0 < largest < math.inf:
+        over, under = math.log2(info.max / largest), math.log2(largest / info.smallest_normal)
+    return Headroom(operation, dtype, least, largest, over, under)
 
 
 def losses(before: Profile, now: Profile, bits: float) -> Iterator[str]:
@@ -144,10 +146,10 @@ def check_profile(
 ) -> None:
     """Hold the headroom of every operation against that of a file.
 
-    The file has a line for each operation: the largest magnitude that it made, how many bits that
-    is below the largest number of its dtype (``over``) and above its smallest normal number
-    (``under``), the dtype and the operation. Numbers are rounded to three digits and a tenth of a
-    bit: what machines and versions of torch compute differently is far below one bit.
+    The file has a line for each operation: the smallest and the largest magnitude that it made, how
+    many bits the largest is below the largest number of its dtype (``over``) and above its smallest
+    normal number (``under``), the dtype and the operation. Numbers are rounded to three digits and
+    a tenth of a bit: what machines and versions of torch compute differently is far below one bit.
 
     Args:
         model: any module, or a function of tensors, in the mode it is to be checked in.

@@ -16,6 +16,8 @@ from fxguard.run import guarding_outermost_modules
 
 __all__ = ["Fixture", "guarding"]
 
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
 
 def stop(report: Report) -> None:
     """Fail the test; pytest shows the report."""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn import Module
 
 from fxguard import operations
-from fxguard.batch import GraphRun
+from fxguard.batch import GraphRun, RandomState
 from fxguard.errors import UsageError
 from fxguard.guard import Guard, remove
 from fxguard.insert import without_marks
@@ -223,14 +223,20 @@ class _Both:
                 low, high = next(given)
                 high = high.clone() if _is_float(low) else low
             else:
-                before = torch.get_rng_state()
+                before = self.random_state()
                 low = self.low.run_node(node)
-                drawn = not torch.equal(before, torch.get_rng_state())
+                drawn = before != self.random_state()
                 high = self.high.run_beside(node, low, drawn)
             self.low.env[node], self.high.env[node] = low, high
             self.compare(node, low, high)
         returned: Any = self.high.map_nodes_to_values(output.args[0], output)
         return list(returned)
+
+    def random_state(self) -> list[bytes]:
+        """Of all generators: dropout draws in training, and not in evaluation."""
+        assert self.run_before.args is not None
+        state = RandomState.now(self.run_before.args)
+        return [bytes(each.numpy()) for each in (state.cpu, *state.devices.values())]
 
     def compare(self, node: Node, low: Any, high: Any) -> None:
         """Note how far apart the two results of a node are."""

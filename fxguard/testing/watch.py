@@ -96,6 +96,7 @@ def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[
     if _last is None or _last.model is not model or _last.options != wanted:
         _last = _keep(model, wanted)
     kept = _last
+    check_can_instrument(kept.guard.model)
     kept.reports.clear()
     kept.guard.install()
     try:
@@ -111,10 +112,8 @@ def as_module(model: Model) -> Module:
 
 def _keep(model: Model, options: Options) -> _Kept:
     called = as_module(model)
-    target = unwrapped(called)
-    check_can_instrument(target)
     reports: list[Report] = []
-    guard = Guard(target, replace(options, on_detect=reports.append))
+    guard = Guard(unwrapped(called), replace(options, on_detect=reports.append))
     return _Kept(model, options, called, guard, reports)
 
 
