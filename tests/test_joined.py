@@ -90,8 +90,15 @@ class Everything(nn.Module):
         return (x + mask).softmax(-1) + wide.float() + order, narrow
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("train", "dynamic"),
+    [
+        (True, None),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.campaign),
+        pytest.param(False, None, marks=pytest.mark.campaign),
+    ],
+)
 def test_numbers_are_those_of_eager(train: bool, dynamic: bool | None) -> None:
     torch.manual_seed(0)
     model = Everything().train(train)

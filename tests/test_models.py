@@ -136,7 +136,7 @@ def test_every_variant_under_aot_eager(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "cnn"])
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.campaign), "cnn"])
 def test_inductor_agrees_to_the_last_bits(name: str) -> None:
     """Under Inductor extra outputs may change what fuses, and so only the last bits."""
     entry = zoo.ZOO[name]

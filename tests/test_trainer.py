@@ -212,14 +212,14 @@ def test_callback_that_comes_late(tmp_path: Path, text: Any) -> None:
     made = trainer(tmp_path, text, *overflowing())
     made.add_callback(FxguardCallback(on_detect="warn"))
     with pytest.warns(RuntimeWarning, match="batch 1, optimizer step 1: mul in"):
-        run(made)
+        made.train()
 
 
 def test_removed_afterwards(tmp_path: Path, text: Any) -> None:
     """The model is what it was before the Trainer."""
     model = small()
     made = trainer(tmp_path, text, model, FxguardCallback())
-    run(made)
+    made.evaluate()
     fxguard.remove(model)
     assert "_fxguard" not in model.__dict__
     assert type(model).forward is GPT2LMHeadModel.forward
