@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fxguard.records import SelfTest as SelfTest
     from fxguard.records import Source as Source
     from fxguard.report import Report as Report
+    from fxguard.trace_file import Trace as Trace
+    from fxguard.trace_file import TracedBatch as TracedBatch
+    from fxguard.trace_file import load_trace as load_trace
 
 __version__ = "0.1.0"
 
@@ -47,6 +50,8 @@ _HOME = {
     "Row": "records",
     "SelfTest": "records",
     "Source": "records",
+    "Trace": "trace_file",
+    "TracedBatch": "trace_file",
     "backend": "compiler_backend",
     "detect_overflow": "debug_utils",
     "frames_of": "frames",
@@ -54,6 +59,7 @@ _HOME = {
     "guard_of": "guard",
     "insert_checks": "insert",
     "instrument": "guard",
+    "load_trace": "trace_file",
     "remove": "guard",
 }
 

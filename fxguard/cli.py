@@ -48,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
         help="print every frame of these batches; turns detection off",
     )
     run.add_argument(
+        "--trace-to",
+        metavar="FOLDER",
+        help="write traced batches, and what is detected, into files there",
+    )
+    run.add_argument(
         "--abort-after-batch-num",
         type=int,
         metavar="N",
@@ -146,6 +151,7 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
         "ignore": given.ignore,
         "replay": given.replay,
         "sync_ranks": given.sync_ranks,
+        "trace_to": given.trace_to,
     }
     try:
         Options(**options)

@@ -8,6 +8,7 @@ from fxguard import ranks
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
 from fxguard.recorder import Recorder
 from fxguard.report import Report
+from fxguard.trace_file import TracedBatch, TraceWriter
 
 __all__ = ["conclude", "conclude_failure"]
 
@@ -20,9 +21,11 @@ def conclude(recorder: Recorder) -> None:
     batch = recorder.batch
     assert batch is not None
     report = recorder.finish()
-    text = recorder.trace_text(batch)
-    if text is not None:
-        print(text)
+    if batch.number in options.trace_batch_nums:
+        if recorder.trace_writer is None:
+            print(recorder.trace_text(batch))
+        else:
+            write(recorder, recorder.trace_writer, None)
     settle(recorder, report, None)
     limit = options.abort_after_batch_num
     if limit is not None and batch.number >= limit:
@@ -57,10 +60,14 @@ def settle(recorder: Recorder, report: Report | None, error: Exception | None) -
     if report is None:
         return
     recorder.last_report = report
+    origin = report.origins[0].message
+    own = report.rank == ranks.current_rank()
+    if recorder.trace_writer is not None and own and origin not in recorder.written:
+        recorder.written.add(origin)
+        write(recorder, recorder.trace_writer, report)
     if callable(options.on_detect):
         options.on_detect(report)
         return
-    origin = report.origins[0].message
     if options.on_detect == "raise" or origin not in recorder.printed:
         recorder.printed.add(origin)
         if tells is None:  # where the run ends one report is enough, whatever others have found
@@ -70,6 +77,19 @@ def settle(recorder: Recorder, report: Report | None, error: Exception | None) -
     if options.on_detect == "raise":
         raise NonFiniteError(report.message, report) from error
     warnings.warn(report.message, RuntimeWarning, stacklevel=3)
+
+
+def write(recorder: Recorder, writer: TraceWriter, report: Report | None) -> None:
+    """Add every frame of the last batch to the file of the traces."""
+    batch = recorder.last_batch
+    assert batch is not None
+    frames = tuple(recorder.frames_of(batch))
+    verdict = () if report is None else tuple(report.verdict)
+    traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict)
+    try:
+        writer.write(traced, ranks.current_rank())
+    except OSError as error:  # a full disk ends no training, and hides no report
+        warnings.warn(f"the trace could not be written: {error}", RuntimeWarning, stacklevel=4)
 
 
 def tell(report: Report, whole: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,7 @@ def instrument(
     ignore: Iterable[str] = (),
     replay: bool = False,
     sync_ranks: bool = False,
+    trace_to: str | os.PathLike[str] | None = None,
 ) -> Module:
     """Check every operation of a model's forward for inf and NaN, in place.
 
@@ -51,8 +53,8 @@ def instrument(
     Args:
         model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped).
         max_frames_to_save: how many frames a report shows, the first bad one included.
-        trace_batch_nums: batches, counted from 0, whose every frame is printed. Detection
-            is off when any is given.
+        trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
+            ``trace_to`` is given. Detection is off when any is given.
         abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
         on_detect: ``"raise"`` prints the report and raises; ``"warn"`` warns at each detection
             and prints the report once for each first origin; a callable is given the
@@ -68,6 +70,9 @@ def instrument(
         sync_ranks: with several processes (``torch.distributed``), let all of them know at the
             end of each batch what any of them found, and raise together. Each rank has to call
             the model equally often.
+        trace_to: a folder in which a file keeps every frame of the traced batches, and of a batch
+            in which something was found (once for each first origin);
+            :func:`fxguard.load_trace` reads it.
 
     Returns:
         The same object.
@@ -89,6 +94,7 @@ def instrument(
         ignore=ignore,
         replay=replay,
         sync_ranks=sync_ranks,
+        trace_to=trace_to,
     )
     check_can_instrument(model)
     Guard(model, options).install()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ class Options:
     ignore: Iterable[str] = ()
     replay: bool = False
     sync_ranks: bool = False
+    trace_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
@@ -51,6 +53,11 @@ class Options:
                 "strict asks for values that leave no graph, and replay looks at no others: "
                 "take one of them"
             )
+        if self.trace_to is not None:
+            if not isinstance(self.trace_to, (str, os.PathLike)):
+                raise UsageError(f"trace_to has to be a folder, got {self.trace_to!r}")
+            if os.path.exists(self.trace_to) and not os.path.isdir(self.trace_to):
+                raise UsageError(f"trace_to has to be a folder, and {self.trace_to} is a file")
         globs = self.ignore
         if isinstance(globs, str) or not isinstance(globs, Iterable):
             raise UsageError(f"ignore has to be a list of globs, got {globs!r}")

@@ -8,6 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from fxguard.records import Frame, Origin
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
 from fxguard.second_run import measure_run
+from fxguard.sharding import class_name
+from fxguard.trace_file import TraceWriter
 
 __all__ = ["Recorder"]
 
@@ -45,6 +48,8 @@ class Recorder:
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
         self.printed: set[str] = set()  # origins whose report was printed
+        self.written: set[str] = set()  # origins whose batch was written
+        self.trace_writer = _writer(options, model)
         self.precedents = Precedents()
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         # Enough finished batches for max_frames_to_save frames, with the number of theirs.
@@ -305,10 +310,8 @@ class Recorder:
 
     # Tracing.
 
-    def trace_text(self, batch: Batch) -> str | None:
-        """Every frame of a batch that was asked for, else None."""
-        if batch.number not in self.options.trace_batch_nums:
-            return None
+    def trace_text(self, batch: Batch) -> str:
+        """Every frame of a batch."""
         lines = [
             f"{report.INDENT}*** Starting batch number={batch.number} ***",
             report.HEADER,
@@ -319,6 +322,13 @@ class Recorder:
 
 
 _serials = itertools.count()
+
+
+def _writer(options: Options, model: Module | None) -> TraceWriter | None:
+    if options.trace_to is None:
+        return None
+    name = "graph" if model is None else class_name(type(model))
+    return TraceWriter(Path(options.trace_to), name, torch.__version__)
 
 
 def _all_finite(numbers: Tensor) -> bool:

@@ -30,9 +30,10 @@ WAYS = [
     ("python", torch.float32, False),
     ("python", torch.float32, True),
 ]
-# Every operation of every model in eager mode, and small models in all other ways.
+# Every operation of every model in eager mode, and small models in all other ways. T5 takes half a
+# minute for each kind of fault.
 SAMPLE = {
-    *((name, *WAYS[0], fault) for name in MODELS for fault in FAULTS),
+    *((name, *WAYS[0], "nan") for name in MODELS if name != "t5"),
     *(
         (name, *way, fault)
         for name in MODELS
@@ -40,7 +41,7 @@ SAMPLE = {
         for way in WAYS
         for fault in FAULTS
     ),
-} - {("t5", *WAYS[0], fault) for fault in FAULTS}  # half a minute for each
+}
 VARIANTS = [
     pytest.param(
         *(name, backend, dtype, train, fault),

@@ -21,6 +21,7 @@ ROOMS = (
     "errors",
     "records",
     "report",
+    "trace_file",
     "stats",
     "bits",
     "iterations",
@@ -70,7 +71,7 @@ ROOMS = (
     "integrations",
     "testing",
 )
-WITHOUT_TORCH = ("errors", "records", "report", "plan", "cause")
+WITHOUT_TORCH = ("errors", "records", "report", "trace_file", "plan", "cause")
 
 
 def room_of(file: Path) -> str:

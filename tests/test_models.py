@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fxguard
 
-SAMPLE = {"float32-train-masked", "bfloat16-eval-plain"}
+SAMPLE = {"float32-train-masked"}
 VARIANTS = [
     pytest.param(
         name,
@@ -103,7 +103,7 @@ def test_results_are_bitwise_equal(
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", ["t5", "llama", "resnet", *zoo.PLAIN])
+@pytest.mark.parametrize("name", ["llama", "resnet", *zoo.PLAIN])
 def test_results_are_bitwise_equal_under_aot_eager(name: str) -> None:
     """Under AOTAutograd the checks change no bit of outputs and gradients either."""
     entry = zoo.ZOO[name]

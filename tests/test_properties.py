@@ -64,7 +64,7 @@ def test_nothing_changes_and_nothing_is_missed(x: Tensor) -> None:
         assert wanted in [origin.what for origin in reports[0].origins]
 
 
-@pytest.mark.parametrize("name", ["t5", "gpt2"])
+@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.campaign), "gpt2"])
 def test_healthy_transformers_hold_for_batches_like_theirs(name: str) -> None:
     """No detection in what a model is made for, whatever the ids and masks."""
     entry = zoo.ZOO[name]
