@@ -10,27 +10,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fxguard.testing.batches import like as like
     from fxguard.testing.finite import assert_finite as assert_finite
     from fxguard.testing.profile import check_profile as check_profile
     from fxguard.testing.search import Overflow as Overflow
     from fxguard.testing.search import find_overflow as find_overflow
-    from fxguard.testing.stability import Deviation as Deviation
+    from fxguard.testing.side_by_side import Deviation as Deviation
     from fxguard.testing.stability import Stability as Stability
     from fxguard.testing.stability import numerically_stable as numerically_stable
     from fxguard.testing.strategies import elements as elements
-    from fxguard.testing.strategies import like as like
     from fxguard.testing.strategies import shapes as shapes
     from fxguard.testing.strategies import tensors as tensors
 
 _HOME = {
-    "Deviation": "stability",
+    "Deviation": "side_by_side",
     "Overflow": "search",
     "Stability": "stability",
     "assert_finite": "finite",
     "check_profile": "profile",
     "elements": "strategies",
     "find_overflow": "search",
-    "like": "strategies",
+    "like": "batches",
     "numerically_stable": "stability",
     "shapes": "strategies",
     "tensors": "strategies",
