@@ -5,7 +5,7 @@
 Every rank joins, takes part in a barrier and an all-reduce whose sum is verified, exchanges data
 with every other rank, and allocates memory on its device. gloo is used on CPUs and NCCL on GPUs. A
 rank that does not come, a pair that cannot talk, a wrong sum or a wrong set-up is named, at the
-latest when a step has taken ``--timeout`` seconds; the exit status is not zero then.
+latest when a step has taken ``--timeout`` seconds and three; the exit status is not zero then.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_distributed import torchrun
 from torch import Tensor, nn
 
 import fxguard
@@ -229,16 +227,7 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     """Under Lightning's strategies for DistributedDataParallel and FSDP2: one report for all."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ran = subprocess.run(
-        [*command, str(script), str(Path(__file__).parent), how],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    ran = torchrun(script, str(Path(__file__).parent), how)
     fault = "fault" in how
     assert (ran.returncode == 0) == (not fault), ran.stderr[-3000:]
     assert ran.stdout.count("finished") == (0 if fault else 2)

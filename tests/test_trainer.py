@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_distributed import torchrun
 from torch import Tensor, nn
 
 import fxguard
@@ -327,15 +325,7 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     """A Trainer under torchrun: a fault on one rank ends it, with one report."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ran = subprocess.run(
-        [*command, str(script), str(Path(__file__).parent), how, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    ran = torchrun(script, str(Path(__file__).parent), how, str(tmp_path))
     well = how == "well"
     assert (ran.returncode == 0) == well, ran.stderr[-3000:]
     assert ran.stdout.count("finished") == (2 if well else 0)
