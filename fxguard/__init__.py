@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fxguard.compare_models import compare as compare
     from fxguard.compiler_backend import backend as backend
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from fxguard.records import SelfTest as SelfTest
     from fxguard.records import Source as Source
     from fxguard.report import Report as Report
+    from fxguard.trace_diff import Diff as Diff
+    from fxguard.trace_diff import diff as diff
     from fxguard.trace_file import Trace as Trace
     from fxguard.trace_file import TracedBatch as TracedBatch
     from fxguard.trace_file import load_trace as load_trace
@@ -39,6 +42,7 @@ __version__ = "0.1.0"
 _HOME = {
     "BatchLimitReached": "errors",
     "Climb": "records",
+    "Diff": "trace_diff",
     "DebugUnderflowOverflow": "debug_utils",
     "Frame": "records",
     "FxguardError": "errors",
@@ -53,7 +57,9 @@ _HOME = {
     "Trace": "trace_file",
     "TracedBatch": "trace_file",
     "backend": "compiler_backend",
+    "compare": "compare_models",
     "detect_overflow": "debug_utils",
+    "diff": "trace_diff",
     "frames_of": "frames",
     "get_abs_min_max": "debug_utils",
     "guard_of": "guard",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fxguard
+from fxguard.cli_traces import add_commands
 
 if TYPE_CHECKING:
     from fxguard.report import Report
@@ -92,10 +93,12 @@ def parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="FILE",
-        help="also write the last report here, as JSON where the name ends in .json, else as text",
+        help="also write the last report here: a page where the name ends in .html, JSON where it "
+        "ends in .json, else text",
     )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add_commands(commands)
     return top
 
 
@@ -112,7 +115,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     own, rest = _split(sys.argv[1:] if argv is None else argv)
     given = parser().parse_args(own)
-    rest = [*given.rest, *rest]
+    try:
+        return given.do(given) if given.command != "run" else _start(given, [*given.rest, *rest])
+    except fxguard.FxguardError as error:
+        return _wrong(str(error))
+    except FileNotFoundError as error:
+        return _wrong(f"no such file: {error.filename}")
+
+
+def _start(given: argparse.Namespace, rest: list[str]) -> int:
     if given.module is None and rest[:1] == ["--"]:
         rest = rest[1:]
     if given.module is None and not rest:
@@ -153,10 +164,7 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
         "sync_ranks": given.sync_ranks,
         "trace_to": given.trace_to,
     }
-    try:
-        Options(**options)
-    except fxguard.FxguardError as error:
-        return _wrong(str(error))
+    Options(**options)
     with guarding_outermost_modules(**options) as guarded:
         try:
             if given.module is not None:
@@ -190,8 +198,11 @@ def _advice(report: Report) -> str:
 def _write(report: Report, path: Path | None) -> None:
     if path is None:
         return
-    text = report.to_json(indent=2) if path.suffix == ".json" else str(report)
     try:
+        if path.suffix == ".html":
+            report.to_html(path)
+            return
+        text = report.to_json(indent=2) if path.suffix == ".json" else str(report)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         _say(f"fxguard: the report could not be written: {error}")

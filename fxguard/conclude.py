@@ -85,7 +85,9 @@ def write(recorder: Recorder, writer: TraceWriter, report: Report | None) -> Non
     assert batch is not None
     frames = tuple(recorder.frames_of(batch))
     verdict = () if report is None else tuple(report.verdict)
-    traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict)
+    origins = () if report is None else report.origins
+    blamed = tuple(origin.frame.index for origin in origins if origin.frame.index < len(frames))
+    traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
     try:
         writer.write(traced, ranks.current_rank())
     except OSError as error:  # a full disk ends no training, and hides no report

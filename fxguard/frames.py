@@ -90,7 +90,7 @@ def render(
         if standing is not None and not isinstance(number, Stat):
             rows.append(row_of(row.label, standing))
         else:
-            rows.append(row_with(row.label, number))
+            rows.append(row_with(row.label, number, value.dtype))
     return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
 
 
@@ -109,7 +109,8 @@ def own_rows(
     rows = []
     for label, parameter in own.items():
         number = measured.get(f"{name}.{label}".lstrip("."))
-        rows.append(row_of(label, parameter) if number is None else row_with(label, number))
+        shown = number or stat_of(parameter)
+        rows.append(row_with(label, shown, dtype_of(parameter)))
     return rows
 
 
@@ -123,14 +124,19 @@ def _at(model: Module | None, name: str) -> Any:
 
 def row_of(label: str, tensor: Tensor) -> Row:
     """A row for a tensor that is at hand."""
-    return row_with(label, stat_of(tensor))
+    return row_with(label, stat_of(tensor), dtype_of(tensor))
 
 
-def row_with(label: str, number: Stat | str) -> Row:
+def row_with(label: str, number: Stat | str, dtype: str) -> Row:
     """A row with a range, or the reason why there is none."""
     if isinstance(number, str):
-        return Row(label, note=number)
-    return Row(label, number.abs_min, number.abs_max)
+        return Row(label, note=number, dtype=dtype)
+    return Row(label, number.abs_min, number.abs_max, dtype=dtype)
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """``float16``."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 @torch.no_grad()

@@ -49,6 +49,7 @@ class Row:
     abs_min: float | None = None  # None where there is no number; then `note` says why
     abs_max: float | None = None
     note: str = ""  # "", "None", "not a tensor", "empty", "meta", "not measured"
+    dtype: str = ""  # of the tensor, "float16"; "" where it is not known
 
     @property
     def is_bad(self) -> bool:

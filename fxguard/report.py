@@ -6,13 +6,16 @@ import dataclasses
 import html
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from fxguard.page import Sheet, page
 from fxguard.records import Frame, Origin, Row
 
-__all__ = ["Report", "frame_text", "row_text"]
+__all__ = ["Report", "frame_text", "row_text", "strict_json"]
 
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
 INDENT = " " * 18  # the width of two numbers and the blanks around them
@@ -104,7 +107,28 @@ class Report:
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
-        return json.dumps(_strict(self.to_dict()), indent=indent, allow_nan=False)
+        return strict_json(self.to_dict(), indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: the verdict, a chart, the modules, the frames.
+
+        Args:
+            path: of the file; written over.
+        """
+        where = [("rank", self.rank), ("optimizer step", self.optimizer_step)]
+        said = [f"{name} {number}" for name, number in where if number is not None]
+        blamed = {(o.frame.batch_number, o.frame.index, o.frame.title) for o in self.origins}
+        marked = (
+            i
+            for i, frame in enumerate(self.frames)
+            if (frame.batch_number, frame.index, frame.title) in blamed
+        )
+        sheet = Sheet(str(self.batch_number), self.frames, self.verdict, frozenset(marked))
+        meta = ", ".join([*said, f"the last {len(self.frames)} frames"])
+        text = page(
+            f"Detected inf/nan in batch {self.batch_number}", self.verdict, [sheet], meta=meta
+        )
+        Path(path).write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
         text = html.escape("\n".join(self.verdict))
@@ -196,6 +220,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def strict_json(data: Any, indent: int | None) -> str:
+    """Plain data as JSON that every reader takes: NaN and infinities as strings."""
+    return json.dumps(_strict(data), indent=indent, allow_nan=False)
 
 
 def _strict(value: Any) -> Any:

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
+from fxguard.compact import INFINITE, as_json, numbers_of, plan_of
 from fxguard.errors import UsageError
+from fxguard.formats import FORMATS
+from fxguard.page import Sheet, page
 from fxguard.records import Frame, Row, Source
 
 __all__ = ["Trace", "TraceWriter", "TracedBatch", "load_trace"]
 
+_T = TypeVar("_T")
+
 SCHEMA = 1
-DIGITS = 6  # significant ones: float32 has seven, and the last is seldom of interest
-INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,13 @@ class TracedBatch:
     frames: tuple[Frame, ...]
     optimizer_step: int | None = None  # steps made before; None where nobody said
     verdict: tuple[str, ...] = ()  # of a detection: its lines; () where the batch was well
+    blamed: tuple[int, ...] = ()  # of a detection: indices of the frames of its origins
+
+    def sheet(self) -> Sheet:
+        """The batch as it stands on a page."""
+        step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
+        label = f"{self.number}{step}"
+        return Sheet(label, self.frames, self.verdict, frozenset(self.blamed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,88 @@ class Trace:
     torch: str  # its version
     batches: tuple[TracedBatch, ...]
     cut: bool = False  # the last line is incomplete: the process ended while it wrote
+
+    @property
+    def verdict(self) -> list[str]:
+        """What was found first; else whether results are finite, and what came nearest to not."""
+        for batch in self.batches:
+            if batch.verdict:
+                return [f"batch {batch.number}: {batch.verdict[0]}", *batch.verdict[1:]]
+        bad = [
+            frame for batch in self.batches for frame in batch.frames if any(_made(frame, bad=True))
+        ]
+        returned = next((frame for frame in bad if not frame.name), None)
+        if returned is not None:
+            lines = [f"batch {returned.batch_number}: the model returned inf or NaN"]
+        else:
+            lines = ["the model returned finite numbers"]
+        if bad:
+            lines.append(f"{len(bad)} frames hold inf or NaN, the first is {_place(bad[0])}")
+        return lines + _nearest(self.batches)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing was found, and the model returned finite numbers."""
+        return not any(
+            batch.verdict or (not frame.name and any(_made(frame, bad=True)))
+            for batch in self.batches
+            for frame in batch.frames[-1:]
+        )
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: every frame of every batch, with a slider.
+
+        Args:
+            path: of the file; written over.
+
+        Raises:
+            FxguardError: when the trace has no batch.
+        """
+        if not self.batches:
+            raise UsageError("a trace without a batch has nothing to show")
+        sheets = [batch.sheet() for batch in self.batches]
+        said = [f"{len(sheets)} batch" + ("es" if len(sheets) > 1 else ""), f"torch {self.torch}"]
+        if self.rank is not None:
+            said.append(f"rank {self.rank}")
+        if self.cut:
+            said.append("the file ends in the middle of a batch")
+        text = page(self.model, self.verdict, sheets, meta=", ".join(said), well=self.is_well)
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _made(frame: Frame, *, bad: bool) -> Iterator[Row]:
+    """The rows of what a frame made that hold a number, a bad one or a good one."""
+    for row in frame.rows:
+        if row.label.startswith("output") and row.abs_max is not None and row.is_bad == bad:
+            yield row
+
+
+def _place(frame: Frame) -> str:
+    where = f" ({frame.source.place})" if frame.source else ""
+    return f"{frame.title}, batch {frame.batch_number}{where}"
+
+
+def _nearest(batches: Sequence[TracedBatch]) -> list[str]:
+    """The operation that came nearest to the limit of its dtype, in lines."""
+    found: list[tuple[float, Row, Frame]] = []
+    for batch in batches:
+        for frame in batch.frames:
+            for row in _made(frame, bad=False):
+                ratio = (
+                    FORMATS[row.dtype].max / row.abs_max
+                    if row.dtype in FORMATS and row.abs_max
+                    else 0
+                )
+                if ratio > 1.00001:  # the largest number itself is what masks are made of
+                    found.append((ratio, row, frame))
+    if not found:
+        return []
+    ratio, row, frame = min(found, key=lambda each: each[0])
+    return [
+        f"nearest to its limit: {_place(frame)}",
+        f"  it made {row.abs_max:.4g}; {row.dtype} holds {ratio:.3g} times that, "
+        f"{math.log2(ratio):.1f} bits of headroom",
+    ]
 
 
 class TraceWriter:
@@ -73,7 +167,7 @@ class TraceWriter:
             batch: with all of its frames.
             rank: of this process, None without a process group.
         """
-        plan = _text_of(_plan(batch.frames))
+        plan = as_json(plan_of(batch.frames))
         lines = []
         if plan not in self._plans:
             self._plans[plan] = len(self._plans)
@@ -83,8 +177,9 @@ class TraceWriter:
             entry["optimizer_step"] = batch.optimizer_step
         if batch.verdict:
             entry["verdict"] = batch.verdict
-        entry["rows"] = [_numbers(row) for frame in batch.frames for row in frame.rows]
-        lines.append(_text_of(entry))
+            entry["blamed"] = batch.blamed
+        entry["rows"] = numbers_of([row for frame in batch.frames for row in frame.rows])
+        lines.append(as_json(entry))
         with self._opened(rank) as file:
             file.write("\n".join(lines) + "\n")
 
@@ -102,35 +197,8 @@ class TraceWriter:
             break
         self.path = path
         head = {"fxguard_trace": SCHEMA, "model": self.model, "rank": rank, "torch": self.torch}
-        file.write(_text_of(head) + "\n")
+        file.write(as_json(head) + "\n")
         return file
-
-
-def _plan(frames: Sequence[Frame]) -> dict[str, Any]:
-    sources: dict[Source, int] = {}
-    listed = []
-    for frame in frames:
-        place = None
-        if frame.source is not None:
-            place = sources.setdefault(frame.source, len(sources))
-        labels = [row.label for row in frame.rows]
-        listed.append([frame.name, frame.kind, int(frame.is_op), place, labels])
-    return {"sources": [[s.file, s.line, s.code] for s in sources], "frames": listed}
-
-
-def _numbers(row: Row) -> Any:
-    if row.abs_min is None or row.abs_max is None:
-        return row.note or "None"
-    return [_number(row.abs_min), _number(row.abs_max)]
-
-
-def _number(value: float) -> float | str:
-    rounded = float(f"{value:.{DIGITS}g}")
-    return next((name for name, x in INFINITE.items() if str(x) == str(rounded)), rounded)
-
-
-def _text_of(data: Any) -> str:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 # Reading.
@@ -185,11 +253,13 @@ def _head(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _frames(entry: dict[str, Any]) -> Iterator[Frame]:
     sources = [Source(_str(f), _int(line), _str(code)) for f, line, code in _list(entry["sources"])]
-    for name, kind, is_op, place, labels in _list(entry["frames"]):
-        if place is not None and not 0 <= _int(place) < len(sources):
-            raise ValueError(f"there is no source {place}")
-        rows = tuple(Row(_str(label)) for label in _list(labels))
-        source = None if place is None else sources[place]
+    dtypes = list(map(_str, _list(entry["dtypes"])))
+    for name, kind, is_op, place, labels, of_rows in _list(entry["frames"]):
+        rows = tuple(
+            Row(_str(label), dtype=_at(dtypes, dtype, "dtype"))
+            for label, dtype in zip(_list(labels), _list(of_rows), strict=True)
+        )
+        source = None if place is None else _at(sources, place, "source")
         yield Frame(_str(name), _str(kind), bool(_int(is_op)), rows, source)
 
 
@@ -203,7 +273,7 @@ def _batch(entry: dict[str, Any], plans: dict[int, list[Frame]]) -> TracedBatch:
             frame.name,
             frame.kind,
             frame.is_op,
-            tuple(_row(row.label, next(rows)) for row in frame.rows),
+            tuple(_row(row, next(rows)) for row in frame.rows),
             frame.source,
             number,
             index,
@@ -212,14 +282,23 @@ def _batch(entry: dict[str, Any], plans: dict[int, list[Frame]]) -> TracedBatch:
     )
     step = entry.get("optimizer_step")
     verdict = tuple(map(_str, _list(entry.get("verdict", []))))
-    return TracedBatch(number, frames, None if step is None else _int(step), verdict)
+    blamed = tuple(map(_int, _list(entry.get("blamed", []))))
+    for index in blamed:
+        _at(frames, index, "frame")
+    return TracedBatch(number, frames, None if step is None else _int(step), verdict, blamed)
 
 
-def _row(label: str, numbers: Any) -> Row:
+def _row(row: Row, numbers: Any) -> Row:
     if isinstance(numbers, str):
-        return Row(label, note=numbers)
+        return replace(row, note=numbers)
     least, largest = (INFINITE[x] if isinstance(x, str) else _float(x) for x in _list(numbers))
-    return Row(label, least, largest)
+    return replace(row, abs_min=least, abs_max=largest)
+
+
+def _at(listed: Sequence[_T], index: int, what: str) -> _T:
+    if not 0 <= _int(index) < len(listed):
+        raise ValueError(f"there is no {what} {index}")
+    return listed[index]
 
 
 def _of_type(value: Any, *kinds: type) -> Any:

@@ -254,6 +254,7 @@ def test_json_is_strict_and_complete() -> None:
             "abs_min": 7.2142e-06,
             "abs_max": 2.6449,
             "note": "",
+            "dtype": "",
         }
         assert data["frames"][1]["rows"][2]["abs_max"] == "inf"
         assert data["frames"][2]["rows"][0]["abs_min"] == "nan"

@@ -46,7 +46,7 @@ def comparable(frames: Any) -> list[Any]:
     """Frames, with the numbers as they stand in a file."""
 
     def as_written(row: Row) -> tuple[str, ...]:
-        return row.label, rounded(row.abs_min), rounded(row.abs_max), row.note
+        return row.label, rounded(row.abs_min), rounded(row.abs_max), row.note, row.dtype
 
     return [(dataclasses.replace(f, rows=()), [as_written(row) for row in f.rows]) for f in frames]
 
@@ -170,8 +170,8 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 numbers = st.floats(min_value=0) | st.just(math.nan)
 rows = st.one_of(
-    st.builds(Row, st.text(), numbers, numbers),
-    st.builds(Row, st.text(), note=st.text(min_size=1)),
+    st.builds(Row, st.text(), numbers, numbers, dtype=st.text()),
+    st.builds(Row, st.text(), note=st.text(min_size=1), dtype=st.text()),
 )
 sources = st.none() | st.builds(Source, st.text(), st.integers(0, 10**6), st.text())
 frames = st.builds(
@@ -231,14 +231,17 @@ def test_read_without_torch(tmp_path: Path) -> None:
 
 
 HEAD = '{"fxguard_trace":1,"model":"Net","rank":null,"torch":"2.13.0"}\n'
-PLAN = '{"plan":0,"sources":[["a.py",1,"x"]],"frames":[["","mul",1,0,["output"]]]}\n'
+PLAN = (
+    '{"plan":0,"sources":[["a.py",1,"x"]],"dtypes":["float16"],'
+    '"frames":[["","mul",1,0,["output"],[0]]]}\n'
+)
 
 
 def test_the_parts_of_the_next_test_are_well(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(HEAD + PLAN + '{"batch":5,"of_plan":0,"rows":[[0,"inf"]]}\n')
     [batch] = load_trace(path).batches
-    assert batch.frames[0].rows == (Row("output", 0.0, math.inf),)
+    assert batch.frames[0].rows == (Row("output", 0.0, math.inf, dtype="float16"),)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +260,8 @@ def test_the_parts_of_the_next_test_are_well(tmp_path: Path) -> None:
         (HEAD + '{"batch":0,"of_plan":0,"rows":[]}\n', ":2: not a trace of fxguard: lacks 0"),
         (HEAD + PLAN.replace("1,0,[", "1,7,["), "there is no source 7"),
         (HEAD + PLAN.replace("1,0,[", "1,-1,["), "there is no source -1"),
+        (HEAD + PLAN.replace("[0]]]", "[1]]]"), "there is no dtype 1"),
+        (HEAD + PLAN.replace("[0]]]", "[]]]"), ":2: not a trace"),
         (HEAD + PLAN.replace('["output"]', '"output"'), "is not of type list"),
         (HEAD + PLAN.replace('"mul"', '{"$eval": "exit()"}'), "is not of type str"),
         (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[]}\n', "other rows than its plan"),

@@ -1,0 +1,215 @@
+"""Which frame of one trace is which frame of another.
+
+First by name, as ``git diff`` aligns lines: equal ends, then frames that are unique in both
+(patience diff, Bram Cohen), and so on in what is left between them; loops, where no frame is
+unique, by the fewest insertions and deletions (Eugene Myers, "An O(ND) Difference Algorithm and Its
+Variations", 1986). What remains are the places where the models differ: there a frame may have
+another name, or stand for several, and the numbers help. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from fxguard.records import Frame
+
+__all__ = ["align"]
+
+LARGE = 100_000  # pairs of frames between two anchors; more are not weighed one by one
+MOST_EDITS = 400  # insertions and deletions in a loop; with more, its steps are counted
+
+# What speaks for two frames being the same. Order is kept in any case, and less than SURE needs
+# numbers that agree.
+SAME_KIND, SAME_NAME, SAME_TAIL, SAME_CODE, SAME_NUMBERS = 4, 4, 2, 2, 1
+SURE = 6
+
+Agree = Callable[[Frame, Frame], bool]
+Pair = tuple[int, int]
+
+
+def align(a: Sequence[Frame], b: Sequence[Frame], agree: Agree) -> list[Pair]:
+    """Pair the frames of two batches, in order.
+
+    Args:
+        a: the frames of one batch, in order of execution.
+        b: those of the other.
+        agree: whether two frames made the same numbers; asked where names do not decide.
+
+    Returns:
+        Indices into both, rising in both. A frame that is in no pair is in one trace only.
+    """
+    rename = _renaming(a, b)
+    keys_a = [(rename(frame.name), frame.kind, frame.is_op) for frame in a]
+    keys_b = [(frame.name, frame.kind, frame.is_op) for frame in b]
+    pairs: list[Pair] = []
+    for low_a, high_a, low_b, high_b in _gaps(_common(keys_a, keys_b), len(a), len(b)):
+        part_a, part_b = a[low_a:high_a], b[low_b:high_b]
+        if len(part_a) * len(part_b) > LARGE:
+            found = _common([_tail(f) for f in part_a], [_tail(f) for f in part_b])
+        else:
+            found = _weighed(part_a, part_b, rename, agree)
+        pairs += [(low_a + i, low_b + j) for i, j in found]
+    return sorted(pairs + _common(keys_a, keys_b))
+
+
+def _tail(frame: Frame) -> tuple[str, str, bool]:
+    return frame.name.rpartition(".")[2], frame.kind, frame.is_op
+
+
+def _renaming(a: Sequence[Frame], b: Sequence[Frame]) -> Callable[[str], str]:
+    """How a module of the first is called in the second: a wrapper adds or takes a first name."""
+    names_a, names_b = {frame.name for frame in a}, {frame.name for frame in b}
+    ways: list[Callable[[str], str]] = [lambda name: name]
+    for first in sorted({name.partition(".")[0] for name in names_b} - {""}):
+        ways.append(lambda name, first=first: f"{first}.{name}".rstrip("."))  # type: ignore[misc]
+    for first in sorted({name.partition(".")[0] for name in names_a} - {""}):
+        ways.append(  # what does not begin with it keeps its name
+            lambda name, first=first: (  # type: ignore[misc]
+                "" if name == first else name.removeprefix(f"{first}.")
+            )
+        )
+    return max(ways, key=lambda way: len({way(name) for name in names_a} & names_b))
+
+
+def _gaps(pairs: Sequence[Pair], end_a: int, end_b: int) -> Iterator[tuple[int, int, int, int]]:
+    """What lies between pairs, where there is something on both sides."""
+    low_a = low_b = 0
+    for i, j in [*pairs, (end_a, end_b)]:
+        if i > low_a and j > low_b:
+            yield low_a, i, low_b, j
+        low_a, low_b = i + 1, j + 1
+
+
+def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
+    """A long common subsequence of keys: equal ends, unique keys, then the same in each gap."""
+    pairs: list[Pair] = []
+    todo = [(0, len(a), 0, len(b))]
+    while todo:
+        low_a, high_a, low_b, high_b = todo.pop()
+        while low_a < high_a and low_b < high_b and a[low_a] == b[low_b]:
+            pairs.append((low_a, low_b))
+            low_a, low_b = low_a + 1, low_b + 1
+        while low_a < high_a and low_b < high_b and a[high_a - 1] == b[high_b - 1]:
+            high_a, high_b = high_a - 1, high_b - 1
+            pairs.append((high_a, high_b))
+        part_a, part_b = a[low_a:high_a], b[low_b:high_b]
+        anchors = _rising(_unique(part_a), _unique(part_b))
+        if not anchors:  # a loop: the same names again and again
+            fewest = _fewest_edits(part_a, part_b)
+            if fewest is not None:
+                pairs += [(low_a + i, low_b + j) for i, j in fewest]
+                continue
+            anchors = _rising(_numbered(part_a), _numbered(part_b))
+        if anchors:
+            pairs += [(low_a + i, low_b + j) for i, j in anchors]
+            for from_a, to_a, from_b, to_b in _gaps(anchors, len(part_a), len(part_b)):
+                todo.append((low_a + from_a, low_a + to_a, low_b + from_b, low_b + to_b))
+    return sorted(pairs)
+
+
+def _unique(keys: Sequence[Hashable]) -> dict[Any, int]:
+    count = Counter(keys)
+    return {key: i for i, key in enumerate(keys) if count[key] == 1}
+
+
+def _numbered(keys: Sequence[Hashable]) -> dict[Any, int]:
+    seen: Counter[Hashable] = Counter()
+    found = {}
+    for i, key in enumerate(keys):
+        found[key, seen[key]] = i
+        seen[key] += 1
+    return found
+
+
+def _fewest_edits(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair] | None:
+    """The pairs of a longest common subsequence, None where there is little in common."""
+    reached = {1: 0}  # on each diagonal, i - j, the furthest i
+    history = []
+    for edits in range(min(len(a) + len(b), MOST_EDITS) + 1):
+        history.append(dict(reached))
+        for diagonal in range(-edits, edits + 1, 2):
+            i = _furthest(reached, diagonal, edits)
+            while i < len(a) and i - diagonal < len(b) and a[i] == b[i - diagonal]:
+                i += 1
+            reached[diagonal] = i
+            if i >= len(a) and i - diagonal >= len(b):
+                return _followed_back(history, i, diagonal)
+    return None
+
+
+def _furthest(reached: dict[int, int], diagonal: int, edits: int) -> int:
+    """Where an edit leads to on a diagonal: a deletion in the first, or in the second."""
+    below = reached.get(diagonal - 1, -1)
+    above = reached.get(diagonal + 1, -1)
+    return above if diagonal == -edits or (diagonal != edits and below < above) else below + 1
+
+
+def _followed_back(history: list[dict[int, int]], i: int, diagonal: int) -> list[Pair]:
+    pairs = []
+    for edits in reversed(range(len(history))):
+        reached = history[edits]
+        start = _furthest(reached, diagonal, edits)
+        pairs += [(at, at - diagonal) for at in reversed(range(start, i))]
+        came_from = diagonal + 1 if start == reached.get(diagonal + 1, -1) else diagonal - 1
+        i, diagonal = reached.get(came_from, 0), came_from
+    return pairs[::-1]
+
+
+def _rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
+    """Most pairs of the same key that rise in both: a longest increasing subsequence."""
+    pairs = [(i, b[key]) for key, i in a.items() if key in b]  # rises in the first already
+    ends: list[int] = []  # the smallest last position of a sequence of each length
+    places: list[int] = []  # and the pair that it is of
+    before = [-1] * len(pairs)
+    for n, (_, j) in enumerate(pairs):
+        length = bisect_left(ends, j)
+        before[n] = places[length - 1] if length else -1
+        ends[length : length + 1] = [j]
+        places[length : length + 1] = [n]
+    found = []
+    n = places[-1] if places else -1
+    while n >= 0:
+        found.append(pairs[n])
+        n = before[n]
+    return found[::-1]
+
+
+def _weighed(
+    a: Sequence[Frame], b: Sequence[Frame], rename: Callable[[str], str], agree: Agree
+) -> list[Pair]:
+    """The pairs, rising in both, for which most speaks (Needleman and Wunsch)."""
+    best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]  # of what follows
+    weights = [[_weight(x, y, rename, agree) for y in b] for x in a]
+    for i in reversed(range(len(a))):
+        for j in reversed(range(len(b))):
+            joined = weights[i][j] and weights[i][j] + best[i + 1][j + 1]
+            best[i][j] = max(joined, best[i + 1][j], best[i][j + 1])
+    pairs = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if best[i][j] == best[i + 1][j]:  # of several that are as good the last: it ends a group
+            i += 1
+        elif best[i][j] == best[i][j + 1]:
+            j += 1
+        else:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+    return pairs
+
+
+def _weight(x: Frame, y: Frame, rename: Callable[[str], str], agree: Agree) -> int:
+    """How much speaks for two frames being the same; 0 where it is not enough."""
+    weight = SAME_KIND * (x.kind.lower() == y.kind.lower())  # nn.GELU or the function gelu
+    if rename(x.name) == y.name:
+        weight += SAME_NAME if x.is_op or y.is_op else SURE  # a module may be of another class
+    elif _tail(x)[0] == _tail(y)[0]:
+        weight += SAME_TAIL
+    if x.source is not None and y.source is not None and x.source.code == y.source.code != "":
+        weight += SAME_CODE
+    if not weight:
+        return 0
+    same = agree(x, y)
+    return weight + SAME_NUMBERS if same or weight >= SURE else 0

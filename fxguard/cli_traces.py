@@ -1,0 +1,124 @@
+"""The commands that look at files: ``fxguard report`` and ``fxguard diff``. They need no torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fxguard.errors import FxguardError, UsageError
+from fxguard.report import Report
+from fxguard.report_file import load_report
+from fxguard.trace_diff import diff
+from fxguard.trace_file import Trace, load_trace
+
+__all__ = ["add_commands"]
+
+DIFFERENT = 1  # exit status when two traces differ
+
+
+def add_commands(commands: Any) -> None:
+    """Add both to the command line."""
+    report = commands.add_parser(
+        "report",
+        help="make an HTML page of a trace or a report",
+        description="Make one HTML page, which needs no network, of a trace that --trace-to wrote "
+        "or of a report that --report FILE.json wrote, and print the verdict.",
+    )
+    report.add_argument("file", type=Path, metavar="FILE")
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.html",
+        help="where to (beside FILE, with its name and .html)",
+    )
+    report.set_defaults(do=_report)
+    compare = commands.add_parser(
+        "diff",
+        help="show where two traces part",
+        description="Align two traces by operation and show the first operation where they part, "
+        f"then the largest difference. The exit status is {DIFFERENT} when they differ.",
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="a file that --trace-to wrote")
+    compare.add_argument(
+        "b", type=Path, metavar="B", nargs="?", help="another one; A again where it is left out"
+    )
+    compare.add_argument(
+        "--batches",
+        type=_two_numbers,
+        metavar="N,M",
+        help="compare batch N of A with batch M of B (batches of the same number)",
+    )
+    compare.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="T",
+        help="how far apart two magnitudes may be, relative to the tensor's largest (what "
+        "rounding to the coarsest dtype in the traces makes: 1e-4 for float32, 1e-2 for float16)",
+    )
+    compare.add_argument("--format", choices=("text", "table", "json"), default="text")
+    compare.add_argument(
+        "--html", type=Path, metavar="FILE.html", help="also make a page with both curves"
+    )
+    compare.set_defaults(do=_diff)
+
+
+def _two_numbers(text: str) -> tuple[int, int]:
+    try:
+        first, second = map(int, text.split(","))
+    except ValueError:
+        message = f"two batch numbers with a comma between them, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+    return first, second
+
+
+def _report(given: argparse.Namespace) -> int:
+    found = _trace_or_report(given.file)
+    page = given.output or given.file.with_suffix(".html")
+    _write(found, page)
+    print("\n".join(found.verdict))
+    print(f"page: {page}")
+    return 0
+
+
+def _trace_or_report(path: Path) -> Trace | Report:
+    """A report is one JSON document, a trace has one in each line."""
+    if path.suffix == ".json":
+        return load_report(path)
+    return load_trace(path)
+
+
+def _diff(given: argparse.Namespace) -> int:
+    if given.b is None and given.batches is None:
+        raise UsageError("with one file, --batches N,M says which of its batches to compare")
+    a = load_trace(given.a)
+    b = a if given.b is None else load_trace(given.b)
+    if given.batches is not None:
+        a, b = (
+            _only(*each) for each in zip((a, b), given.batches, (given.a, given.b), strict=True)
+        )
+    found = diff(a, b, tolerance=given.tolerance)
+    found = replace(found, a=str(given.a), b=str(given.b or given.a))
+    if given.html is not None:
+        _write(found, given.html)
+    say = {"text": str, "table": type(found).to_table, "json": type(found).to_json}
+    print(say[given.format](found))
+    return DIFFERENT if found.differs else 0
+
+
+def _only(trace: Trace, number: int, path: str) -> Trace:
+    """The trace with one of its batches."""
+    chosen = [each for each in trace.batches if each.number == number]
+    if not chosen:
+        there = ", ".join(str(each.number) for each in trace.batches) or "none"
+        raise UsageError(f"{path} has no batch {number}; it has {there}")
+    return replace(trace, batches=tuple(chosen[:1]))
+
+
+def _write(what: Any, path: Path) -> None:
+    try:
+        what.to_html(path)
+    except OSError as error:
+        raise FxguardError(f"the page could not be written: {error}") from error

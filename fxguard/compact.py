@@ -1,0 +1,53 @@
+"""Frames as compact JSON: what stays the same for every batch once, and numbers in a flat list.
+
+Trace files and HTML pages hold frames this way. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fxguard.records import Frame, Row, Source
+
+__all__ = ["INFINITE", "as_json", "numbers_of", "plan_of"]
+
+DIGITS = 6  # significant ones: float32 has seven, and the last is seldom of interest
+INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
+
+
+def plan_of(frames: Iterable[Frame]) -> dict[str, Any]:
+    """What frames are called, where they come from, and the labels and dtypes of their rows."""
+    sources: dict[Source, int] = {}
+    dtypes: dict[str, int] = {}
+    listed = []
+    for frame in frames:
+        place = None
+        if frame.source is not None:
+            place = sources.setdefault(frame.source, len(sources))
+        labels = [row.label for row in frame.rows]
+        of_rows = [dtypes.setdefault(row.dtype, len(dtypes)) for row in frame.rows]
+        listed.append([frame.name, frame.kind, int(frame.is_op), place, labels, of_rows])
+    places = [[s.file, s.line, s.code] for s in sources]
+    return {"sources": places, "dtypes": list(dtypes), "frames": listed}
+
+
+def numbers_of(rows: Sequence[Row]) -> list[Any]:
+    """``[abs min, abs max]`` of each row, or the note that stands in their place."""
+    return [
+        row.note or "None"
+        if row.abs_min is None or row.abs_max is None
+        else [_number(row.abs_min), _number(row.abs_max)]
+        for row in rows
+    ]
+
+
+def _number(value: float) -> float | str:
+    rounded = float(f"{value:.{DIGITS}g}")
+    return next((name for name, x in INFINITE.items() if str(x) == str(rounded)), rounded)
+
+
+def as_json(data: Any) -> str:
+    """One line of strict JSON in ASCII."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)

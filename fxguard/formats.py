@@ -1,0 +1,41 @@
+"""Number formats: the largest and the smallest normal number of each. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FORMATS", "Format"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The range of a binary floating point format.
+
+    Example:
+        >>> FORMATS["float16"].max
+        65504.0
+    """
+
+    name: str  # of torch's dtype, without "torch."
+    max: float  # the largest finite number; what rounds to it may be larger, by half a unit
+    smallest_normal: float  # positive; numbers below it have fewer digits, or are flushed to zero
+
+
+# Written as the format has them: all digits of the significand, and an exponent. IEEE 754-2019,
+# and for 8 bits "FP8 Formats for Deep Learning" (arXiv 2209.05433) and, for those in fnuz,
+# "8-bit Numerical Formats for Deep Neural Networks" (arXiv 2206.02915).
+# float8_e8m0fnu holds scales and no sign, and float4_e2m1fn_x2 two numbers in one element: no
+# operation of a model computes in them.
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        Format("float64", (2 - 2**-52) * 2.0**1023, 2.0**-1022),
+        Format("float32", (2 - 2**-23) * 2.0**127, 2.0**-126),
+        Format("bfloat16", (2 - 2**-7) * 2.0**127, 2.0**-126),
+        Format("float16", (2 - 2**-10) * 2.0**15, 2.0**-14),
+        Format("float8_e4m3fn", 1.75 * 2.0**8, 2.0**-6),
+        Format("float8_e5m2", 1.75 * 2.0**15, 2.0**-14),
+        Format("float8_e4m3fnuz", 1.875 * 2.0**7, 2.0**-7),
+        Format("float8_e5m2fnuz", 1.75 * 2.0**15, 2.0**-15),
+    )
+}

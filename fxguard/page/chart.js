@@ -1,0 +1,339 @@
+// Magnitudes over depth: uPlot draws lines, axes and zoom; limits and modules are drawn around them.
+// What it is given are decimal logarithms: its own logarithmic axis has no labels beyond 1e17.
+
+const PALETTE = {
+  light: ["#0b57a4", "#b35900", "#1b7a4b", "#a3338b", "#00798c", "#8a6d00", "#5b4bb5", "#b3435a"],
+  dark: ["#6db3f2", "#f2a65a", "#6fcf97", "#e08fd0", "#56c8d8", "#d9be4c", "#a99cf0", "#f08ba0"],
+};
+const GROUPS = 160; // more modules than that are seen as their parents
+const RIBBON = 14; // height in pixels of the strip of modules
+const FLOOR = 1e-10; // what is below is drawn there, unless a largest magnitude is
+
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+
+/** Modules that follow each other, at the depth that still gives colours one can tell apart. */
+function groupsOf(frames) {
+  let best = null;
+  for (let depth = 1; depth < 12; depth++) {
+    const names = new Set();
+    const prefix = (name) => name.split(".").slice(0, depth).join(".");
+    for (const frame of frames) names.add(prefix(frame.name));
+    if (best && names.size > GROUPS) break;
+    best = { prefix };
+  }
+  const groups = [];
+  const colours = new Map();
+  for (const frame of frames) {
+    const name = best.prefix(frame.name);
+    const last = groups[groups.length - 1];
+    if (last && last.name === name) {
+      last.end = frame.index;
+      continue;
+    }
+    if (!colours.has(name)) colours.set(name, colours.size);
+    groups.push({ name, start: frame.index, end: frame.index, colour: colours.get(name) });
+  }
+  return groups;
+}
+
+/** The lowest and highest magnitude of all sheets, so that they can be compared. */
+function extent() {
+  let low = Infinity;
+  let lowestHigh = Infinity;
+  let high = 0;
+  const limits = new Set(Object.values(DATA.formats).map(([max]) => max));
+  const isMask = (x) => [...limits].some((limit) => Math.abs(x - limit) < limit * 1e-5);
+  for (const sheet of DATA.sheets)
+    for (const rows of [sheet.rows, sheet.other || []])
+      for (const row of rows) {
+        if (typeof row === "string" || typeof row[1] === "string") continue;
+        if (row[0] > 0) low = Math.min(low, row[0]);
+        if (row[1] > 0) lowestHigh = Math.min(lowestHigh, row[1]);
+        if (row[1] > high && !isMask(row[1])) high = row[1];
+      }
+  low = Math.max(low, Math.min(FLOOR, lowestHigh));
+  return [Number.isFinite(low) ? low : 1e-3, high || 1];
+}
+
+class Chart {
+  constructor(host, tip, onSelect) {
+    Object.assign(this, { host, tip, onSelect, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
+    this.extent = extent();
+    host.addEventListener("keydown", (event) => this.key(event));
+    host.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    new ResizeObserver(() => this.resize()).observe(host);
+  }
+
+  /** Show other frames; where they are as many, what is zoomed stays zoomed. */
+  show(frames) {
+    if (this.frames?.length !== frames.length) this.view = [-0.5, Math.max(frames.length, 2) - 0.5];
+    this.frames = frames;
+    this.groups = groupsOf(frames);
+    this.draw();
+  }
+
+  draw() {
+    this.plot?.destroy();
+    this.palette = isDark() ? PALETTE.dark : PALETTE.light;
+    const axis = { stroke: style("--text"), grid: { stroke: style("--grid"), width: 1 }, ticks: { stroke: style("--line") } };
+    const line = { width: 2 };
+    const colour = (side) => (SIDES.length > 1 ? style(side ? "--b" : "--a") : (plot) => this.byModule(plot));
+    const series = [{}];
+    const bands = [];
+    SIDES.forEach((_, side) => {
+      const at = series.length;
+      const points = { show: (plot, i, from, to) => to - from < 150, size: 5, fill: colour(side), stroke: colour(side) };
+      const dash = side ? [8, 4] : undefined;
+      series.push({ ...line, stroke: colour(side), points, dash });
+      series.push({ ...line, width: 1, stroke: colour(side), dash: side ? [2, 4] : undefined, points: { show: false }, show: this.smallest });
+      series.push({ paths: () => null, points: { show: true, size: 9, fill: style("--bad"), stroke: style("--bad") } });
+      if (SIDES.length === 1 && this.smallest) bands.push({ series: [at, at + 1], fill: isDark() ? "#ffffff0d" : "#0000000a" });
+    });
+    this.plot = new uPlot({
+      width: this.host.clientWidth || 800,
+      height: this.host.clientHeight || 420,
+      legend: { show: false },
+      padding: [14, 86, 0, 0],
+      cursor: { y: false, drag: { x: true, y: false, dist: 4 }, points: { size: 8 } },
+      scales: {
+        x: { time: false, range: (plot, low, high) => this.across(low, high), min: this.view[0], max: this.view[1] },
+        y: { range: () => this.upAndDown() },
+      },
+      axes: [
+        { ...axis, size: 40, gap: RIBBON + 6, ticks: { show: false }, values: (plot, at) => at.map((x) => (Number.isInteger(x) ? x : "")) },
+        { ...axis, size: 70, incrs: [1, 2, 3, 4, 5, 10, 20, 50, 100], values: (plot, at) => at.map((x) => `1e${x}`) },
+      ],
+      series,
+      bands,
+      hooks: {
+        drawClear: [(plot) => this.drawModules(plot)],
+        draw: [(plot) => this.drawLimits(plot)],
+        setCursor: [(plot) => this.hover(plot)],
+      },
+    }, this.values(), this.host);
+    this.plot.over.addEventListener("click", () => this.click());
+    this.plot.over.addEventListener("mousedown", (event) => { this.pressed = event.clientX; });
+    this.plot.over.addEventListener("mouseup", (event) => { this.dragged = Math.abs(event.clientX - this.pressed) > 4; });
+    this.plot.over.addEventListener("mouseleave", () => { this.tip.hidden = true; });
+    this.describe();
+  }
+
+  values() {
+    const [low, high] = this.upAndDown();
+    // A gap, null, where there is an inf or a NaN; where nothing was measured, undefined, none.
+    const inside = (x, bad) =>
+      bad ? null : x === null ? undefined : Math.min(Math.max(Math.log10(x), low), high);
+    const found = [this.frames.map((frame) => frame.index)];
+    SIDES.forEach((_, side) => {
+      const all = this.frames.map((frame) => frame.made[side]);
+      found.push(
+        all.map((it) => inside(it.high, it.bad)),
+        all.map((it) => inside(it.low, it.bad && it.low === null)),
+        all.map((it) => (it.bad ? high - 0.1 : null)),
+      );
+    });
+    return found;
+  }
+
+  /** Called by uPlot for each new range: by dragging, by a double click, and by zoomTo. */
+  across(low, high) {
+    const end = Math.max(this.frames.length, 2) - 0.5;
+    this.view = [Math.max(low ?? -0.5, -0.5), Math.min(high ?? end, end)];
+    return this.view;
+  }
+
+  upAndDown() {
+    let [low, high] = this.extent;
+    for (const [name, on] of this.limits)
+      if (on) high = Math.max(high, DATA.formats[name][0]);
+    return [Math.floor(Math.log10(low)), Math.floor(Math.log10(high)) + 1];
+  }
+
+  byModule(plot) {
+    const { left, width } = plot.bbox;
+    if (!width) return this.palette[0];
+    const gradient = plot.ctx.createLinearGradient(left, 0, left + width, 0);
+    const { min, max } = plot.scales.x;
+    const at = (x) => Math.min(Math.max((x - min) / (max - min), 0), 1);
+    for (const { start, end, colour } of this.groups) {
+      if (end + 0.5 < min || start - 0.5 > max) continue;
+      const paint = this.palette[colour % this.palette.length];
+      gradient.addColorStop(at(start - 0.5), paint);
+      gradient.addColorStop(at(end + 0.5), paint);
+    }
+    return gradient;
+  }
+
+  drawModules(plot) {
+    const { ctx } = plot;
+    const { left, top, width, height } = plot.bbox;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    for (const { name, start, end, colour } of this.groups) {
+      const from = Math.max(plot.valToPos(start - 0.5, "x", true), left);
+      const to = Math.min(plot.valToPos(end + 0.5, "x", true), left + width);
+      if (to <= from) continue;
+      ctx.fillStyle = this.palette[colour % this.palette.length];
+      ctx.fillRect(from, top + height + 2 * ratio, Math.max(to - from - ratio, 1), RIBBON * ratio);
+      const parts = name.split(".");
+      const label = parts.map((_, i) => parts.slice(i).join(".")).find(
+        (text) => !/^\d+$/.test(text) && ctx.measureText(text).width < to - from - 6 * ratio,
+      );
+      if (!label) continue;
+      ctx.fillStyle = isDark() ? "#14171b" : "#ffffff";
+      ctx.fillText(label, from + 3 * ratio, top + height + (2 + RIBBON / 2) * ratio);
+    }
+    ctx.restore();
+  }
+
+  drawLimits(plot) {
+    const { ctx } = plot;
+    const { left, top, width, height } = plot.bbox;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    ctx.lineWidth = ratio;
+    const line = (value, text, dash) => {
+      const y = plot.valToPos(Math.log10(value), "y", true);
+      if (!(y >= top && y <= top + height)) return;
+      ctx.strokeStyle = ctx.fillStyle = style("--limit");
+      ctx.setLineDash(dash.map((x) => x * ratio));
+      ctx.beginPath();
+      ctx.moveTo(left, y);
+      ctx.lineTo(left + width, y);
+      ctx.stroke();
+      ctx.fillText(text, left + width + 4 * ratio, y);
+    };
+    for (const [name, on] of this.limits) {
+      if (!on) continue;
+      const short = name.replace("float8_", "").replace("float", "fp").replace("bfp", "bf");
+      line(DATA.formats[name][0], `${short} max`, [6, 4]);
+      line(DATA.formats[name][1], `${short} normal`, [1, 4]);
+    }
+    if (this.chosen !== null && this.chosen < this.frames.length) {
+      const x = plot.valToPos(this.chosen, "x", true);
+      if (x >= left && x <= left + width) {
+        ctx.strokeStyle = style("--text");
+        ctx.setLineDash([]);
+        ctx.beginPath();
+        ctx.moveTo(x, top);
+        ctx.lineTo(x, top + height);
+        ctx.stroke();
+      }
+    }
+    ctx.restore();
+  }
+
+  hover(plot) {
+    const { idx, left, top } = plot.cursor;
+    if (idx === null || idx === undefined || left < 0) {
+      this.tip.hidden = true;
+      return;
+    }
+    const frame = this.frames[idx];
+    this.tip.replaceChildren(...summary(frame));
+    this.tip.hidden = false;
+    const box = plot.over.getBoundingClientRect();
+    const { offsetWidth: wide, offsetHeight: high } = this.tip;
+    const right = box.left + left + 16;
+    this.tip.style.left = `${right + wide > innerWidth ? Math.max(box.left + left - wide - 16, 4) : right}px`;
+    this.tip.style.top = `${Math.min(box.top + Math.max(top, 0) + 12, innerHeight - high - 4)}px`;
+  }
+
+  click() {
+    const { idx } = this.plot.cursor;
+    if (this.dragged || idx === null || idx === undefined) return;
+    this.onSelect(this.frames[idx]);
+  }
+
+  select(index) {
+    this.chosen = index;
+    this.uncover(index);
+    this.plot.redraw(false);
+  }
+
+  /** Move what is zoomed to where it shows a frame. */
+  uncover(index) {
+    const [low, high] = this.view;
+    if (index < low || index > high) this.zoomTo(index - (high - low) / 2, index + (high - low) / 2);
+  }
+
+  zoomTo(low, high) {
+    const end = Math.max(this.frames.length, 2) - 0.5;
+    const width = Math.min(Math.max(high - low, 4), end + 0.5);
+    const from = Math.min(Math.max(low, -0.5), end - width);
+    this.plot.setScale("x", { min: from, max: from + width });
+  }
+
+  zoomBy(factor, centre) {
+    const [min, max] = this.view;
+    const middle = centre ?? this.plot.cursor.idx ?? this.chosen ?? (min + max) / 2;
+    this.zoomTo(middle - (middle - min) * factor, middle + (max - middle) * factor);
+  }
+
+  wheel(event) {
+    if (!event.ctrlKey && !event.metaKey) return; // else the page could not be scrolled over it
+    event.preventDefault();
+    const x = event.clientX - this.plot.over.getBoundingClientRect().left;
+    this.zoomBy(event.deltaY > 0 ? 1.25 : 0.8, this.plot.posToVal(x, "x"));
+  }
+
+  key(event) {
+    const last = this.frames.length - 1;
+    const at = this.plot.cursor.idx ?? this.chosen ?? 0;
+    const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last, PageUp: at - 10, PageDown: at + 10 };
+    if (event.key in moves) this.moveTo(Math.min(Math.max(moves[event.key], 0), last));
+    else if (event.key === "Enter" || event.key === " ") this.onSelect(this.frames[at]);
+    else if (event.key === "+" || event.key === "=") this.zoomBy(0.5);
+    else if (event.key === "-") this.zoomBy(2);
+    else if (event.key === "Escape") this.zoomTo(-0.5, last + 0.5);
+    else return;
+    event.preventDefault();
+  }
+
+  moveTo(index) {
+    this.uncover(index);
+    this.plot.setCursor({ left: this.plot.valToPos(index, "x"), top: 20 });
+    this.host.setAttribute("aria-label", `${this.described} Now at ${spoken(this.frames[index])}`);
+  }
+
+  describe() {
+    const bad = this.frames.filter((frame) => frame.bad);
+    const where = bad.length ? `${bad.length} hold inf or NaN, the first is ${spoken(bad[0])}` : "none holds inf or NaN.";
+    this.described = `Smallest and largest magnitude that each of ${this.frames.length} frames made; ${where}`;
+    this.host.setAttribute("aria-label", this.described);
+  }
+
+  resize() {
+    if (this.plot) this.plot.setSize({ width: this.host.clientWidth, height: this.host.clientHeight });
+  }
+}
+
+/** A frame in one sentence. */
+function spoken(frame) {
+  const ranges = frame.made.map((it, side) => {
+    const range = it.high === null ? "nothing finite" : `${shown(it.low)} to ${shown(it.high)}`;
+    return `${SIDES[side]} made ${range}${it.bad ? ", with inf or NaN" : ""}`.trim();
+  });
+  return `frame ${frame.index}, ${frame.title}, ${ranges.join("; ")}.`;
+}
+
+/** A frame in a few lines. */
+function summary(frame) {
+  const parts = [element("strong", {}, frame.title || frame.kind)];
+  if (frame.note) parts.push(element("div", { class: "place" }, frame.note));
+  if (frame.source) {
+    parts.push(element("div", { class: "place mono" }, `${place(frame.source)}: ${frame.source.code}`));
+  }
+  const table = element("table", {}, element("thead", {}, headOf()), element("tbody", {}, ...rowsOf(frame)));
+  return [...parts, table];
+}

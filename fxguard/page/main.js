@@ -1,0 +1,98 @@
+// What happens when somebody chooses a frame, a batch, a limit or a theme.
+
+const select = (frame) => {
+  chart.select(frame.index);
+  table.select(frame.index);
+  const code = [];
+  if (frame.source) {
+    const where = `${frame.source.file}:${frame.source.line}`;
+    const copy = element("button", { type: "button" }, "Copy");
+    copy.addEventListener("click", () => navigator.clipboard?.writeText(where));
+    code.push(element("pre", { id: "code" }, frame.source.code), element("p", { class: "place" }, where, " ", copy));
+  }
+  const rows = element("table", {}, element("thead", {}, headOf()), element("tbody", {}, ...rowsOf(frame)));
+  const note = frame.note ? [element("p", { class: "place" }, frame.note)] : [];
+  $("selected").replaceChildren(element("strong", {}, frame.title || frame.kind), ...note, ...code, rows);
+  $("selected").hidden = false;
+};
+
+const chart = new Chart($("chart"), $("tip"), select);
+const table = new Table(select);
+const tree = new Tree($("tree"), select, (module) => {
+  chart.zoomTo(module.first - 0.5, module.last + 0.5);
+  table.search(module.name);
+});
+
+function showSheet(number) {
+  const sheet = DATA.sheets[number];
+  const frames = framesOf(number);
+  chart.show(frames);
+  tree.show(frames);
+  table.show(frames);
+  $("batch-name").textContent = sheet.label;
+  $("batch").setAttribute("aria-valuetext", `batch ${sheet.label}`);
+  const several = DATA.sheets.length > 1;
+  $("of-batch").hidden = !several || !sheet.verdict.length;
+  const [first, ...more] = sheet.verdict;
+  $("of-batch").replaceChildren(element("p", {}, first || ""), element("pre", {}, more.join("\n")));
+  if (chart.chosen !== null && chart.chosen < frames.length) select(frames[chart.chosen]);
+}
+
+function offerLines() {
+  const offer = (id, label, on, change) => {
+    const box = element("input", { type: "checkbox", id });
+    box.checked = on;
+    box.addEventListener("change", () => {
+      change(box.checked);
+      chart.draw();
+    });
+    $("lines").append(element("label", {}, box, ` ${label}`));
+  };
+  offer("smallest", "abs min", chart.smallest, (on) => { chart.smallest = on; });
+  const used = new Set(DATA.plans.flatMap((plan) => plan.dtypes));
+  for (const name of ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]) {
+    const on = used.has(name) || name === "float16";
+    chart.limits.set(name, on);
+    offer(`limit-${name}`, name, on, (checked) => chart.limits.set(name, checked));
+  }
+}
+
+function offerBatches() {
+  const count = DATA.sheets.length;
+  const begin = Math.max(DATA.sheets.findIndex((sheet) => sheet.verdict.length), 0);
+  $("batches").hidden = count < 2;
+  $("batch").max = count - 1;
+  $("batch").value = begin;
+  $("batch").addEventListener("input", () => showSheet(Number($("batch").value)));
+  return begin;
+}
+
+function explainLines() {
+  const key = $("chart-key");
+  const swatch = (colour) => element("span", { class: "swatch", style: `background: var(${colour})` });
+  if (SIDES.length > 1)
+    key.append(swatch("--a"), `A: ${DATA.sides[0]}  `, swatch("--b"), `B, dashed: ${DATA.sides[1]}. `);
+  key.append(
+    `Thick: largest magnitude${SIDES.length > 1 ? "" : ", coloured by module"}; thin: smallest. `,
+    swatch("--bad"), "inf or NaN. Zeros, and what is too small for the axis, lie on the lower edge.",
+  );
+}
+
+const marks = SIDES.length > 1 ? "what differs" : "what is blamed";
+$("kind").querySelector("[value=marked]").textContent = marks;
+$("kind").querySelector("[value=marked]").hidden = !DATA.sheets.some((sheet) => sheet.marked.length);
+document.querySelector("main").hidden = false;
+$("zoom-in").addEventListener("click", () => chart.zoomBy(0.5));
+$("zoom-out").addEventListener("click", () => chart.zoomBy(2));
+$("zoom-all").addEventListener("click", () => chart.zoomTo(-0.5, chart.frames.length - 0.5));
+$("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  chart.draw();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.draw());
+explainLines();
+offerLines();
+const first = offerBatches();
+showSheet(first);
+const marked = framesOf(first).find((frame) => frame.marked);
+if (marked) select(marked);

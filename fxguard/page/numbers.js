@@ -1,0 +1,123 @@
+// What the page is about: batches ("sheets"), their frames, and the numbers as they are shown.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SIDES = DATA.sides ? ["A", "B"] : [""];
+const WORDS = { inf: Infinity, nan: NaN };
+const cache = new Map();
+
+const $ = (id) => document.getElementById(id);
+
+/** A new element. Text is never read as HTML. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** The frames of a sheet, in order of execution, with what chart, tree and table ask about them. */
+function framesOf(number) {
+  if (cache.has(number)) return cache.get(number);
+  const sheet = DATA.sheets[number];
+  const plan = DATA.plans[sheet.plan];
+  const marked = new Set(sheet.marked);
+  let next = 0;
+  const frames = plan.frames.map(([name, kind, isOp, place, labels, dtypes], index) => {
+    const source = place === null ? null : plan.sources[place];
+    const rows = labels.map((label, i) => {
+      const at = next++;
+      const sides = sheet.other ? [sheet.rows[at], sheet.other[at]] : [sheet.rows[at]];
+      return { label, dtype: plan.dtypes[dtypes[i]], sides: sides.map(range) };
+    });
+    return {
+      index, name, kind, isOp: Boolean(isOp), rows,
+      title: `${name} ${kind}`.trim(),
+      source: source && { file: source[0], line: source[1], code: source[2] },
+      marked: marked.has(index),
+      note: sheet.notes[index] || "",
+      made: SIDES.map((_, side) => made(rows, side)),
+    };
+  });
+  for (const frame of frames) {
+    frame.bad = frame.made.some((it) => it.bad);
+    frame.headroom = Math.min(...frame.made.map((it) => it.headroom));
+  }
+  cache.clear(); // one sheet at a time: a long trace of a deep model is large
+  cache.set(number, frames);
+  return frames;
+}
+
+function range(written) {
+  if (typeof written === "string") return { note: written, low: null, high: null };
+  const [low, high] = written.map((x) => (typeof x === "string" ? WORDS[x] : x));
+  return { note: "", low, high };
+}
+
+/** What a frame made: the range over its outputs, and how far it is from overflowing. */
+function made(rows, side) {
+  const found = { low: null, high: null, bad: false, headroom: Infinity };
+  for (const row of rows) {
+    const { low, high } = row.sides[side];
+    if (!row.label.startsWith("output") || high === null) continue;
+    if (!Number.isFinite(high)) {
+      found.bad = true;
+      found.headroom = -Infinity;
+      if (Number.isNaN(low) || !Number.isFinite(low)) continue;
+    }
+    found.low = found.low === null ? low : Math.min(found.low, low);
+    if (!Number.isFinite(high)) continue;
+    found.high = found.high === null ? high : Math.max(found.high, high);
+    const limit = (DATA.formats[row.dtype] || [null])[0];
+    // The largest number itself is what masks are made of.
+    if (limit !== null && high > 0 && high < limit * 0.99999)
+      found.headroom = Math.min(found.headroom, Math.log2(limit / high));
+  }
+  return found;
+}
+
+/** A number as in the report: 4.85e+02. */
+function shown(x) {
+  if (Number.isNaN(x)) return "nan";
+  if (x === Infinity) return "inf";
+  const [digits, exponent] = x.toExponential(2).split("e");
+  return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
+}
+
+const place = (source) => `${source.file.split(/[\\/]/).pop()}:${source.line}`;
+
+/** How far apart two ranges are, as fxguard.diff has it; "" where one is missing. */
+function apart(a, b) {
+  if (a.high === null || b.high === null) return "";
+  if (Number.isNaN(a.high) || Number.isNaN(b.high))
+    return Number.isNaN(a.high) === Number.isNaN(b.high) ? "0" : "inf";
+  if (a.high === b.high && a.low === b.low) return "0";
+  const scale = Math.max(a.high, b.high);
+  if (scale === Infinity) return a.high === b.high ? "0" : "inf";
+  return (Math.max(Math.abs(a.high - b.high), Math.abs(a.low - b.low)) / scale).toExponential(1);
+}
+
+/** The rows of a frame as a table's rows. */
+function rowsOf(frame) {
+  return frame.rows.map((row) => {
+    const cells = [element("td", {}, row.label)];
+    for (const side of row.sides) {
+      if (side.high === null) {
+        cells.push(element("td", { class: "number", colspan: 2 }, side.note));
+        continue;
+      }
+      for (const x of [side.low, side.high])
+        cells.push(element("td", { class: Number.isFinite(x) ? "number" : "number bad" }, shown(x)));
+    }
+    if (SIDES.length > 1) cells.push(element("td", { class: "number" }, apart(...row.sides)));
+    cells.push(element("td", {}, row.dtype));
+    return element("tr", {}, ...cells);
+  });
+}
+
+/** The head of such a table. */
+function headOf() {
+  const numbers = SIDES.flatMap((side) => [`${side} abs min`.trim(), `${side} abs max`.trim()]);
+  if (SIDES.length > 1) numbers.push("difference");
+  const head = (name, kind) => element("th", { scope: "col", class: kind }, name);
+  return element("tr", {}, head("value", ""), ...numbers.map((name) => head(name, "number")), head("dtype", ""));
+}

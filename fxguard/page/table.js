@@ -1,0 +1,82 @@
+// The frames as a table with search, a page at a time.
+
+const PAGE = 100; // frames
+
+class Table {
+  constructor(onSelect) {
+    Object.assign(this, { onSelect, page: 0, chosen: null, within: null });
+    this.table = $("table");
+    this.table.tHead.append(headOf());
+    $("search").addEventListener("input", () => this.filter());
+    $("kind").addEventListener("change", () => this.filter());
+    $("previous").addEventListener("click", () => this.turn(this.page - 1));
+    $("next").addEventListener("click", () => this.turn(this.page + 1));
+  }
+
+  show(frames) {
+    this.frames = frames;
+    this.words = frames.map(({ title, source, rows }) =>
+      [title, source ? `${source.file}:${source.line} ${source.code}` : "", ...rows.map((row) => row.label)].join(" ").toLowerCase(),
+    );
+    this.filter(this.page);
+  }
+
+  filter(page = 0) {
+    const wanted = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const kinds = {
+      all: () => true, op: (it) => it.isOp, module: (it) => !it.isOp, bad: (it) => it.bad, marked: (it) => it.marked,
+    };
+    const kind = kinds[$("kind").value];
+    this.found = this.frames.filter(
+      (frame, i) => kind(frame) && wanted.every((word) => this.words[i].includes(word)),
+    );
+    const of = this.found.length === this.frames.length ? "" : ` of ${this.frames.length}`;
+    $("count").textContent = `${this.found.length}${of} frames`;
+    this.turn(page);
+  }
+
+  turn(page) {
+    const last = Math.max(Math.ceil(this.found.length / PAGE) - 1, 0);
+    this.page = Math.min(Math.max(page, 0), last);
+    const from = this.page * PAGE;
+    const part = this.found.slice(from, from + PAGE);
+    for (const body of [...this.table.tBodies]) body.remove();
+    this.table.append(...part.map((frame) => this.body(frame)));
+    $("page-name").textContent = part.length ? `${from + 1} to ${from + part.length} of ${this.found.length}` : "no frame";
+    $("previous").disabled = this.page === 0;
+    $("next").disabled = this.page === last;
+  }
+
+  body(frame) {
+    const button = element("button", { type: "button" }, `${frame.index}  ${frame.title || frame.kind}`);
+    button.addEventListener("click", () => this.onSelect(frame));
+    const title = element("th", { scope: "rowgroup", colspan: this.table.tHead.rows[0].cells.length }, button);
+    if (frame.note) title.append(element("span", { class: "place" }, frame.note));
+    if (frame.source) {
+      const { source } = frame;
+      title.append(element("span", { class: "place" }, `${place(source)}: ${source.code}`));
+    }
+    const body = element("tbody", { "data-index": frame.index }, element("tr", {}, title), ...rowsOf(frame));
+    body.classList.toggle("marked", frame.marked);
+    body.classList.toggle("chosen", frame.index === this.chosen);
+    return body;
+  }
+
+  /** Turn to a frame; what hides it is cleared. */
+  select(index) {
+    this.chosen = index;
+    let at = this.found.findIndex((frame) => frame.index === index);
+    if (at < 0) {
+      $("search").value = "";
+      $("kind").value = "all";
+      this.filter();
+      at = index;
+    }
+    this.turn(Math.floor(at / PAGE));
+  }
+
+  search(text) {
+    $("search").value = text;
+    this.filter();
+  }
+}
