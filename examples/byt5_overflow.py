@@ -21,7 +21,7 @@ def text_batches() -> torch.Tensor:
     return tokens.view(BATCHES, BATCH_SIZE, LENGTH)
 
 
-def main() -> None:
+def make_model() -> T5ForConditionalGeneration:
     config = T5Config(
         vocab_size=384,
         d_model=256,
@@ -36,7 +36,11 @@ def main() -> None:
         initializer_factor=10.0,  # large weights: the feed-forward leaves float16's range
     )
     torch.manual_seed(0)
-    model = T5ForConditionalGeneration(config).half().train()
+    return T5ForConditionalGeneration(config)
+
+
+def main() -> None:
+    model = make_model().half().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     for step, tokens in enumerate(text_batches()):
         loss = model(input_ids=tokens, labels=tokens).loss

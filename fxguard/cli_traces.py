@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fxguard.console import Progress, fit
 from fxguard.errors import FxguardError, UsageError
-from fxguard.report import Report
 from fxguard.report_file import load_report
 from fxguard.trace_diff import diff
 from fxguard.trace_file import Trace, load_trace
@@ -75,36 +76,38 @@ def _two_numbers(text: str) -> tuple[int, int]:
 
 
 def _report(given: argparse.Namespace) -> int:
-    found = _trace_or_report(given.file)
+    found = load_report(given.file) if given.file.suffix == ".json" else _load(given.file)
     page = given.output or given.file.with_suffix(".html")
     _write(found, page)
-    print("\n".join(found.verdict))
+    well = isinstance(found, Trace) and found.is_well
+    print(fit("\n".join(found.verdict), sys.stdout, well=well))
     print(f"page: {page}")
     return 0
 
 
-def _trace_or_report(path: Path) -> Trace | Report:
-    """A report is one JSON document, a trace has one in each line."""
-    if path.suffix == ".json":
-        return load_report(path)
-    return load_trace(path)
+def _load(path: Path) -> Trace:
+    with Progress(sys.stderr, f"reading {path}") as progress:
+        return load_trace(path, on_progress=progress.advance)
 
 
 def _diff(given: argparse.Namespace) -> int:
     if given.b is None and given.batches is None:
         raise UsageError("with one file, --batches N,M says which of its batches to compare")
-    a = load_trace(given.a)
-    b = a if given.b is None else load_trace(given.b)
+    a = _load(given.a)
+    b = a if given.b is None else _load(given.b)
+    name_a, name_b = str(given.a), str(given.b or given.a)
     if given.batches is not None:
-        a, b = (
-            _only(*each) for each in zip((a, b), given.batches, (given.a, given.b), strict=True)
-        )
-    found = diff(a, b, tolerance=given.tolerance)
-    found = replace(found, a=str(given.a), b=str(given.b or given.a))
+        a, b = _only(a, given.batches[0], name_a), _only(b, given.batches[1], name_b)
+    found = replace(diff(a, b, tolerance=given.tolerance), a=name_a, b=name_b)
     if given.html is not None:
         _write(found, given.html)
-    say = {"text": str, "table": type(found).to_table, "json": type(found).to_json}
-    print(say[given.format](found))
+    if given.format == "json":
+        print(found.to_json(indent=2))
+    elif given.format == "table":
+        print(fit(found.to_table(), sys.stdout, well=True))
+    else:
+        print(f"A: {name_a}\nB: {name_b}\n")
+        print(fit("\n".join(found.verdict), sys.stdout, well=not found.differs))
     return DIFFERENT if found.differs else 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from fxguard import ranks
+from fxguard.console import fit
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
 from fxguard.recorder import Recorder
 from fxguard.report import Report
@@ -23,7 +25,7 @@ def conclude(recorder: Recorder) -> None:
     report = recorder.finish()
     if batch.number in options.trace_batch_nums:
         if recorder.trace_writer is None:
-            print(recorder.trace_text(batch))
+            print(fit(recorder.trace_text(batch), sys.stdout))
         else:
             write(recorder, recorder.trace_writer, None)
     settle(recorder, report, None)
@@ -100,4 +102,4 @@ def tell(report: Report, whole: bool) -> None:
     text = str(report) if whole else report.message
     if report.rank != rank:
         text = f"rank {rank}: told by {text}"
-    print(text + "\n", end="", flush=rank is not None)
+    print(fit(text, sys.stdout) + "\n", end="", flush=rank is not None)

@@ -8,6 +8,7 @@ import os
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,6 +167,12 @@ class Guard:
     def last_report(self) -> Report | None:
         """The report of the last detection."""
         return self.recorder.last_report
+
+    @property
+    def trace_path(self) -> Path | None:
+        """The file that ``trace_to`` has written to; None before the first batch in it."""
+        writer = self.recorder.trace_writer
+        return None if writer is None else writer.path
 
     @property
     def optimizer_step(self) -> int | None:

@@ -12,7 +12,7 @@ from fxguard.errors import UsageError
 from fxguard.plan import Step
 from fxguard.report import Report
 
-__all__ = ["Options"]
+__all__ = ["Options", "names"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,15 @@ class Options:
 
     def ignores(self, step: Step) -> bool:
         """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
-        for pattern in self.ignore:
-            module, _, operation = pattern.partition(":")
-            if fnmatch.fnmatchcase(step.module, module) and fnmatch.fnmatchcase(
-                step.kind, operation or "*"
-            ):
-                return True
-        return False
+        return any(names(pattern, step.module, step.kind) for pattern in self.ignore)
+
+
+def names(pattern: str, module: str, operation: str) -> bool:
+    """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names an operation."""
+    of_module, _, of_operation = pattern.partition(":")
+    return fnmatch.fnmatchcase(module, of_module) and fnmatch.fnmatchcase(
+        operation, of_operation or "*"
+    )
 
 
 def _is_int(value: Any) -> bool:

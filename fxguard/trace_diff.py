@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
 from collections import Counter
@@ -32,6 +33,8 @@ TOLERANCES = {
     "bfloat16": 5e-2,
 }
 COARSER = 0.5  # float8, and whatever else has few bits
+
+SHOWN = 20  # rows in a notebook
 
 Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 
@@ -197,11 +200,12 @@ class Diff:
                 if titles:
                     yield f"only in {side.upper()}: {_listed(titles)}"
 
-    def to_table(self, tablefmt: str = "github") -> str:
+    def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """Every operation that differs as one table, a row for each value that it made.
 
         Args:
             tablefmt: any table format that tabulate knows.
+            most: only so many rows, the first ones.
         """
         from tabulate import tabulate
 
@@ -232,7 +236,7 @@ class Diff:
             *("batch", "operation", "value", "A abs min", "A abs max"),
             *("B abs min", "B abs max", "difference", "source"),
         )
-        return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+        return tabulate(rows[:most], headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as plain dicts, lists, strings and numbers."""
@@ -255,6 +259,9 @@ class Diff:
                 for batch in self.batches
             ],
         }
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>{self.to_table('html', SHOWN)}"
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: where they part, and both curves.
@@ -491,7 +498,12 @@ def _side_by_side(match: Match) -> tuple[tuple[Row, ...], list[Row | None]]:
         rows = match.frame.rows
         return tuple(Row(row.label, note="-", dtype=row.dtype) for row in rows), list(rows)
     partner = {id(pair.a): pair.b for pair in match.rows}
-    return match.a.rows, [partner.get(id(row)) for row in match.a.rows]
+    other = [partner.get(id(row)) for row in match.a.rows]
+    ours = tuple(
+        row if b is None or b.dtype == row.dtype else replace(row, dtype=f"{row.dtype} / {b.dtype}")
+        for row, b in zip(match.a.rows, other, strict=True)
+    )
+    return ours, other
 
 
 def _plain(match: Match) -> dict[str, Any]:

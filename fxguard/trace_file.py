@@ -8,20 +8,25 @@ be read up to there. Knows nothing of torch.
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from fxguard.compact import INFINITE, as_json, numbers_of, plan_of
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.page import Sheet, page
+from fxguard.plot import plot
 from fxguard.records import Frame, Row, Source
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Trace", "TraceWriter", "TracedBatch", "load_trace"]
 
@@ -109,6 +114,44 @@ class Trace:
             said.append("the file ends in the middle of a batch")
         text = page(self.model, self.verdict, sheets, meta=", ".join(said), well=self.is_well)
         Path(path).write_text(text, encoding="utf-8")
+
+    def plot(self, batch_number: int | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the magnitudes of one batch over depth, with matplotlib.
+
+        Args:
+            batch_number: which batch; None for the first in which something was found, else the
+                first.
+            ax: where to; None makes a new figure.
+
+        Returns:
+            The axes; ``ax.figure.savefig("ranges.png")`` writes them.
+
+        Raises:
+            FxguardError: when there is no such batch, or no matplotlib.
+
+        Example:
+            >>> ax = fxguard.load_trace("traces/T5ForConditionalGeneration-0.jsonl").plot(149)
+        """
+        wanted = [
+            batch
+            for batch in sorted(self.batches, key=lambda each: not each.verdict)
+            if batch_number is None or batch.number == batch_number
+        ]
+        if not wanted:
+            there = ", ".join(str(batch.number) for batch in self.batches) or "none"
+            raise UsageError(f"there is no batch {batch_number} in this trace; it has {there}")
+        return plot(wanted[0].frames, ax, f"{self.model}, batch {wanted[0].number}")
+
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        rows = [
+            (batch.number, len(batch.frames), *(batch.verdict or _nearest([batch]))[:1])
+            for batch in self.batches
+        ]
+        table = tabulate(rows, headers=("batch", "frames", ""), tablefmt="html")
+        text = html.escape("\n".join([self.model, *self.verdict]))
+        return f"<pre>{text}</pre>{table}"
 
 
 def _made(frame: Frame, *, bad: bool) -> Iterator[Row]:
@@ -204,8 +247,12 @@ class TraceWriter:
 # Reading.
 
 
-def load_trace(path: str | Path) -> Trace:
+def load_trace(path: str | Path, *, on_progress: Callable[[float], object] | None = None) -> Trace:
     """Read a file that ``trace_to`` wrote. Needs no torch, and runs nothing that is in the file.
+
+    Args:
+        path: of the file.
+        on_progress: is called again and again with the share that was read, from 0 to 1.
 
     Raises:
         FxguardError: when it is not such a file, or a line of it is damaged. A last line that
@@ -219,6 +266,8 @@ def load_trace(path: str | Path) -> Trace:
     batches = []
     head: dict[str, Any] | None = None
     for number, line in enumerate(lines[:-1], 1):
+        if on_progress is not None:
+            on_progress(number / len(lines))
         try:
             entry = _dict(json.loads(line))
             if head is None:

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 tests/ranks_at_work.py folder
 
-Each rank writes ``folder/case.rank.json``.
+Each rank writes ``folder/case.rank.json``, and its traces into ``folder/case``.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def guarded(case: Case, model: nn.Module) -> tuple[Any, nn.Module]:
+def guarded(case: Case, model: nn.Module, traces: Path) -> tuple[Any, nn.Module]:
     """What is called, and what is instrumented."""
-    options = {"sync_ranks": case.sync_ranks, "on_detect": case.on_detect}
+    options = {"sync_ranks": case.sync_ranks, "on_detect": case.on_detect, "trace_to": traces}
     if case.instrumented == "before":
         fxguard.instrument(model, **options)
     run = wrapped(model, case.wrapper)
@@ -163,12 +163,12 @@ def train_step(run: Any, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     return output.detach(), gradients
 
 
-def work(case: Case, rank: int) -> dict[str, Any]:
+def work(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Net()
     plain = compiled(wrapped(copy.deepcopy(model), case.wrapper), case)
-    run, instrumented = guarded(case, model)
+    run, instrumented = guarded(case, model, folder / case.name)
     same = True
     share = rank // 2 if case.wrapper.startswith("tp") else rank  # of the data
     for batch in range(2):
@@ -218,7 +218,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     rank = distributed.get_rank()
     for case in cases(distributed.get_world_size()):
-        found = work(case, rank)
+        found = work(case, rank, folder)
         (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
         distributed.barrier()
     distributed.destroy_process_group()

@@ -14,6 +14,8 @@ import pytest
 import torch
 from ranks_at_work import FAULTY, Case, cases
 
+import fxguard
+
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="torch was built without gloo",
@@ -46,19 +48,39 @@ def torchrun(script: Path, *args: str, count: int = 2) -> subprocess.CompletedPr
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case, int], Found]:
-    """What the ranks found in a case: one run of torchrun for all cases of so many processes."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Where so many ranks have left what they found: one run of torchrun for all cases."""
     folders: dict[int, Path] = {}
 
-    def found(case: Case, count: int) -> Found:
+    def found(count: int) -> Path:
         if count not in folders:
             folders[count] = tmp_path_factory.mktemp(f"ranks{count}")
             ran = torchrun(HERE / "ranks_at_work.py", str(folders[count]), count=count)
             (folders[count] / "errors").write_text(ran.stderr if ran.returncode else "")
         errors = (folders[count] / "errors").read_text()
         assert not errors, errors[-3000:]
-        files = {rank: folders[count] / f"{case.name}.{rank}.json" for rank in range(count)}
+        return folders[count]
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def work(folder: Callable[[int], Path]) -> Callable[[Case, int], Found]:
+    """What the ranks found in a case."""
+
+    def found(case: Case, count: int) -> Found:
+        files = {rank: folder(count) / f"{case.name}.{rank}.json" for rank in range(count)}
         return {rank: json.loads(file.read_text()) for rank, file in files.items()}
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def traces(folder: Callable[[int], Path]) -> Callable[[Case, int], list[fxguard.Trace]]:
+    """The traces that the ranks wrote in a case."""
+
+    def found(case: Case, count: int) -> list[fxguard.Trace]:
+        return [fxguard.load_trace(path) for path in sorted((folder(count) / case.name).iterdir())]
 
     return found
 
@@ -79,8 +101,13 @@ OF_DTENSORS = (" from_local", " redistribute", " to_local", " linear")
         for case in cases(count)
     ],
 )
-def test_ranks(work: Callable[[Case, int], Found], case: Case, count: int) -> None:
-    """Healthy steps are bitwise the unguarded ones; a fault is found, and told once."""
+def test_ranks(
+    work: Callable[[Case, int], Found],
+    traces: Callable[[Case, int], list[fxguard.Trace]],
+    case: Case,
+    count: int,
+) -> None:
+    """Healthy steps are bitwise the unguarded ones; a fault is found, told once, and written."""
     found = work(case, count)
     prefix = "module." if case.instrumented == "after" and case.wrapper == "ddp" else ""
     for each in found.values():
@@ -114,6 +141,12 @@ def test_ranks(work: Callable[[Case, int], Found], case: Case, count: int) -> No
             assert each["printed"].startswith(told)
             assert each["printed"].count("\n") == 1
     assert whole_reports(found) == 1
+    assert {trace.rank for trace in traces(case, count)} == faulty
+    for trace in traces(case, count):
+        [batch] = trace.batches
+        assert batch.number == 2
+        assert batch.verdict[0].startswith(what)
+        assert batch.blamed
 
 
 def test_gathered_weights_are_measured_whole(work: Callable[[Case, int], Found]) -> None:

@@ -24,7 +24,7 @@ ROOMS = (
     "compact",
     "page",
     "plot",
-    "terminal",
+    "console",
     "report",
     "report_file",
     "trace_file",
@@ -82,7 +82,7 @@ ROOMS = (
     "testing",
 )
 WITHOUT_TORCH = (
-    *("errors", "records", "formats", "compact", "page", "report"),
+    *("errors", "records", "formats", "compact", "page", "plot", "console", "report"),
     *("report_file", "trace_file", "align", "trace_diff", "cli_traces", "plan", "cause"),
 )
 

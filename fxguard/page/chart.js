@@ -5,7 +5,9 @@ const PALETTE = {
   light: ["#0b57a4", "#b35900", "#1b7a4b", "#a3338b", "#00798c", "#8a6d00", "#5b4bb5", "#b3435a"],
   dark: ["#6db3f2", "#f2a65a", "#6fcf97", "#e08fd0", "#56c8d8", "#d9be4c", "#a99cf0", "#f08ba0"],
 };
-const GROUPS = 160; // more modules than that are seen as their parents
+const GROUPS = 40; // more modules than that are seen as their parents,
+const MANY = 160; // except where the parents would be fewer than
+const FEW = 4;
 const RIBBON = 14; // height in pixels of the strip of modules
 const FLOOR = 1e-10; // what is below is drawn there, unless a largest magnitude is
 
@@ -22,8 +24,8 @@ function groupsOf(frames) {
     const names = new Set();
     const prefix = (name) => name.split(".").slice(0, depth).join(".");
     for (const frame of frames) names.add(prefix(frame.name));
-    if (best && names.size > GROUPS) break;
-    best = { prefix };
+    if (best && names.size > (best.count < FEW ? MANY : GROUPS)) break;
+    best = { prefix, count: names.size };
   }
   const groups = [];
   const colours = new Map();

@@ -59,6 +59,7 @@ function made(rows, side) {
   for (const row of rows) {
     const { low, high } = row.sides[side];
     if (!row.label.startsWith("output") || high === null) continue;
+    if (/^(u?int|bool)/.test(row.dtype)) continue; // limits say nothing of what a router returns
     if (!Number.isFinite(high)) {
       found.bad = true;
       found.headroom = -Infinity;
@@ -67,7 +68,8 @@ function made(rows, side) {
     found.low = found.low === null ? low : Math.min(found.low, low);
     if (!Number.isFinite(high)) continue;
     found.high = found.high === null ? high : Math.max(found.high, high);
-    const limit = (DATA.formats[row.dtype] || [null])[0];
+    const dtypes = row.dtype.split(" / ");
+    const limit = (DATA.formats[dtypes[side] ?? dtypes[0]] || [null])[0];
     // The largest number itself is what masks are made of.
     if (limit !== null && high > 0 && high < limit * 0.99999)
       found.headroom = Math.min(found.headroom, Math.log2(limit / high));
@@ -75,11 +77,14 @@ function made(rows, side) {
   return found;
 }
 
-/** A number as in the report: 4.85e+02. */
-function shown(x) {
+/** A number as in the report, 4.85e+02: of two that are as near the even one, as Python has it. */
+function shown(x, decimals = 2) {
   if (Number.isNaN(x)) return "nan";
   if (x === Infinity) return "inf";
-  const [digits, exponent] = x.toExponential(2).split("e");
+  const [exact, below] = x.toExponential(60).split("e");
+  const [kept, rest] = [exact.slice(0, decimals + 2), exact.slice(decimals + 2)];
+  const tie = /^50*$/.test(rest) && Number(kept.at(-1)) % 2 === 0;
+  const [digits, exponent] = tie ? [kept, below] : x.toExponential(decimals).split("e");
   return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
 }
 
@@ -93,7 +98,7 @@ function apart(a, b) {
   if (a.high === b.high && a.low === b.low) return "0";
   const scale = Math.max(a.high, b.high);
   if (scale === Infinity) return a.high === b.high ? "0" : "inf";
-  return (Math.max(Math.abs(a.high - b.high), Math.abs(a.low - b.low)) / scale).toExponential(1);
+  return shown(Math.max(Math.abs(a.high - b.high), Math.abs(a.low - b.low)) / scale, 1);
 }
 
 /** The rows of a frame as a table's rows. */

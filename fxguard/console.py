@@ -1,0 +1,135 @@
+"""Colours and progress, where somebody looks at a terminal. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TextIO
+
+__all__ = ["Progress", "coloured", "fit", "is_terminal", "wants_colour"]
+
+RED, GREEN, CYAN = "\033[31m", "\033[32m", "\033[36m"
+BOLD, DIM, END = "\033[1m", "\033[2m", "\033[0m"
+
+# What the lines of a report are made of, see `report.frame_text` and `report.row_text`.
+TITLE = re.compile(r"^( {18}\S.*?)(  # .*)?$")
+ROW = re.compile(r"^ *(?P<low>\S+) +(?P<high>\S+) (?P<label>.*)$")
+HEADS = ("Detected inf/nan during ", "Last ", "abs min ")
+BAD = ("inf", "nan")
+
+# What a terminal obeys, or shows in another order than it has (Unicode's directional formatting).
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+PERIOD = 0.1  # seconds between two updates of a progress line
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at a stream, and lines on it can be written over."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether text on a stream is to be coloured.
+
+    On a terminal, unless ``NO_COLOR`` is set to anything (https://no-color.org); elsewhere where
+    ``FORCE_COLOR`` is.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
+
+
+def fit(text: str, stream: TextIO, *, well: bool = False) -> str:
+    """The text of a report as a stream is to get it: with colours, or only safe, or as it is.
+
+    Args:
+        text: ``str(report)``, a verdict or a trace.
+        stream: that it will be written to. A file or a pipe gets the text itself.
+        well: whether the first line is good news.
+    """
+    if wants_colour(stream):
+        return coloured(text, well=well)
+    return _safe(text) if is_terminal(stream) else text
+
+
+def coloured(text: str, *, well: bool = False) -> str:
+    r"""The text of a report with colours: the verdict, titles, and what is bad.
+
+    Control characters, which a model's names or somebody's trace may hold, are shown as escapes,
+    ``\x1b``: they would be commands to the terminal.
+
+    Args:
+        text: ``str(report)``, a verdict or a trace.
+        well: whether the first line is good news.
+
+    Example:
+        >>> print(coloured(str(guard.last_report)))
+    """
+    first, *rest = _safe(text).split("\n")
+    if first and not TITLE.match(first):
+        first = f"{BOLD}{GREEN if well else RED}{first}{END}"
+    return "\n".join([first, *map(_line, rest)])
+
+
+def _safe(text: str) -> str:
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def _line(line: str) -> str:
+    if line.startswith(HEADS):
+        return f"{DIM}{line}{END}"
+    if line.startswith(("note: ", "then ")):
+        return f"{CYAN}{line}{END}"
+    if title := TITLE.match(line):
+        name, source = title.groups()
+        return f"{BOLD}{name}{END}" + (f"{CYAN}{source}{END}" if source else "")
+    row = ROW.match(line)
+    if row and (row["low"] in BAD or row["high"] in BAD):
+        return f"{RED}{line}{END}"
+    return line
+
+
+class Progress:
+    """One line on a terminal that says how far something is; nothing where there is no terminal.
+
+    The line is written over at each update, and gone at the end. What takes less than a tenth of a
+    second shows nothing.
+
+    Args:
+        stream: where to; ``sys.stderr`` leaves the output of a program alone.
+        what: what is done, "reading traces/T5-0.jsonl".
+
+    Example:
+        >>> with Progress(sys.stderr, "reading") as progress:
+        ...     for number, line in enumerate(lines, 1):
+        ...         read(line)
+        ...         progress.advance(number / len(lines))
+    """
+
+    def __init__(self, stream: TextIO, what: str) -> None:
+        self.stream, self.what = stream, _safe(what)
+        self._shows = is_terminal(stream)
+        self._last = time.monotonic()
+        self._width = 0
+
+    def advance(self, share: float) -> None:
+        """So much is done, from 0 to 1."""
+        if not self._shows or (now := time.monotonic()) - self._last < PERIOD:
+            return
+        self._last = now
+        self._write(f"{self.what} {share:4.0%}")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._width:
+            self._write("")
+            self.stream.write("\r")
+            self.stream.flush()
+
+    def _write(self, line: str) -> None:
+        self.stream.write(f"\r{line}{' ' * (self._width - len(line))}")
+        self.stream.flush()
+        self._width = len(line)
