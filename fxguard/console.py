@@ -18,15 +18,21 @@ ROW = re.compile(r"^ *(?P<low>\S+) +(?P<high>\S+) (?P<label>.*)$")
 HEADS = ("Detected inf/nan during ", "Last ", "abs min ")
 BAD = ("inf", "nan")
 
-# What a terminal obeys, or shows in another order than it has (Unicode's directional formatting).
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# What a terminal obeys, or shows in another order than it has (Unicode's directional formatting),
+# and halves of surrogate pairs, which no encoding can write.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 PERIOD = 0.1  # seconds between two updates of a progress line
 
 
 def is_terminal(stream: TextIO) -> bool:
     """Whether a person looks at a stream, and lines on it can be written over."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    try:
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -73,7 +79,7 @@ def coloured(text: str, *, well: bool = False) -> str:
 
 
 def _safe(text: str) -> str:
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _line(line: str) -> str:
@@ -118,18 +124,27 @@ class Progress:
         if not self._shows or (now := time.monotonic()) - self._last < PERIOD:
             return
         self._last = now
-        self._write(f"{self.what} {share:4.0%}")
+        room = self._columns() - len(" 100%") - 1  # a line that is wrapped could not be erased
+        self._write(f"{self.what[: max(room, 0)]} {share:4.0%}")
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._width:
-            self._write("")
-            self.stream.write("\r")
-            self.stream.flush()
+            self._write("")  # blanks over the line,
+            self._write("")  # and back to its beginning
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
 
     def _write(self, line: str) -> None:
-        self.stream.write(f"\r{line}{' ' * (self._width - len(line))}")
-        self.stream.flush()
+        try:
+            self.stream.write(f"\r{line}{' ' * (self._width - len(line))}")
+            self.stream.flush()
+        except (OSError, ValueError):  # the terminal is gone, or cannot write a name: no harm
+            self._shows = False
         self._width = len(line)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["plot"]
 
 MOST_NAMES = 32  # more than that cannot be read below one another
-LOWEST, HIGHEST = 1e-180, 1e180  # of the axis: further out its ticks would leave float64
+LOWEST, HIGHEST = 1e-200, 1e200  # of the axis: further out its ticks would leave float64
 MAX_COLOR, MIN_COLOR, BAD_COLOR, LIMIT_COLOR = "C0", "C1", "tab:red", "0.45"
 
 
@@ -61,9 +61,6 @@ def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Ax
     formats = _formats(frames)
 
     ax.set_yscale("log")
-    for form in formats:
-        for value in (form.max, form.smallest_normal):
-            ax.axhline(value, color=LIMIT_COLOR, linestyle="--", linewidth=0.8, zorder=1)
     _draw(ax, greatest, MAX_COLOR, "abs max")
     _draw(ax, least, MIN_COLOR, "abs min")
     narrowest = min(formats, key=lambda form: form.max)
@@ -81,6 +78,9 @@ def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Ax
     high = max([*seen, narrowest.max])
     ax.set_ylim(max(low / 10, LOWEST), min(high * 10, HIGHEST))
     ax.set_xlim(-0.5, max(len(frames), 1) - 0.5)
+    for form in formats:  # behind set_ylim, which would try to leave a margin beyond them
+        for value in (form.max, form.smallest_normal):
+            ax.axhline(value, color=LIMIT_COLOR, linestyle="--", linewidth=0.8, zorder=1)
     _name_limits(ax, formats)
     _name_frames(ax, frames)
     ax.set_xlabel("operations and modules, in order of execution")
