@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from fxguard.report import Report as Report
     from fxguard.trace_diff import Diff as Diff
     from fxguard.trace_diff import diff as diff
-    from fxguard.trace_file import Trace as Trace
-    from fxguard.trace_file import TracedBatch as TracedBatch
     from fxguard.trace_file import load_trace as load_trace
+    from fxguard.traces import Trace as Trace
+    from fxguard.traces import TracedBatch as TracedBatch
 
 __version__ = "0.1.0"
 
@@ -54,8 +54,8 @@ _HOME = {
     "Row": "records",
     "SelfTest": "records",
     "Source": "records",
-    "Trace": "trace_file",
-    "TracedBatch": "trace_file",
+    "Trace": "traces",
+    "TracedBatch": "traces",
     "backend": "compiler_backend",
     "compare": "compare_models",
     "detect_overflow": "debug_utils",

@@ -12,7 +12,8 @@ from fxguard.console import Progress, fit
 from fxguard.errors import FxguardError, UsageError
 from fxguard.report_file import load_report
 from fxguard.trace_diff import diff
-from fxguard.trace_file import Trace, load_trace
+from fxguard.trace_file import load_trace
+from fxguard.traces import Trace
 
 __all__ = ["add_commands"]
 

@@ -16,7 +16,7 @@ from fxguard.instrumented import check_can_instrument, unwrapped
 from fxguard.options import Options
 from fxguard.report import Report
 from fxguard.trace_diff import Diff, diff
-from fxguard.trace_file import TracedBatch
+from fxguard.traces import TracedBatch
 
 __all__ = ["compare"]
 

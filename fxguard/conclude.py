@@ -6,11 +6,12 @@ import sys
 import warnings
 
 from fxguard import ranks
-from fxguard.console import fit
+from fxguard.console import Progress, fit
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
 from fxguard.recorder import Recorder
 from fxguard.report import Report
-from fxguard.trace_file import TracedBatch, TraceWriter
+from fxguard.trace_file import TraceWriter
+from fxguard.traces import TracedBatch
 
 __all__ = ["conclude", "conclude_failure"]
 
@@ -85,10 +86,11 @@ def write(recorder: Recorder, writer: TraceWriter, report: Report | None) -> Non
     """Add every frame of the last batch to the file of the traces."""
     batch = recorder.last_batch
     assert batch is not None
-    frames = tuple(recorder.frames_of(batch))
+    with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
+        frames = tuple(recorder.frames_of(batch, progress.advance))
     verdict = () if report is None else tuple(report.verdict)
     origins = () if report is None else report.origins
-    blamed = tuple(origin.frame.index for origin in origins if origin.frame.index < len(frames))
+    blamed = tuple(origin.frame.index for origin in origins)
     traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
     try:
         writer.write(traced, ranks.current_rank())

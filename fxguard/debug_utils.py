@@ -95,10 +95,8 @@ class _ModuleRecorder(Recorder):
         if finite and not any(map(_is_bad, self.model.parameters())):
             return None
         trace = frames.assemble(batch)
-        for position, planned in enumerate(trace.frames):
-            if not self.shows(planned):
-                continue
-            frame = self.rendered(batch, trace, position)
+        for index, position in enumerate(self.shown(trace)):
+            frame = self.rendered(batch, trace, position, index)
             row = next((row for row in frame.rows if row.is_bad), None)
             if row is not None:
                 problem = "nan" if math.isnan(row.abs_max or 0.0) else "inf"

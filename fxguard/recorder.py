@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class Recorder:
         self._lock = threading.Lock()  # two threads may begin at once
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
+        self.judged: tuple[Batch, Trace] | None = None  # what the last report is about
         self.printed: set[str] = set()  # origins whose report was printed
         self.written: set[str] = set()  # origins whose batch was written
         self.trace_writer = _writer(options, model)
@@ -171,6 +172,7 @@ class Recorder:
         if not accused:
             self.precedents.add(case, judgment.asked)
             return None
+        self.judged = (batch, trace)
         first = min(self.position(trace, blame) for blame in accused)
         return Report(
             batch_number=batch.number,
@@ -192,7 +194,8 @@ class Recorder:
         else:
             what = f"{value.kind} {value.name}"
         position = self.position(trace, blame)
-        frame = self.rendered(judgment.batch, trace, position)
+        index = sum(shown < position for shown in self.shown(trace))
+        frame = self.rendered(judgment.batch, trace, position, index)
         label = next((row.label for row in frame.rows if row.is_bad), "output")
         for row in trace.frames[position].rows:
             if row.value == blame.value:
@@ -252,16 +255,20 @@ class Recorder:
     def shows(self, frame: FramePlan) -> bool:
         return self.options.granularity == "op" or not frame.is_op
 
-    def rendered(self, batch: Batch, trace: Trace, position: int) -> Frame:
+    def shown(self, trace: Trace) -> list[int]:
+        """The indices of the frames that are shown."""
+        return [i for i, frame in enumerate(trace.frames) if self.shows(frame)]
+
+    def rendered(self, batch: Batch, trace: Trace, position: int, index: int) -> Frame:
+        """A frame of a trace; ``index`` is its place among those that are shown."""
         frame = frames.render(trace.frames[position], trace.values, trace.stats, self.model)
-        index = sum(map(self.shows, trace.frames[:position]))
         return replace(frame, batch_number=batch.number, index=index)
 
     def last_frames(self, batch: Batch, trace: Trace, last: int) -> list[Frame]:
         """The last frames up to and including one, from earlier batches where this one is short."""
-        shown = [i for i in range(last + 1) if self.shows(trace.frames[i])]
+        shown = [(n, i) for n, i in enumerate(self.shown(trace)) if i <= last]
         wanted = self.options.max_frames_to_save
-        found = [self.rendered(batch, trace, i) for i in shown[-wanted:]]
+        found = [self.rendered(batch, trace, i, n) for n, i in shown[-wanted:]]
         for earlier, _ in reversed(self.earlier):
             if len(found) >= wanted:
                 break
@@ -278,11 +285,21 @@ class Recorder:
             )
         return [] if batch is None else self.frames_of(batch)
 
-    def frames_of(self, batch: Batch) -> list[Frame]:
-        """Every frame of a finished batch."""
-        trace = frames.assemble(batch)
-        shown = [i for i, frame in enumerate(trace.frames) if self.shows(frame)]
-        return [self.rendered(batch, trace, i) for i in shown]
+    def frames_of(
+        self, batch: Batch, on_progress: Callable[[float], object] | None = None
+    ) -> list[Frame]:
+        """Every frame of a finished batch; tells from 0 to 1 how far it is."""
+        if self.judged is not None and self.judged[0] is batch:
+            trace = self.judged[1]  # with the frames of what was blamed, and what a second run saw
+        else:
+            trace = frames.assemble(batch)
+        shown = self.shown(trace)
+        found = []
+        for index, position in enumerate(shown):
+            if on_progress is not None:
+                on_progress(index / len(shown))
+            found.append(self.rendered(batch, trace, position, index))
+        return found
 
     # Coverage.
 

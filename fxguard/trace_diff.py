@@ -3,117 +3,26 @@
 from __future__ import annotations
 
 import html
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fxguard.align import align
+from fxguard.batch_diff import BatchDiff, Match, compare_batches
 from fxguard.errors import UsageError
-from fxguard.formats import FORMATS
 from fxguard.page import Sheet, page
 from fxguard.records import Frame, Row
 from fxguard.report import strict_json
-from fxguard.trace_file import Trace, TracedBatch, load_trace
+from fxguard.trace_file import load_trace
+from fxguard.traces import Trace, TracedBatch
 
-__all__ = ["BatchDiff", "Diff", "Match", "RowPair", "diff"]
-
-# How far apart two magnitudes of the same operation may be, see `distance`: a few times what
-# rounding made of them on the way through the models of the tests. A number that was rounded to a
-# coarse dtype stays so: the coarsest of both traces counts.
-TOLERANCES = {
-    "float64": 1e-5,  # a trace file keeps six digits
-    "complex128": 1e-5,
-    "float32": 1e-4,
-    "complex64": 1e-4,
-    "float16": 1e-2,
-    "bfloat16": 5e-2,
-}
-COARSER = 0.5  # float8, and whatever else has few bits
+__all__ = ["Diff", "diff"]
 
 SHOWN = 20  # rows in a notebook
 
 Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
-
-
-@dataclass(frozen=True, slots=True)
-class RowPair:
-    """The same value in both traces."""
-
-    a: Row
-    b: Row
-    distance: float | None  # see `distance`; None where one of them has no number
-    differs: bool  # more than is tolerated
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One operation, or one call of a module, in both traces, or in one of them only."""
-
-    a: Frame | None  # None where it is in the second trace only
-    b: Frame | None
-    rows: tuple[RowPair, ...] = ()
-
-    @property
-    def frame(self) -> Frame:
-        """The first trace's, where it is there."""
-        found = self.a or self.b
-        assert found is not None
-        return found
-
-    @property
-    def renamed(self) -> bool:
-        """Whether it has another name or kind in the second trace."""
-        return self.a is not None and self.b is not None and self.a.title != self.b.title
-
-    def of(self, what: Literal["input", "output", "weight"]) -> list[RowPair]:
-        """What it read, made, or holds."""
-
-        def kind(label: str) -> str:
-            return next((k for k in ("input", "output") if label.startswith(k)), "weight")
-
-        return [pair for pair in self.rows if kind(pair.a.label) == what]
-
-    @property
-    def distance(self) -> float:
-        """How far apart is what it made."""
-        return max((pair.distance or 0.0 for pair in self.of("output")), default=0.0)
-
-    @property
-    def differs(self) -> bool:
-        """Whether it made something else, by more than is tolerated."""
-        return any(pair.differs for pair in self.of("output"))
-
-    @property
-    def compared(self) -> bool:
-        """Whether there are numbers to compare."""
-        return any(pair.distance is not None for pair in self.of("output"))
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDiff:
-    """Two batches next to each other."""
-
-    a: TracedBatch
-    b: TracedBatch
-    matches: tuple[Match, ...]  # in order; what is in one only stands where it would run
-
-    @property
-    def aligned(self) -> list[Match]:
-        """What is in both."""
-        return [match for match in self.matches if match.a is not None and match.b is not None]
-
-    @property
-    def differing(self) -> list[Match]:
-        """What is in both and made something else."""
-        return [match for match in self.matches if match.differs]
-
-    def only(self, side: Literal["a", "b"]) -> list[Match]:
-        """What is in one of them only."""
-        return [m for m in self.matches if (m.b if side == "a" else m.a) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +63,9 @@ class Diff:
         """Where they part, in lines."""
         found = next((batch for batch in self.batches if batch.differing), None)
         if found is None:
-            same = "no difference" if self._compared else "nothing could be compared"
-            return [f"{same}: {self._counted(self.batches)}", *self._alone(self.batches[:1])]
+            compared = any(match.compared for batch in self.batches for match in batch.aligned)
+            same = "no difference" if compared else "nothing could be compared"
+            return [f"{same}: {_counted(self.batches)}", *_alone(self.batches[0])]
         first, largest = self.first, self.largest
         assert first is not None
         assert largest is not None
@@ -168,37 +78,10 @@ class Diff:
             where = next(batch for batch in self.batches if largest in batch.matches)
             lines.append(f"the largest difference: {largest.frame.title}{_at(where)}")
             lines += _lines(largest)
-        return [*lines, self._counted(self.batches), *self._alone([found])]
+        return [*lines, _counted(self.batches), *_alone(found)]
 
     def __str__(self) -> str:
         return "\n".join([f"A: {self.a}", f"B: {self.b}", "", *self.verdict])
-
-    @property
-    def _compared(self) -> bool:
-        return any(match.compared for batch in self.batches for match in batch.aligned)
-
-    @staticmethod
-    def _counted(batches: Sequence[BatchDiff]) -> str:
-        aligned = [match for batch in batches for match in batch.aligned]
-        differing = sum(match.differs for match in aligned)
-        compared = sum(match.compared for match in aligned)
-        line = f"{differing} of {compared} compared frames differ"
-        if len(batches) > 1:
-            line += f" in {len(batches)} batches"
-        if compared < len(aligned):
-            line += f"; {len(aligned) - compared} have no numbers in one of the traces"
-        return line
-
-    @staticmethod
-    def _alone(batches: Sequence[BatchDiff]) -> Iterator[str]:
-        for batch in batches:
-            renamed = [f"{m.a.title} -> {m.b.title}" for m in batch.aligned if m.renamed]  # type: ignore[union-attr]
-            if renamed:
-                yield f"renamed: {_listed(renamed)}"
-            for side in ("a", "b"):
-                titles = [match.frame.title for match in batch.only(side)]  # type: ignore[arg-type]
-                if titles:
-                    yield f"only in {side.upper()}: {_listed(titles)}"
 
     def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """Every operation that differs as one table, a row for each value that it made.
@@ -209,34 +92,28 @@ class Diff:
         """
         from tabulate import tabulate
 
-        def escaped(text: str) -> str:
-            return text.replace("|", r"\|") if tablefmt in ("github", "pipe") else text
-
         rows = [
-            tuple(
-                map(
-                    escaped,
-                    (
-                        str(batch.a.number),
-                        match.frame.title,
-                        pair.a.label,
-                        *_cells(pair.a),
-                        *_cells(pair.b),
-                        _percent(pair.distance),
-                        str(match.frame.source or ""),
-                    ),
-                )
-            )
+            [
+                batch.a.number,
+                match.frame.title,
+                pair.a.label,
+                *_cells(pair.a),
+                *_cells(pair.b),
+                _rounded(pair.distance),
+                str(match.frame.source or ""),
+            ]
             for batch in self.batches
             for match in batch.differing
             for pair in match.of("output")
             if pair.differs
-        ]
+        ][:most]
+        if tablefmt in ("github", "pipe"):
+            rows = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
         headers = (
             *("batch", "operation", "value", "A abs min", "A abs max"),
             *("B abs min", "B abs max", "difference", "source"),
         )
-        return tabulate(rows[:most], headers=headers, tablefmt=tablefmt, disable_numparse=True)
+        return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as plain dicts, lists, strings and numbers."""
@@ -252,8 +129,8 @@ class Diff:
                     "batch_b": batch.b.number,
                     "aligned": len(batch.aligned),
                     "compared": sum(match.compared for match in batch.aligned),
-                    "only_in_a": [match.frame.title for match in batch.only("a")],
-                    "only_in_b": [match.frame.title for match in batch.only("b")],
+                    "only_in_a": [match.frame.title for match in batch.only_in_a],
+                    "only_in_b": [match.frame.title for match in batch.only_in_b],
                     "differing": [_plain(match) for match in batch.differing],
                 }
                 for batch in self.batches
@@ -311,7 +188,9 @@ def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
     name_a, batches_a = _read(a)
     name_b, batches_b = _read(b)
     pairs = _paired(batches_a, batches_b)
-    return Diff(name_a, name_b, tuple(_compare(x, y, tolerance) for x, y in pairs), tolerance)
+    return Diff(
+        name_a, name_b, tuple(compare_batches(x, y, tolerance) for x, y in pairs), tolerance
+    )
 
 
 def _read(given: Traced) -> tuple[str, Sequence[TracedBatch]]:
@@ -349,83 +228,6 @@ def _paired(
     return pairs
 
 
-# One batch.
-
-
-def _compare(a: TracedBatch, b: TracedBatch, given: float | None) -> BatchDiff:
-    tolerance = _rounding(a, b) if given is None else given
-
-    def agree(x: Frame, y: Frame) -> bool:
-        match = Match(x, y, tuple(_rows(x, y, tolerance)))
-        return match.compared and not match.differs
-
-    matches = []
-    next_a = next_b = 0
-    for i, j in [*align(a.frames, b.frames, agree), (len(a.frames), len(b.frames))]:
-        matches += [Match(frame, None) for frame in a.frames[next_a:i]]
-        matches += [Match(None, frame) for frame in b.frames[next_b:j]]
-        if i < len(a.frames):
-            x, y = a.frames[i], b.frames[j]
-            matches.append(Match(x, y, tuple(_rows(x, y, tolerance))))
-        next_a, next_b = i + 1, j + 1
-    return BatchDiff(a, b, tuple(matches))
-
-
-def _rounding(a: TracedBatch, b: TracedBatch) -> float:
-    """What rounding to the coarsest dtype may make of a number."""
-    dtypes = {row.dtype for batch in (a, b) for frame in batch.frames for row in frame.rows}
-    inexact = [dtype for dtype in dtypes if "float" in dtype or "complex" in dtype]
-    return max((TOLERANCES.get(d, COARSER) for d in inexact), default=TOLERANCES["float32"])
-
-
-def _rows(x: Frame, y: Frame, tolerance: float) -> Iterator[RowPair]:
-    """Rows by label; those that a graph numbers otherwise by order, where there are as many."""
-    labels = {row.label: row for row in y.rows}
-    for start in ("input", "output"):
-        ours = [row for row in x.rows if row.label.startswith(start)]
-        theirs = [row for row in y.rows if row.label.startswith(start)]
-        if len(ours) == len(theirs):
-            labels |= {own.label: other for own, other in zip(ours, theirs, strict=True)}
-    for row in x.rows:
-        if row.label in labels:
-            yield _row_pair(row, labels[row.label], tolerance)
-
-
-def _row_pair(a: Row, b: Row, tolerance: float) -> RowPair:
-    far = distance(a, b)
-    return RowPair(a, b, far, far is not None and far > tolerance)
-
-
-def distance(a: Row, b: Row) -> float | None:
-    """How far apart two ranges are: 0 for equal ones, 1 where one is many times the other.
-
-    ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``: the smallest magnitude of a
-    large tensor is an accident, and counts as much as it is felt next to the largest. 0 also where
-    both hold the largest number of their dtypes, which masks are made of. Infinite where one of
-    them is worse than the other (finite < inf < NaN); None where one has no number.
-    """
-    low_a, high_a, low_b, high_b = a.abs_min, a.abs_max, b.abs_min, b.abs_max
-    if low_a is None or high_a is None or low_b is None or high_b is None:
-        return None
-    if math.isnan(high_a) or math.isnan(high_b):
-        return 0.0 if math.isnan(high_a) == math.isnan(high_b) else math.inf
-    if high_a == high_b == math.inf or (_is_mask(a) and _is_mask(b)):
-        return 0.0
-    scale = max(high_a, high_b)
-    if scale == math.inf:
-        return math.inf
-    return max(abs(high_a - high_b), abs(low_a - low_b)) / scale if scale else 0.0
-
-
-def _is_mask(row: Row) -> bool:
-    assert row.abs_max is not None
-    limit = FORMATS.get(row.dtype)
-    return limit is not None and math.isclose(row.abs_max, limit.max, rel_tol=1e-5)
-
-
-# Text.
-
-
 def _lines(match: Match) -> Iterator[str]:
     """What one operation read, held and made in both traces."""
     if match.frame.source is not None:
@@ -434,7 +236,33 @@ def _lines(match: Match) -> Iterator[str]:
     for pair in match.rows:
         a, b = (" ".join(f"{cell:>9}" for cell in _cells(row)) for row in (pair.a, pair.b))
         mark = "" if not pair.differs else "  <-"
-        yield f"  {a}  {b}  {_percent(pair.distance):>10}  {pair.a.label}{mark}"
+        yield f"  {a}  {b}  {_rounded(pair.distance):>10}  {pair.a.label}{mark}"
+
+
+def _counted(batches: Sequence[BatchDiff]) -> str:
+    aligned = [match for batch in batches for match in batch.aligned]
+    differing = sum(match.differs for match in aligned)
+    compared = sum(match.compared for match in aligned)
+    line = f"{differing} of {compared} compared frames differ"
+    if len(batches) > 1:
+        line += f" in {len(batches)} batches"
+    if compared < len(aligned):
+        line += f"; {len(aligned) - compared} have no numbers in one of the traces"
+    return line
+
+
+def _alone(batch: BatchDiff) -> Iterator[str]:
+    """What has another name, and what is in one of the traces only."""
+    renamed = [f"{m.frame.title} -> {m.renamed_to}" for m in batch.aligned if m.renamed_to]
+    only_in_a = [match.frame.title for match in batch.only_in_a]
+    only_in_b = [match.frame.title for match in batch.only_in_b]
+    for what, titles in (
+        ("renamed", renamed),
+        ("only in A", only_in_a),
+        ("only in B", only_in_b),
+    ):
+        if titles:
+            yield f"{what}: {_listed(titles)}"
 
 
 def _why(match: Match, batch: BatchDiff) -> str:
@@ -449,7 +277,7 @@ def _why(match: Match, batch: BatchDiff) -> str:
     if given and not root.frame.name:
         return f"the models were given something else: {_listed(given)}"
     labels = _listed([pair.a.label for pair in read])
-    return f"what it read differs already: {labels}, made by what is in one of the traces only"
+    return f"what it read differs already: {labels}; nothing that could be compared made it so"
 
 
 def _at(batch: BatchDiff) -> str:
@@ -457,7 +285,7 @@ def _at(batch: BatchDiff) -> str:
     return f", batch {a}" if a == b else f", batch {a} against {b}"
 
 
-def _percent(far: float | None) -> str:
+def _rounded(far: float | None) -> str:
     if far is None:
         return "-"
     return "0" if far == 0 else f"{far:.1e}"
@@ -482,8 +310,8 @@ def _sheet(batch: BatchDiff) -> Sheet:
     for index, match in enumerate(batch.matches):
         if match.a is None or match.b is None:
             notes[index] = f"only in {'A' if match.b is None else 'B'}"
-        elif match.renamed:
-            notes[index] = f"in B: {match.b.title}"
+        elif match.renamed_to:
+            notes[index] = f"in B: {match.renamed_to}"
         ours, theirs = _side_by_side(match)
         frames.append(replace(match.frame, rows=ours))
         other.append(theirs)
@@ -510,7 +338,7 @@ def _plain(match: Match) -> dict[str, Any]:
     source = match.frame.source
     return {
         "operation": match.frame.title,
-        "renamed_to": match.b.title if match.renamed and match.b is not None else None,
+        "renamed_to": match.renamed_to,
         "source": None if source is None else {"file": source.file, "line": source.line},
         "difference": match.distance,
         "rows": [

@@ -27,8 +27,10 @@ ROOMS = (
     "console",
     "report",
     "report_file",
+    "traces",
     "trace_file",
     "align",
+    "batch_diff",
     "trace_diff",
     "stats",
     "bits",
@@ -83,7 +85,17 @@ ROOMS = (
 )
 WITHOUT_TORCH = (
     *("errors", "records", "formats", "compact", "page", "plot", "console", "report"),
-    *("report_file", "trace_file", "align", "trace_diff", "cli_traces", "plan", "cause"),
+    *(
+        "report_file",
+        "traces",
+        "trace_file",
+        "align",
+        "batch_diff",
+        "trace_diff",
+        "cli_traces",
+        "plan",
+        "cause",
+    ),
 )
 
 

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import Frame, Report, Row, Source, Trace, TracedBatch, cli, diff, load_trace
+from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, cli, diff, load_trace
 from fxguard.records import Origin
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -343,18 +345,45 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_strings_are_only_shown(show: Any, tmp_path: Path, text: str) -> None:
-    """Whatever stands in names, source, labels, notes, dtypes and verdicts runs nothing."""
+def hostile(text: str) -> tuple[Trace, Report, Diff]:
+    """A trace, a report and a comparison in which every string is the same."""
     source = Source(f"/{text}", 3, text)
     rows = (Row(text, 0.0, 1.0, dtype=text), Row("output", note=text), Row("output", 0.0, 1.0))
     frame = Frame(text, text, True, rows, source)
     other = Frame(f"{text}.other", text, False, rows, source)
     batch = TracedBatch(0, (frame, other), 3, (text, text), (0,))
+    worse = replace(frame, rows=(*rows[:2], Row("output", 0.0, 2.0)))
+    return (
+        Trace(text, None, text, (batch, batch)),
+        Report(0, (frame,), (Origin(frame, "inf", text, text),), error=text),
+        diff(batch, TracedBatch(1, (worse,), None, (text,))),
+    )
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_notebooks_only_show_strings(text: str) -> None:
+    """What Jupyter puts into its page has tags of text and tables only."""
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: Any) -> None:
+            assert tag in ("pre", "table", "thead", "tbody", "tr", "th", "td")
+            assert {name for name, _ in attributes} <= {"style"}
+
+        def handle_data(self, data: str) -> None:
+            seen.append(data)
+
+    for shown in hostile(text):
+        seen: list[str] = []
+        Tags().feed(shown._repr_html_())
+        assert text in "".join(seen)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_strings_are_only_shown(show: Any, tmp_path: Path, text: str) -> None:
+    """Whatever stands in names, source, labels, notes, dtypes and verdicts runs nothing."""
     paths = [tmp_path / name for name in ("trace.html", "report.html", "diff.html")]
-    Trace(text, None, text, (batch, batch)).to_html(paths[0])
-    Report(0, (frame,), (Origin(frame, "inf", text, text),), error=text).to_html(paths[1])
-    diff(batch, TracedBatch(1, (frame,), None, (text,))).to_html(paths[2])
+    for made, path in zip(hostile(text), paths, strict=True):
+        made.to_html(path)
     for path in paths:
         page = show(path)
         page.fill("#search", "output")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard import Frame, Row, TracedBatch, cli, diff
-from fxguard.trace_diff import Match, distance
+from fxguard.batch_diff import Match, distance
 
 INF, NAN = math.inf, math.nan
 
@@ -123,9 +123,9 @@ def test_an_operation_that_computes_something_else() -> None:
     found = diff(frames_of(Net(), X), frames_of(other, X))
     assert found.first is not None
     assert found.first.frame.title == "blocks.2 add"
-    [alone] = found.batches[0].only("b")
+    [alone] = found.batches[0].only_in_b
     assert alone.frame.title == "blocks.2 mul"
-    assert "what it read differs already: input[1], made by what is in one" in str(found)
+    assert "what it read differs already: input[1]; nothing that could" in str(found)
     assert "only in B: blocks.2 mul" in str(found)
 
 
@@ -143,10 +143,10 @@ def test_graph_breaks() -> None:
     found = diff(frames_of(Net(), X), frames_of(other, X), tolerance=0)
     batch = found.batches[0]
     assert not found.differs
-    assert not batch.only("a")
-    assert not batch.only("b")
+    assert not batch.only_in_a
+    assert not batch.only_in_b
     assert all(match.compared for match in batch.aligned)
-    assert [m.b.title for m in batch.aligned if m.renamed and m.b] == ["blocks.1 Broken"]
+    assert [m.renamed_to for m in batch.aligned if m.renamed_to] == ["blocks.1 Broken"]
     assert "renamed: blocks.1 Block -> blocks.1 Broken" in str(found)
 
 

@@ -16,6 +16,7 @@ import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import fxguard
 from fxguard import Frame, Row, Source, TracedBatch, cli, load_trace
@@ -25,6 +26,7 @@ from fxguard.trace_file import TraceWriter
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
@@ -89,6 +91,42 @@ def test_a_detection_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert list(batch.verdict) == caught.value.report.verdict
     assert [frame.title for frame in batch.frames] == ["linear Linear", "mul", "exp", "Net"]
     assert batch.frames[2].rows[-1].abs_max == math.inf
+
+
+class InScores(nn.Module):
+    """The operation to blame is measured in a second run only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = (x * 30).expand(1, 1, 16, 16)
+
+        def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            weight = torch.exp(value * 20)
+            return weight - weight * 2
+
+        return flex_attention(q, q, q, score_mod=score) + 1
+
+
+class Weight(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.linear.weight[0, 0] = math.nan
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("model", [InScores, Weight])
+def test_the_frames_to_blame(tmp_path: Path, model: type[nn.Module], replay: bool) -> None:
+    """Are those of the report, also where a second run had to look into an operation."""
+    options = {"on_detect": lambda report: None, "trace_to": tmp_path, "replay": replay}
+    guarded = fxguard.instrument(model(), **options)
+    guarded(torch.ones(16) if model is InScores else X)
+    guard = fxguard.guard_of(guarded)
+    report = guard.last_report
+    assert report is not None
+    [batch] = load_trace(tmp_path / f"{model.__name__}-0.jsonl").batches
+    blamed = [batch.frames[index] for index in batch.blamed]
+    assert comparable(blamed) == comparable(origin.frame for origin in report.origins)
+    assert comparable(batch.frames) == comparable(guard.frames())
 
 
 def test_the_same_fault_is_written_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fxguard.errors import UsageError
 from fxguard.options import names
 from fxguard.records import Frame, Row
-from fxguard.trace_file import Trace
+from fxguard.traces import Trace
 
 __all__ = ["ScalarWriter", "log_ranges", "log_trace"]
 
