@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ __all__ = ["main"]
 
 DETECTED = 3  # exit status after a detection
 WRONG_USE = 2
+PIPE_CLOSED = 141  # as a shell has it: 128 and SIGPIPE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,12 +117,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     own, rest = _split(sys.argv[1:] if argv is None else argv)
     given = parser().parse_args(own)
+    if given.command == "run":
+        return _start(given, [*given.rest, *rest])
     try:
-        return given.do(given) if given.command != "run" else _start(given, [*given.rest, *rest])
+        return int(given.do(given))
     except fxguard.FxguardError as error:
         return _wrong(str(error))
     except FileNotFoundError as error:
         return _wrong(f"no such file: {error.filename}")
+    except BrokenPipeError:  # of `| head`: Python would complain when it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
 
 
 def _start(given: argparse.Namespace, rest: list[str]) -> int:
@@ -164,7 +171,10 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
         "sync_ranks": given.sync_ranks,
         "trace_to": given.trace_to,
     }
-    Options(**options)
+    try:
+        Options(**options)
+    except fxguard.FxguardError as error:
+        return _wrong(str(error))
     with guarding_outermost_modules(**options) as guarded:
         try:
             if given.module is not None:

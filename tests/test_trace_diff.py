@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +347,14 @@ def test_wrong_use_of_the_command(
     with pytest.raises(SystemExit):
         cli.main(["diff", a, "--batches", "0"])
     assert "two batch numbers with a comma between them, got '0'" in capsys.readouterr().err
+
+
+def test_a_pipe_that_closes(traces: tuple[str, str]) -> None:
+    """``| head`` ends it without a word."""
+    command = [sys.executable, "-m", "fxguard", "diff", *traces]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 141
