@@ -211,4 +211,6 @@ def _int(value: Any) -> int:
 
 
 def _float(value: Any) -> float:
-    return float(_of_type(value, float, int))
+    if _of_type(value, float, int) < 0:
+        raise ValueError(f"a magnitude is not negative, and {value} is")
+    return float(value)

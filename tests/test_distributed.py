@@ -176,7 +176,7 @@ rank = distributed.get_rank()
 model = fxguard.instrument(Net(), sync_ranks="sync" in sys.argv)
 model = nn.parallel.DistributedDataParallel(model)
 for step in range(100):
-    x = torch.full((2, 4), 1e20 if (rank, step) == (1, 3) else 1.0)
+    x = torch.full((2, 4), 1e30 if (rank, step) == (1, 3) else 1.0)
     model(x).sum().backward()
 print("rank", rank, "never stopped")
 """

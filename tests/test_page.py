@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -44,7 +45,7 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
     said: list[str] = []
     pages = []
 
-    def open_(path: Path, **options: Any) -> Any:
+    def open_(path: Path, wait_for: str = "#table tbody", **options: Any) -> Any:
         page = browser.new_page(viewport={"width": 1200, "height": 900}, **options)
         pages.append(page)
         page.on("console", lambda message: said.append(message.text))
@@ -53,7 +54,7 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.goto(path.as_uri())
-        page.wait_for_selector("#table tbody")
+        page.wait_for_selector(wait_for)
         assert asked == [path.as_uri()]
         return page
 
@@ -285,12 +286,15 @@ def test_lines_and_themes(show: Any, trace: Trace, tmp_path: Path) -> None:
     assert page.evaluate(back) == "rgb(20, 23, 27)"
     page.click("#theme")
     assert page.evaluate(back) == "rgb(255, 255, 255)"
-    before = drawn(page)
-    page.check("#limit-float8_e4m3fn")
-    with_limit = drawn(page)
-    assert with_limit > before
+    everything = drawn(page)
+    page.uncheck("#limit-float8_e4m3fn")
+    without_limit = drawn(page)
+    assert without_limit < everything
     page.uncheck("#smallest")
-    assert drawn(page) < with_limit
+    assert drawn(page) < without_limit
+    page.check("#limit-float8_e4m3fn")
+    page.check("#smallest")
+    assert drawn(page) == everything
 
 
 def test_a_diff(show: Any, tmp_path: Path) -> None:
@@ -343,6 +347,36 @@ HOSTILE = (
     "javascript:alert(1)//https://example.com",
     "\ud800 half a pair",
 )
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        (),
+        ((None, None),),
+        ((0.0, 0.0),),
+        ((0.0, INF), (NAN, NAN)),
+        ((5e-324, 1e-310), (1e300, 1.7e308)),
+        ((-3.0, -1.0), (2.0, 1.0)),  # no such thing; a report in JSON may say so
+    ],
+)
+def test_odd_numbers(show: Any, tmp_path: Path, ranges: tuple[Any, ...]) -> None:
+    """No frame at all, none with numbers, zeros, the ends of float64: the page works."""
+    frames = tuple(
+        Frame("", "mul", True, (Row("output", low, high, dtype="float64"),)) for low, high in ranges
+    )
+    batch = TracedBatch(0, frames)
+    Trace("Net", None, "2.13.0", (batch, batch)).to_html(tmp_path / "odd.html")
+    page = show(tmp_path / "odd.html", wait_for="#count")
+    put_mouse(page, 0, 1)
+    for key in ("Home", "ArrowRight", "Enter", "+", "-", "Escape", "End", "Enter"):
+        page.locator("#chart").press(key)
+    page.fill("#batch", "1")
+    assert len(rows_shown(page)) == len(ranges)
+    assert page.is_visible("#selected") is bool(ranges)
 
 
 def hostile(text: str) -> tuple[Trace, Report, Diff]:

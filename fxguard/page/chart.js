@@ -65,6 +65,7 @@ class Chart {
   constructor(host, tip, onSelect) {
     Object.assign(this, { host, tip, onSelect, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
     this.extent = extent();
+    this.used = new Set(DATA.plans.flatMap((plan) => plan.dtypes.flatMap((name) => name.split(" / "))));
     host.addEventListener("keydown", (event) => this.key(event));
     host.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     new ResizeObserver(() => this.resize()).observe(host);
@@ -99,7 +100,7 @@ class Chart {
       width: this.host.clientWidth || 800,
       height: this.host.clientHeight || 420,
       legend: { show: false },
-      padding: [14, 86, 0, 0],
+      padding: [14, 104, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, dist: 4 }, points: { size: 8 } },
       scales: {
         x: { time: false, range: (plot, low, high) => this.across(low, high), min: this.view[0], max: this.view[1] },
@@ -128,7 +129,7 @@ class Chart {
     const [low, high] = this.upAndDown();
     // A gap, null, where there is an inf or a NaN; where nothing was measured, undefined, none.
     const inside = (x, bad) =>
-      bad ? null : x === null ? undefined : Math.min(Math.max(Math.log10(x), low), high);
+      bad ? null : x === null ? undefined : x > 0 ? Math.min(Math.max(Math.log10(x), low), high) : low;
     const found = [this.frames.map((frame) => frame.index)];
     SIDES.forEach((_, side) => {
       const all = this.frames.map((frame) => frame.made[side]);
@@ -150,8 +151,8 @@ class Chart {
 
   upAndDown() {
     let [low, high] = this.extent;
-    for (const [name, on] of this.limits)
-      if (on) high = Math.max(high, DATA.formats[name][0]);
+    for (const [name, on] of this.limits) // of what nobody computes in, what lies near is enough
+      if (on && this.used.has(name)) high = Math.max(high, DATA.formats[name][0]);
     return [Math.floor(Math.log10(low)), Math.floor(Math.log10(high)) + 1];
   }
 
@@ -170,69 +171,70 @@ class Chart {
     return gradient;
   }
 
-  drawModules(plot) {
+  /** Draw around what uPlot draws: in its coordinates, with small text. */
+  paint(plot, what) {
     const { ctx } = plot;
-    const { left, top, width, height } = plot.bbox;
-    const ratio = devicePixelRatio;
     ctx.save();
-    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
-    for (const { name, start, end, colour } of this.groups) {
-      const from = Math.max(plot.valToPos(start - 0.5, "x", true), left);
-      const to = Math.min(plot.valToPos(end + 0.5, "x", true), left + width);
-      if (to <= from) continue;
-      ctx.fillStyle = this.palette[colour % this.palette.length];
-      ctx.fillRect(from, top + height + 2 * ratio, Math.max(to - from - ratio, 1), RIBBON * ratio);
-      const parts = name.split(".");
-      const label = parts.map((_, i) => parts.slice(i).join(".")).find(
-        (text) => !/^\d+$/.test(text) && ctx.measureText(text).width < to - from - 6 * ratio,
-      );
-      if (!label) continue;
-      ctx.fillStyle = isDark() ? "#14171b" : "#ffffff";
-      ctx.fillText(label, from + 3 * ratio, top + height + (2 + RIBBON / 2) * ratio);
-    }
+    ctx.lineWidth = devicePixelRatio;
+    what(ctx, plot.bbox, devicePixelRatio);
     ctx.restore();
   }
 
-  drawLimits(plot) {
-    const { ctx } = plot;
-    const { left, top, width, height } = plot.bbox;
-    const ratio = devicePixelRatio;
-    ctx.save();
-    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-    ctx.textBaseline = "middle";
-    ctx.textAlign = "left";
-    ctx.lineWidth = ratio;
-    const line = (value, text, dash) => {
-      const y = plot.valToPos(Math.log10(value), "y", true);
-      if (!(y >= top && y <= top + height)) return;
-      ctx.strokeStyle = ctx.fillStyle = style("--limit");
-      ctx.setLineDash(dash.map((x) => x * ratio));
-      ctx.beginPath();
-      ctx.moveTo(left, y);
-      ctx.lineTo(left + width, y);
-      ctx.stroke();
-      ctx.fillText(text, left + width + 4 * ratio, y);
-    };
-    for (const [name, on] of this.limits) {
-      if (!on) continue;
-      const short = name.replace("float8_", "").replace("float", "fp").replace("bfp", "bf");
-      line(DATA.formats[name][0], `${short} max`, [6, 4]);
-      line(DATA.formats[name][1], `${short} normal`, [1, 4]);
-    }
-    if (this.chosen !== null && this.chosen < this.frames.length) {
-      const x = plot.valToPos(this.chosen, "x", true);
-      if (x >= left && x <= left + width) {
-        ctx.strokeStyle = style("--text");
-        ctx.setLineDash([]);
-        ctx.beginPath();
-        ctx.moveTo(x, top);
-        ctx.lineTo(x, top + height);
-        ctx.stroke();
+  drawModules(plot) {
+    this.paint(plot, (ctx, { left, top, width, height }, ratio) => {
+      for (const { name, start, end, colour } of this.groups) {
+        const from = Math.max(plot.valToPos(start - 0.5, "x", true), left);
+        const to = Math.min(plot.valToPos(end + 0.5, "x", true), left + width);
+        if (to <= from) continue;
+        ctx.fillStyle = this.palette[colour % this.palette.length];
+        ctx.fillRect(from, top + height + 2 * ratio, Math.max(to - from - ratio, 1), RIBBON * ratio);
+        const parts = name.split(".");
+        const label = parts.map((_, i) => parts.slice(i).join(".")).find(
+          (text) => !/^\d+$/.test(text) && ctx.measureText(text).width < to - from - 6 * ratio,
+        );
+        if (!label) continue;
+        ctx.fillStyle = isDark() ? "#14171b" : "#ffffff";
+        ctx.fillText(label, from + 3 * ratio, top + height + (2 + RIBBON / 2) * ratio);
       }
-    }
-    ctx.restore();
+    });
+  }
+
+  drawLimits(plot) {
+    this.paint(plot, (ctx, { left, top, width, height }, ratio) => {
+      ctx.strokeStyle = ctx.fillStyle = style("--limit");
+      const labels = [];
+      for (const [name, on] of this.limits) {
+        if (!on) continue;
+        DATA.formats[name].forEach((value, i) => {
+          const y = plot.valToPos(Math.log10(value), "y", true);
+          if (y > top + height) return;
+          const short = name.replace("float8_", "").replace("float", "fp").replace("bfp", "bf");
+          labels.push([Math.max(y, top), `${short} ${i ? "normal" : "max"}${y < top ? " \u2191" : ""}`]);
+          if (y < top) return;
+          ctx.setLineDash((i ? [1, 4] : this.used.has(name) ? [6, 4] : [2, 6]).map((x) => x * ratio));
+          ctx.beginPath();
+          ctx.moveTo(left, y);
+          ctx.lineTo(left + width, y);
+          ctx.stroke();
+        });
+      }
+      let free = -Infinity; // labels that would lie on each other move down
+      for (const [y, text] of labels.sort(([a], [b]) => a - b)) {
+        free = Math.max(y, free + 12 * ratio);
+        ctx.fillText(text, left + width + 4 * ratio, free);
+      }
+      const x = this.chosen === null ? -1 : plot.valToPos(this.chosen, "x", true);
+      if (x < left || x > left + width) return;
+      ctx.strokeStyle = style("--text");
+      ctx.setLineDash([]);
+      ctx.beginPath();
+      ctx.moveTo(x, top);
+      ctx.lineTo(x, top + height);
+      ctx.stroke();
+    });
   }
 
   hover(plot) {
@@ -291,6 +293,7 @@ class Chart {
 
   key(event) {
     const last = this.frames.length - 1;
+    if (last < 0) return;
     const at = this.plot.cursor.idx ?? this.chosen ?? 0;
     const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last, PageUp: at - 10, PageDown: at + 10 };
     if (event.key in moves) this.moveTo(Math.min(Math.max(moves[event.key], 0), last));

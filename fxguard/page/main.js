@@ -49,11 +49,9 @@ function offerLines() {
     $("lines").append(element("label", {}, box, ` ${label}`));
   };
   offer("smallest", "abs min", chart.smallest, (on) => { chart.smallest = on; });
-  const used = new Set(DATA.plans.flatMap((plan) => plan.dtypes));
   for (const name of ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]) {
-    const on = used.has(name) || name === "float16";
-    chart.limits.set(name, on);
-    offer(`limit-${name}`, name, on, (checked) => chart.limits.set(name, checked));
+    chart.limits.set(name, true);
+    offer(`limit-${name}`, name, true, (on) => chart.limits.set(name, on));
   }
 }
 
