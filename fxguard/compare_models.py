@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def compare(
         )
         with torch.random.fork_rng(_cuda_devices(model)), _buffers_kept(model):
             batches.append(_run(model, args, named))
-    return diff(batches[0], batches[1], tolerance=tolerance)
+    found = diff(batches[0], batches[1], tolerance=tolerance)
+    return replace(found, a=_name(model_a), b=_name(model_b))
 
 
 def _run(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedBatch:
@@ -74,6 +76,15 @@ def _run(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced
         guard.uninstall()
     verdict = tuple(reports[0].verdict) if reports else ()
     return TracedBatch(0, tuple(guard.frames()), verdict=verdict)
+
+
+def _name(model: Module) -> str:
+    """What tells two models apart: class, dtype, and whether it is compiled."""
+    dtype = _place_of(model)[1]
+    said = [type(unwrapped(model)).__name__]
+    said += [str(dtype).removeprefix("torch.")] if dtype is not None else []
+    said += ["compiled"] if isinstance(model, torch._dynamo.OptimizedModule) else []
+    return ", ".join(said)
 
 
 Place = tuple[torch.device, torch.dtype | None]

@@ -53,6 +53,7 @@ def test_float32_and_float16() -> None:
     found = compare(model, copy.deepcopy(model).half(), X)
     assert found.first is not None
     assert (found.first.frame.kind, found.first.distance) == ("square", float("inf"))
+    assert (found.a, found.b) == ("Net, float32", "Net, float16")
     entry = zoo.ZOO["bert"]
     bert = entry.model().eval()
     args, kwargs = entry.inputs(torch.float32, False)
@@ -65,6 +66,7 @@ def test_eager_and_compiled(backend: str) -> None:
     model = Net().eval()
     found = compare(model, torch.compile(model, backend=backend), X)
     assert not found.differs
+    assert (found.a, found.b) == ("Net, float32", "Net, float32, compiled")
     assert len(found.batches[0].aligned) == len(found.batches[0].matches) > 3
     other = torch.compile(copy.deepcopy(model), backend=backend)
     with torch.no_grad():

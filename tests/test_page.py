@@ -179,6 +179,15 @@ def test_the_slider(show: Any, trace: Trace, tmp_path: Path) -> None:
         page.locator("#batch").press("ArrowRight")
     page.fill("#batch", "1")
     assert rows_shown(page) == numbers(trace.batches[1].frames)
+    # What is selected and searched stays.
+    page.locator("#chart").press("Home")
+    page.locator("#chart").press("Enter")
+    page.fill("#search", "mul")
+    page.fill("#batch", "2")
+    frames = trace.batches[2].frames
+    assert rows_shown(page) == numbers(f for f in frames if f.kind == "mul")
+    assert page.inner_text("#selected strong") == frames[0].title
+    assert f"{frames[0].rows[-1].abs_max:.2e}" in page.inner_text("#selected")
 
 
 def test_search(show: Any, trace: Trace, tmp_path: Path) -> None:

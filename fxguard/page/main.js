@@ -3,18 +3,27 @@
 const select = (frame) => {
   chart.select(frame.index);
   table.select(frame.index);
+  describe(frame);
+};
+
+/** A frame with its source line and its numbers, below the chart. */
+function describe(frame) {
   const code = [];
   if (frame.source) {
     const where = `${frame.source.file}:${frame.source.line}`;
     const copy = element("button", { type: "button" }, "Copy");
-    copy.addEventListener("click", () => navigator.clipboard?.writeText(where));
+    copy.hidden = !navigator.clipboard; // where the browser does not trust files
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(where);
+      copy.textContent = "Copied";
+    });
     code.push(element("pre", { id: "code" }, frame.source.code), element("p", { class: "place" }, where, " ", copy));
   }
   const rows = element("table", {}, element("thead", {}, headOf()), element("tbody", {}, ...rowsOf(frame)));
   const note = frame.note ? [element("p", { class: "place" }, frame.note)] : [];
   $("selected").replaceChildren(element("strong", {}, frame.title || frame.kind), ...note, ...code, rows);
   $("selected").hidden = false;
-};
+}
 
 const chart = new Chart($("chart"), $("tip"), select);
 const table = new Table(select);
@@ -35,7 +44,7 @@ function showSheet(number) {
   $("of-batch").hidden = !several || !sheet.verdict.length;
   const [first, ...more] = sheet.verdict;
   $("of-batch").replaceChildren(element("p", {}, first || ""), element("pre", {}, more.join("\n")));
-  if (chart.chosen !== null && chart.chosen < frames.length) select(frames[chart.chosen]);
+  if (chart.chosen !== null && chart.chosen < frames.length) describe(frames[chart.chosen]);
 }
 
 function offerLines() {
