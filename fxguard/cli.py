@@ -193,7 +193,7 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
             reports = [fxguard.guard_of(model).last_report for model in guarded]
             for model in guarded:
                 if path := fxguard.guard_of(model).trace_path:
-                    _say(f"fxguard: the trace is in {path}")
+                    _say(f"fxguard: for a page of the whole batch: fxguard report {path}")
             for report in filter(None, reports):
                 if report.rank == current_rank():  # else the rank that found it writes it
                     _write(report, given.report)

@@ -32,6 +32,12 @@ class TracedBatch:
     verdict: tuple[str, ...] = ()  # of a detection: its lines; () where the batch was well
     blamed: tuple[int, ...] = ()  # of a detection: indices of the frames of its origins
 
+    @property
+    def returned_bad(self) -> bool:
+        """Whether the model returned an inf or a NaN."""
+        root = self.frames[-1] if self.frames else None  # absent where its forward raised
+        return root is not None and not (root.name or root.is_op) and any(_made(root, bad=True))
+
     def sheet(self) -> Sheet:
         """The batch as it stands on a page."""
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
@@ -64,23 +70,20 @@ class Trace:
         bad = [
             frame for batch in self.batches for frame in batch.frames if any(_made(frame, bad=True))
         ]
-        returned = next((frame for frame in bad if not frame.name), None)
+        returned = next((batch for batch in self.batches if batch.returned_bad), None)
         if returned is not None:
-            lines = [f"batch {returned.batch_number}: the model returned inf or NaN"]
+            lines = [f"batch {returned.number}: the model returned inf or NaN"]
         else:
             lines = ["the model returned finite numbers"]
         if bad:
-            lines.append(f"{len(bad)} frames hold inf or NaN, the first is {_place(bad[0])}")
+            hold = "frame holds" if len(bad) == 1 else "frames hold"
+            lines.append(f"{len(bad)} {hold} inf or NaN, the first is {_place(bad[0])}")
         return lines + _nearest(self.batches)
 
     @property
     def is_well(self) -> bool:
         """Whether nothing was found, and the model returned finite numbers."""
-        return not any(
-            batch.verdict or (not frame.name and any(_made(frame, bad=True)))
-            for batch in self.batches
-            for frame in batch.frames[-1:]
-        )
+        return not any(batch.verdict or batch.returned_bad for batch in self.batches)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: every frame of every batch, with a slider.

@@ -165,6 +165,34 @@ def test_a_forward_that_raises(tmp_path: Path, replay: bool) -> None:
     assert batch.frames[0].kind == "log"
 
 
+def test_what_a_trace_says(tmp_path: Path) -> None:
+    """What was found; whether results are finite; what came nearest to the limit of its dtype."""
+
+    class Root(nn.Module):
+        def forward(self, x: Tensor, scale: float) -> Tensor:
+            kept = torch.where(x > 0, x.log(), x)  # the infinity is thrown away
+            return (kept + 2) * scale
+
+    x = torch.tensor([0.0, 1.0], dtype=torch.float16)
+    model = fxguard.instrument(Root(), trace_batch_nums=[0, 1], trace_to=tmp_path)
+    model(x, 4094.0)
+    trace = load_trace(tmp_path / "Root-0.jsonl")
+    assert trace.is_well
+    assert trace.verdict[0] == "the model returned finite numbers"
+    assert trace.verdict[1].startswith("1 frame holds inf or NaN, the first is log, batch 0 (")
+    assert trace.verdict[2].startswith("nearest to its limit: mul, batch 0 (")
+    assert trace.verdict[3] == "  it made 8188; float16 holds 8 times that, 3.0 bits of headroom"
+    model(x, 1e5)
+    trace = load_trace(tmp_path / "Root-0.jsonl")
+    assert not trace.is_well
+    assert trace.verdict[0] == "batch 1: the model returned inf or NaN"
+    found = fxguard.instrument(Root(), on_detect=lambda report: None, trace_to=tmp_path)
+    found(x, 1e5)
+    trace = load_trace(tmp_path / "Root-1.jsonl")
+    assert not trace.is_well
+    assert trace.verdict[0].startswith("batch 0: mul made inf (")
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     """Each guarded model has a file of its own, and so has the next run."""
     for _ in range(3):

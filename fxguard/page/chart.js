@@ -63,7 +63,7 @@ function extent() {
 
 class Chart {
   constructor(host, tip, onSelect) {
-    Object.assign(this, { host, tip, onSelect, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
+    Object.assign(this, { host, tip, onSelect, at: 0, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
     this.extent = extent();
     this.used = new Set(DATA.plans.flatMap((plan) => plan.dtypes.flatMap((name) => name.split(" / "))));
     host.addEventListener("keydown", (event) => this.key(event));
@@ -75,6 +75,7 @@ class Chart {
   show(frames) {
     if (this.frames?.length !== frames.length) this.view = [-0.5, Math.max(frames.length, 2) - 0.5];
     this.frames = frames;
+    this.at = Math.min(this.at, Math.max(frames.length - 1, 0));
     this.groups = groupsOf(frames);
     this.draw();
   }
@@ -243,10 +244,15 @@ class Chart {
       this.tip.hidden = true;
       return;
     }
-    const frame = this.frames[idx];
-    this.tip.replaceChildren(...summary(frame));
+    this.at = idx;
+    this.tell(left, top);
+  }
+
+  /** Show the frame under the mouse, or where the keyboard has gone, beside that place. */
+  tell(left, top) {
+    this.tip.replaceChildren(...summary(this.frames[this.at]));
     this.tip.hidden = false;
-    const box = plot.over.getBoundingClientRect();
+    const box = this.plot.over.getBoundingClientRect();
     const { offsetWidth: wide, offsetHeight: high } = this.tip;
     const right = box.left + left + 16;
     this.tip.style.left = `${right + wide > innerWidth ? Math.max(box.left + left - wide - 16, 4) : right}px`;
@@ -254,13 +260,11 @@ class Chart {
   }
 
   click() {
-    const { idx } = this.plot.cursor;
-    if (this.dragged || idx === null || idx === undefined) return;
-    this.onSelect(this.frames[idx]);
+    if (!this.dragged && this.frames.length) this.onSelect(this.frames[this.at]);
   }
 
   select(index) {
-    this.chosen = index;
+    this.at = this.chosen = index;
     this.uncover(index);
     this.plot.redraw(false);
   }
@@ -280,7 +284,7 @@ class Chart {
 
   zoomBy(factor, centre) {
     const [min, max] = this.view;
-    const middle = centre ?? this.plot.cursor.idx ?? this.chosen ?? (min + max) / 2;
+    const middle = centre ?? (this.at >= min && this.at <= max ? this.at : (min + max) / 2);
     this.zoomTo(middle - (middle - min) * factor, middle + (max - middle) * factor);
   }
 
@@ -294,10 +298,11 @@ class Chart {
   key(event) {
     const last = this.frames.length - 1;
     if (last < 0) return;
-    const at = this.plot.cursor.idx ?? this.chosen ?? 0;
-    const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last, PageUp: at - 10, PageDown: at + 10 };
+    const moves = {
+      ArrowLeft: this.at - 1, ArrowRight: this.at + 1, Home: 0, End: last, PageUp: this.at - 10, PageDown: this.at + 10,
+    };
     if (event.key in moves) this.moveTo(Math.min(Math.max(moves[event.key], 0), last));
-    else if (event.key === "Enter" || event.key === " ") this.onSelect(this.frames[at]);
+    else if (event.key === "Enter" || event.key === " ") this.onSelect(this.frames[this.at]);
     else if (event.key === "+" || event.key === "=") this.zoomBy(0.5);
     else if (event.key === "-") this.zoomBy(2);
     else if (event.key === "Escape") this.zoomTo(-0.5, last + 0.5);
@@ -306,8 +311,13 @@ class Chart {
   }
 
   moveTo(index) {
+    this.at = index; // frames may lie closer than pixels: the cursor would not tell them apart
     this.uncover(index);
-    this.plot.setCursor({ left: this.plot.valToPos(index, "x"), top: 20 });
+    queueMicrotask(() => { // when the new range is in force
+      const left = this.plot.valToPos(index, "x");
+      this.plot.setCursor({ left, top: 20 }, false);
+      this.tell(left, 20);
+    });
     this.host.setAttribute("aria-label", `${this.described} Now at ${spoken(this.frames[index])}`);
   }
 
