@@ -22,6 +22,8 @@ from fxguard.records import Origin
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
+INF, NAN = math.inf, math.nan
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
@@ -188,6 +190,65 @@ def test_the_slider(show: Any, trace: Trace, tmp_path: Path) -> None:
     assert rows_shown(page) == numbers(f for f in frames if f.kind == "mul")
     assert page.inner_text("#selected strong") == frames[0].title
     assert f"{frames[0].rows[-1].abs_max:.2e}" in page.inner_text("#selected")
+
+
+def batches_of(*largest: list[float]) -> Trace:
+    """A batch for each list, with the largest magnitudes of its operations."""
+    batches = (
+        TracedBatch(
+            100 + number,
+            tuple(
+                Frame(f"layers.{i}", "mul", True, (Row("output", 0.0, x, dtype="float16"),))
+                for i, x in enumerate(each)
+            ),
+        )
+        for number, each in enumerate(largest)
+    )
+    return Trace("Net", None, "2.13.0", tuple(batches))
+
+
+def test_the_map_of_batches(show: Any, tmp_path: Path) -> None:
+    """Red where an operation made larger numbers than in most batches; a click goes there."""
+    usual = [1.0, 500.0, 2.0, 0.0]
+    trace = batches_of(usual, usual, [1.0, 500.0, 32.0, 0.0], usual, [1.0, 50.0, 2.0, INF])
+    trace.to_html(tmp_path / "map.html")
+    page = show(tmp_path / "map.html")
+    canvas = page.locator("#by-batch canvas")
+    most = "most at layers.3 mul in batch 104, infinitely larger than in most batches"
+    assert canvas.get_attribute("aria-label") == f"Operations by batch: {most}"
+    box, plot = canvas.bounding_box(), page.locator("#chart .u-over").bounding_box()
+
+    def place(batch: int, frame: int) -> tuple[float, float]:
+        x = plot["x"] - box["x"] + plot["width"] * (frame + 0.5) / 4
+        return x, box["height"] * (batch + 0.5) / 5
+
+    script = """(canvas, places) => {
+        const all = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return places.map(([x, y]) => {
+            const at = 4 * (Math.floor(y) * canvas.width + Math.floor(x));
+            return [...all.data.slice(at, at + 4)];
+        });
+    }"""
+    cells = [(batch, frame) for batch in range(5) for frame in range(4)]
+    found = dict(zip(cells, canvas.evaluate(script, [place(*cell) for cell in cells]), strict=True))
+    assert {at for at, (red, _, blue, alpha) in found.items() if alpha and red > blue} == {
+        (2, 2),
+        (4, 3),
+    }
+    assert {at for at, (red, _, blue, alpha) in found.items() if alpha and blue > red} == {(4, 1)}
+    x, y = place(2, 2)
+    canvas.hover(position={"x": x, "y": y})
+    assert (
+        page.inner_text("#tip") == "layers.2 mul\nbatch 102: 16.0 times larger than in most batches"
+    )
+    canvas.click(position={"x": x, "y": y})
+    assert page.inner_text("#batch-name") == "102"
+    assert page.inner_text("#selected strong") == "layers.2 mul"
+    assert "3.20e+01" in page.inner_text("#selected")
+    batches_of(usual, usual[:3]).to_html(tmp_path / "other.html")
+    assert not show(tmp_path / "other.html").is_visible("#by-batch")
+    diff(trace, trace).to_html(tmp_path / "diff.html")
+    assert not show(tmp_path / "diff.html").is_visible("#by-batch")
 
 
 def test_search(show: Any, trace: Trace, tmp_path: Path) -> None:
@@ -358,9 +419,6 @@ HOSTILE = (
     "javascript:alert(1)//https://example.com",
     "\ud800 half a pair",
 )
-
-
-INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize(

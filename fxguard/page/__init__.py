@@ -23,7 +23,7 @@ from fxguard.records import Frame, Row
 __all__ = ["Sheet", "page"]
 
 # In this order: each uses what stands before it.
-SCRIPTS = ("numbers.js", "chart.js", "tree.js", "table.js", "main.js")
+SCRIPTS = ("numbers.js", "chart.js", "batches.js", "tree.js", "table.js", "main.js")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ function extent() {
 }
 
 class Chart {
-  constructor(host, tip, onSelect) {
-    Object.assign(this, { host, tip, onSelect, at: 0, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
+  constructor(host, tip, onSelect, onDraw) {
+    Object.assign(this, { host, tip, onSelect, onDraw, at: 0, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
     this.extent = extent();
     this.used = new Set(DATA.plans.flatMap((plan) => plan.dtypes.flatMap((name) => name.split(" / "))));
     host.addEventListener("keydown", (event) => this.key(event));
@@ -115,7 +115,7 @@ class Chart {
       bands,
       hooks: {
         drawClear: [(plot) => this.drawModules(plot)],
-        draw: [(plot) => this.drawLimits(plot)],
+        draw: [(plot) => this.drawLimits(plot), () => this.onDraw()],
         setCursor: [(plot) => this.hover(plot)],
       },
     }, this.values(), this.host);

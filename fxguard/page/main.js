@@ -25,8 +25,9 @@ function describe(frame) {
   $("selected").hidden = false;
 }
 
-const chart = new Chart($("chart"), $("tip"), select);
+const chart = new Chart($("chart"), $("tip"), select, () => batches?.draw());
 const table = new Table(select);
+let batches = null; // draws below the chart, from when there is one
 const tree = new Tree($("tree"), select, (module) => {
   chart.zoomTo(module.first - 0.5, module.last + 0.5);
   table.search(module.name);
@@ -36,6 +37,7 @@ function showSheet(number) {
   const sheet = DATA.sheets[number];
   const frames = framesOf(number);
   chart.show(frames);
+  batches?.draw(number);
   tree.show(frames);
   table.show(frames);
   $("batch-name").textContent = sheet.label;
@@ -101,5 +103,11 @@ explainLines();
 offerLines();
 const first = offerBatches();
 showSheet(first);
+batches = new Batches($("by-batch"), chart, (number, index) => {
+  $("batch").value = number;
+  showSheet(number);
+  select(chart.frames[index]);
+});
+requestAnimationFrame(() => batches.draw(first)); // when the chart has its size
 const marked = framesOf(first).find((frame) => frame.marked);
 if (marked) select(marked);

@@ -1,0 +1,132 @@
+// Operations by batches, below the chart: which one made other numbers in a batch than in most.
+
+const STRONG = 3; // doublings at which a colour is at its strongest
+const ROW = { least: 3, most: 16, all: 220 }; // heights in pixels
+
+class Batches {
+  constructor(host, chart, onPick) {
+    Object.assign(this, { host, chart, onPick });
+    const plan = DATA.sheets[0].plan;
+    this.shown = DATA.sheets.length > 1 && SIDES.length === 1 && DATA.sheets.every((sheet) => sheet.plan === plan);
+    host.hidden = !this.shown;
+    if (!this.shown) return;
+    this.canvas = host.querySelector("canvas");
+    this.changes = changes(DATA.plans[plan]);
+    this.canvas.addEventListener("click", (event) => {
+      const [batch, frame] = this.under(event);
+      if (frame !== null) onPick(batch, frame);
+    });
+    this.canvas.addEventListener("mousemove", (event) => this.hover(event));
+    this.canvas.addEventListener("mouseleave", () => { chart.tip.hidden = true; });
+    this.describe();
+  }
+
+  /** Draw what the chart shows, below it: the same frames in the same places. */
+  draw(selected = this.selected) {
+    if (!this.shown) return;
+    this.selected = selected;
+    this.image ??= this.picture();
+    const count = DATA.sheets.length;
+    const { left, width } = this.chart.plot.bbox; // in pixels of the canvas
+    const row = Math.max(ROW.least, Math.min(ROW.most, Math.floor(ROW.all / count)));
+    Object.assign(this, { row });
+    const ratio = devicePixelRatio;
+    this.canvas.width = this.host.clientWidth * ratio;
+    this.canvas.height = row * count * ratio;
+    this.canvas.style.height = `${row * count}px`;
+    const [low, high] = this.chart.view;
+    const ctx = this.canvas.getContext("2d");
+    ctx.imageSmoothingEnabled = false;
+    ctx.drawImage(this.image, low + 0.5, 0, high - low, count, left, 0, width, this.canvas.height);
+    ctx.strokeStyle = ctx.fillStyle = style("--text");
+    ctx.lineWidth = ratio;
+    ctx.strokeRect(left, selected * row * ratio, width, row * ratio);
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "right";
+    ctx.textBaseline = "middle";
+    const step = Math.ceil(12 / row); // names that can be read below one another
+    for (let batch = 0; batch < count; batch += step)
+      ctx.fillText(DATA.sheets[batch].label.split(",")[0], left - 6 * ratio, (batch + 0.5) * row * ratio);
+  }
+
+  /** A pixel for each frame and batch. */
+  picture() {
+    const [count, frames] = [this.changes.length, this.changes[0].length];
+    const image = new OffscreenCanvas(Math.max(frames, 1), count);
+    const ctx = image.getContext("2d");
+    const pixels = ctx.createImageData(image.width, count);
+    this.changes.forEach((row, batch) => row.forEach((change, frame) => {
+      pixels.data.set(tint(change), 4 * (batch * image.width + frame));
+    }));
+    ctx.putImageData(pixels, 0, 0);
+    return image;
+  }
+
+  /** Batch and frame under the mouse; no frame beside the picture. */
+  under(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const batch = Math.min(Math.max(Math.floor((event.clientY - box.top) / this.row), 0), DATA.sheets.length - 1);
+    const frame = Math.round(this.chart.plot.posToVal(event.clientX - this.chart.plot.over.getBoundingClientRect().left, "x"));
+    const [low, high] = this.chart.view;
+    return [batch, frame >= low && frame <= high && frame >= 0 && frame < this.chart.frames.length ? frame : null];
+  }
+
+  hover(event) {
+    const [batch, frame] = this.under(event);
+    const { tip } = this.chart;
+    tip.hidden = frame === null;
+    if (frame === null) return;
+    const title = element("strong", {}, this.chart.frames[frame].title || this.chart.frames[frame].kind);
+    tip.replaceChildren(title, element("div", {}, `batch ${DATA.sheets[batch].label}: ${inWords(this.changes[batch][frame])}`));
+    tip.style.left = `${Math.min(event.clientX + 16, innerWidth - tip.offsetWidth - 4)}px`;
+    tip.style.top = `${Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 4)}px`;
+  }
+
+  describe() {
+    let [most, where] = [0, "no operation made larger numbers in one batch than in most"];
+    this.changes.forEach((row, batch) => row.forEach((change, frame) => {
+      if (!(change > most)) return;
+      const [name, kind] = DATA.plans[DATA.sheets[0].plan].frames[frame];
+      [most, where] = [change, `most at ${`${name} ${kind}`.trim()} in batch ${DATA.sheets[batch].label}, ${inWords(change)}`];
+    }));
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", `Operations by batch: ${where}`);
+  }
+}
+
+/** For each batch and frame: how many doublings its largest magnitude is above the frame's median. */
+function changes(plan) {
+  let next = 0;
+  const outputs = plan.frames.map(([, , , , labels]) => {
+    const at = next;
+    next += labels.length;
+    return labels.flatMap((label, i) => (label.startsWith("output") ? [at + i] : []));
+  });
+  const largest = DATA.sheets.map(({ rows }) => outputs.map((places) => {
+    const highs = places.map((i) => rows[i]).filter((row) => typeof row !== "string").map(([, high]) => WORDS[high] ?? high);
+    return highs.some(Number.isNaN) ? Infinity : highs.length ? Math.max(...highs) : null;
+  }));
+  const medians = outputs.map((_, frame) => {
+    const known = largest.map((row) => row[frame]).filter((x) => x !== null).sort((a, b) => a - b);
+    return known[Math.floor((known.length - 1) / 2)]; // the lower one of two
+  });
+  return largest.map((row) => row.map((x, frame) => {
+    if (x === null) return null;
+    return x === medians[frame] ? 0 : Math.log2(x / medians[frame]);
+  }));
+}
+
+/** Red for larger, blue for smaller, nothing for the same. */
+function tint(change) {
+  if (change === null || Number.isNaN(change)) return [128, 128, 128, 40];
+  const strength = Math.min(Math.abs(change) / STRONG, 1);
+  return [...(change > 0 ? [200, 40, 30] : [30, 100, 200]), 255 * strength];
+}
+
+function inWords(change) {
+  if (change === null || Number.isNaN(change)) return "not measured";
+  if (change === Infinity) return "infinitely larger than in most batches";
+  const times = 2 ** Math.abs(change);
+  if (times < 1.005) return "as in most batches";
+  return `${times < 100 ? times.toPrecision(3) : times.toExponential(1)} times ${change > 0 ? "larger" : "smaller"} than in most batches`;
+}
