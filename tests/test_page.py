@@ -251,6 +251,19 @@ def test_the_map_of_batches(show: Any, tmp_path: Path) -> None:
     assert not show(tmp_path / "diff.html").is_visible("#by-batch")
 
 
+def test_nothing_is_lost_between_pixels(show: Any, tmp_path: Path) -> None:
+    """One of ten thousand operations is larger in one batch: the map shows it."""
+    usual = [1.0] * 10_000
+    trace = batches_of(usual, usual, [*usual[:6_003], 64.0, *usual[6_004:]])
+    trace.to_html(tmp_path / "map.html")
+    page = show(tmp_path / "map.html")
+    red = page.locator("#by-batch canvas").evaluate("""(canvas) => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return data.filter((x, i) => i % 4 === 0 && x > 150 && data[i + 2] < 60).length;
+    }""")
+    assert 5 < red < 100
+
+
 def test_search(show: Any, trace: Trace, tmp_path: Path) -> None:
     """By module, operation, source and label, all words; and by what a frame is."""
     trace.to_html(tmp_path / "trace.html")

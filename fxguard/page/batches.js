@@ -25,7 +25,6 @@ class Batches {
   draw(selected = this.selected) {
     if (!this.shown) return;
     this.selected = selected;
-    this.image ??= this.picture();
     const count = DATA.sheets.length;
     const { left, width } = this.chart.plot.bbox; // in pixels of the canvas
     const row = Math.max(ROW.least, Math.min(ROW.most, Math.floor(ROW.all / count)));
@@ -34,10 +33,9 @@ class Batches {
     this.canvas.width = this.host.clientWidth * ratio;
     this.canvas.height = row * count * ratio;
     this.canvas.style.height = `${row * count}px`;
-    const [low, high] = this.chart.view;
     const ctx = this.canvas.getContext("2d");
     ctx.imageSmoothingEnabled = false;
-    ctx.drawImage(this.image, low + 0.5, 0, high - low, count, left, 0, width, this.canvas.height);
+    ctx.drawImage(this.picture(Math.max(Math.round(width), 1)), left, 0, width, this.canvas.height);
     ctx.strokeStyle = ctx.fillStyle = style("--text");
     ctx.lineWidth = ratio;
     ctx.strokeRect(left, selected * row * ratio, width, row * ratio);
@@ -49,15 +47,21 @@ class Batches {
       ctx.fillText(DATA.sheets[batch].label.split(",")[0], left - 6 * ratio, (batch + 0.5) * row * ratio);
   }
 
-  /** A pixel for each frame and batch. */
-  picture() {
-    const [count, frames] = [this.changes.length, this.changes[0].length];
-    const image = new OffscreenCanvas(Math.max(frames, 1), count);
+  /** A row of pixels for each batch. Where several frames share a pixel, the greatest change shows. */
+  picture(width) {
+    const image = new OffscreenCanvas(width, this.changes.length);
     const ctx = image.getContext("2d");
-    const pixels = ctx.createImageData(image.width, count);
-    this.changes.forEach((row, batch) => row.forEach((change, frame) => {
-      pixels.data.set(tint(change), 4 * (batch * image.width + frame));
-    }));
+    const pixels = ctx.createImageData(width, this.changes.length);
+    const [low, high] = this.chart.view;
+    const frameAt = (x) => Math.round(low + ((high - low) * x) / width);
+    this.changes.forEach((row, batch) => {
+      for (let x = 0; x < width; x++) {
+        let change = row[frameAt(x + 0.5)] ?? null;
+        for (let frame = frameAt(x); frame < frameAt(x + 1); frame++)
+          if (Math.abs(row[frame]) > Math.abs(change)) change = row[frame];
+        pixels.data.set(tint(change), 4 * (batch * width + x));
+      }
+    });
     ctx.putImageData(pixels, 0, 0);
     return image;
   }
