@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from fxguard.nodes import memory_of
 from fxguard.plan import Plan, Value
 from fxguard.records import Source
 from fxguard.regions import unwrapped
+
+if TYPE_CHECKING:
+    from fxguard.frames import Trace
 
 __all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
 
@@ -140,6 +143,7 @@ class Batch:
         self.stopped_at: list[Key] = []  # what the last operation between graphs that raised read
         self.repeated = True  # a graph that had to run again gave the same numbers
         self.measuring = False  # what runs now is fxguard's own arithmetic
+        self.judged: Trace | None = None  # once something in it was reported
 
     # Graphs.
 

@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fxguard.formats import FORMATS
 from fxguard.plan import NOT_MEASURED, Step, Value
 
 __all__ = ["Blame", "Verdict", "find_origins"]
 
 # The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
-LIMITS = {
-    "float16": 65504.0,
-    "bfloat16": 3.3895313892515355e38,
-    "float32": 3.4028234663852886e38,
-    "float64": 1.7976931348623157e308,
-}
+LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
 
 ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm"})
 

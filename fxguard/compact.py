@@ -11,7 +11,7 @@ from typing import Any
 
 from fxguard.records import Frame, Row, Source
 
-__all__ = ["INFINITE", "as_json", "numbers_of", "plan_of"]
+__all__ = ["INFINITE", "as_json", "numbers_of", "of_type", "plan_of"]
 
 DIGITS = 6  # significant ones: float32 has seven, and the last is seldom of interest
 INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
@@ -46,6 +46,17 @@ def numbers_of(rows: Sequence[Row]) -> list[Any]:
 def _number(value: float) -> float | str:
     rounded = float(f"{value:.{DIGITS}g}")
     return next((name for name, x in INFINITE.items() if str(x) == str(rounded)), rounded)
+
+
+def of_type(data: Any, *kinds: type) -> Any:
+    """A piece of JSON that was read, when it is what it has to be; True is no number here.
+
+    Raises:
+        ValueError: when it is something else.
+    """
+    if not isinstance(data, kinds) or (isinstance(data, bool) and bool not in kinds):
+        raise ValueError(f"{str(data)[:40]!r} is not of type {kinds[0].__name__}")
+    return data
 
 
 def as_json(data: Any) -> str:

@@ -69,7 +69,7 @@ def _run(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced
     guard.install()
     try:
         model(*args, **kwargs)
-    except Exception:
+    except Exception:  # of a bad value that led there: what ran before can be compared
         if not reports:
             raise
     finally:

@@ -6,6 +6,7 @@ import sys
 import warnings
 
 from fxguard import ranks
+from fxguard.batch import Batch
 from fxguard.console import Progress, fit
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
 from fxguard.recorder import Recorder
@@ -28,8 +29,8 @@ def conclude(recorder: Recorder) -> None:
         if recorder.trace_writer is None:
             print(fit(recorder.trace_text(batch), sys.stdout))
         else:
-            write(recorder, recorder.trace_writer, None)
-    settle(recorder, report, None)
+            write(recorder, recorder.trace_writer, batch, None)
+    settle(recorder, batch, report, None)
     limit = options.abort_after_batch_num
     if limit is not None and batch.number >= limit:
         message = f"batch {batch.number} has finished: abort_after_batch_num={limit}"
@@ -46,15 +47,19 @@ def conclude_failure(recorder: Recorder, error: Exception) -> None:
     if isinstance(error, FxguardError) or recorder.options.trace_batch_nums:
         recorder.abandon()
         return
+    batch = recorder.batch
+    assert batch is not None
     report = None
     try:
         report = recorder.finish_failed(error)
     except Exception:  # the device may be in no state to be asked; the error itself matters more
         recorder.abandon()
-    settle(recorder, report, error)
+    settle(recorder, batch, report, error)
 
 
-def settle(recorder: Recorder, report: Report | None, error: Exception | None) -> None:
+def settle(
+    recorder: Recorder, batch: Batch, report: Report | None, error: Exception | None
+) -> None:
     """Agree with the other ranks, where that is asked for, and say what was found."""
     options = recorder.options
     tells = None
@@ -67,7 +72,7 @@ def settle(recorder: Recorder, report: Report | None, error: Exception | None) -
     own = report.rank == ranks.current_rank()
     if recorder.trace_writer is not None and own and origin not in recorder.written:
         recorder.written.add(origin)
-        write(recorder, recorder.trace_writer, report)
+        write(recorder, recorder.trace_writer, batch, report)
     if callable(options.on_detect):
         options.on_detect(report)
         return
@@ -82,10 +87,8 @@ def settle(recorder: Recorder, report: Report | None, error: Exception | None) -
     warnings.warn(report.message, RuntimeWarning, stacklevel=3)
 
 
-def write(recorder: Recorder, writer: TraceWriter, report: Report | None) -> None:
-    """Add every frame of the last batch to the file of the traces."""
-    batch = recorder.last_batch
-    assert batch is not None
+def write(recorder: Recorder, writer: TraceWriter, batch: Batch, report: Report | None) -> None:
+    """Add every frame of a batch that has ended to the file of the traces."""
     with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
         frames = tuple(recorder.frames_of(batch, progress.advance))
     verdict = () if report is None else tuple(report.verdict)

@@ -47,7 +47,6 @@ class Recorder:
         self._lock = threading.Lock()  # two threads may begin at once
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
-        self.judged: tuple[Batch, Trace] | None = None  # what the last report is about
         self.printed: set[str] = set()  # origins whose report was printed
         self.written: set[str] = set()  # origins whose batch was written
         self.trace_writer = _writer(options, model)
@@ -172,7 +171,7 @@ class Recorder:
         if not accused:
             self.precedents.add(case, judgment.asked)
             return None
-        self.judged = (batch, trace)
+        batch.judged = trace
         first = min(self.position(trace, blame) for blame in accused)
         return Report(
             batch_number=batch.number,
@@ -289,10 +288,8 @@ class Recorder:
         self, batch: Batch, on_progress: Callable[[float], object] | None = None
     ) -> list[Frame]:
         """Every frame of a finished batch; tells from 0 to 1 how far it is."""
-        if self.judged is not None and self.judged[0] is batch:
-            trace = self.judged[1]  # with the frames of what was blamed, and what a second run saw
-        else:
-            trace = frames.assemble(batch)
+        # What was judged has the frames of what was blamed, too, and what a second run saw.
+        trace = batch.judged or frames.assemble(batch)
         shown = self.shown(trace)
         found = []
         for index, position in enumerate(shown):

@@ -220,7 +220,7 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     try:
         with as_before(run):
             replay.run(*copies_of(run))
-    except Exception:
+    except Exception:  # as the first run did; what it stopped at is the question
         stopped_at = tuple(_read_by(replay.last, run))
     return replace(run, statistics=statistics, stopped_at=stopped_at)
 

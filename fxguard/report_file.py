@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from fxguard.compact import of_type
 from fxguard.errors import UsageError
 from fxguard.report import Report
 
@@ -41,20 +42,14 @@ def _read(wanted: Any, data: Any) -> Any:
         return None if data is None else _read(kind, data)
     if typing.get_origin(wanted) is tuple:  # tuple[X, ...]
         kind, _ = typing.get_args(wanted)
-        return tuple(_read(kind, item) for item in _of_type(data, list))
+        return tuple(_read(kind, item) for item in of_type(data, list))
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         hints = typing.get_type_hints(wanted)
-        given = _of_type(data, dict)
+        given = of_type(data, dict)
         for field in dataclasses.fields(wanted):
             if field.name not in given and field.default is dataclasses.MISSING:
                 raise ValueError(f"it lacks {field.name!r}")
         return wanted(**{name: _read(hints[name], given[name]) for name in hints if name in given})
     if wanted is float:
-        return float(data if data in NOT_FINITE else _of_type(data, float, int))
-    return _of_type(data, wanted)
-
-
-def _of_type(data: Any, *kinds: type) -> Any:
-    if not isinstance(data, kinds) or (isinstance(data, bool) and bool not in kinds):
-        raise ValueError(f"{str(data)[:40]!r} is not of type {kinds[0].__name__}")
-    return data
+        return float(data if data in NOT_FINITE else of_type(data, float, int))
+    return of_type(data, wanted)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from fxguard.compact import INFINITE, as_json, numbers_of, plan_of
+from fxguard.compact import INFINITE, as_json, numbers_of, of_type, plan_of
 from fxguard.errors import UsageError
 from fxguard.records import Frame, Row, Source
 from fxguard.traces import Trace, TracedBatch
@@ -188,29 +188,23 @@ def _at(listed: Sequence[_T], index: int, what: str) -> _T:
     return listed[index]
 
 
-def _of_type(value: Any, *kinds: type) -> Any:
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise ValueError(f"{str(value)[:40]!r} is not of type {kinds[0].__name__}")
-    return value
-
-
 def _dict(value: Any) -> dict[str, Any]:
-    return _of_type(value, dict)  # type: ignore[no-any-return]
+    return of_type(value, dict)  # type: ignore[no-any-return]
 
 
 def _list(value: Any) -> list[Any]:
-    return _of_type(value, list)  # type: ignore[no-any-return]
+    return of_type(value, list)  # type: ignore[no-any-return]
 
 
 def _str(value: Any) -> str:
-    return _of_type(value, str)  # type: ignore[no-any-return]
+    return of_type(value, str)  # type: ignore[no-any-return]
 
 
 def _int(value: Any) -> int:
-    return _of_type(value, int)  # type: ignore[no-any-return]
+    return of_type(value, int)  # type: ignore[no-any-return]
 
 
 def _float(value: Any) -> float:
-    if _of_type(value, float, int) < 0:
+    if of_type(value, float, int) < 0:
         raise ValueError(f"a magnitude is not negative, and {value} is")
     return float(value)

@@ -83,20 +83,7 @@ ROOMS = (
     "integrations",
     "testing",
 )
-WITHOUT_TORCH = (
-    *("errors", "records", "formats", "compact", "page", "plot", "console", "report"),
-    *(
-        "report_file",
-        "traces",
-        "trace_file",
-        "align",
-        "batch_diff",
-        "trace_diff",
-        "cli_traces",
-        "plan",
-        "cause",
-    ),
-)
+WITHOUT_TORCH = (*ROOMS[: ROOMS.index("stats")], "cli_traces", "plan", "cause")
 
 
 def room_of(file: Path) -> str:

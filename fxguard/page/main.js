@@ -109,5 +109,5 @@ batches = new Batches($("by-batch"), chart, (number, index) => {
   select(chart.frames[index]);
 });
 requestAnimationFrame(() => batches.draw(first)); // when the chart has its size
-const marked = framesOf(first).find((frame) => frame.marked);
+const marked = chart.frames.find((frame) => frame.marked);
 if (marked) select(marked);

@@ -3,7 +3,6 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SIDES = DATA.sides ? ["A", "B"] : [""];
 const WORDS = { inf: Infinity, nan: NaN };
-const cache = new Map();
 
 const $ = (id) => document.getElementById(id);
 
@@ -17,7 +16,6 @@ function element(tag, attributes = {}, ...children) {
 
 /** The frames of a sheet, in order of execution, with what chart, tree and table ask about them. */
 function framesOf(number) {
-  if (cache.has(number)) return cache.get(number);
   const sheet = DATA.sheets[number];
   const plan = DATA.plans[sheet.plan];
   const marked = new Set(sheet.marked);
@@ -42,8 +40,6 @@ function framesOf(number) {
     frame.bad = frame.made.some((it) => it.bad);
     frame.headroom = Math.min(...frame.made.map((it) => it.headroom));
   }
-  cache.clear(); // one sheet at a time: a long trace of a deep model is large
-  cache.set(number, frames);
   return frames;
 }
 

@@ -4,7 +4,7 @@ const PAGE = 100; // frames
 
 class Table {
   constructor(onSelect) {
-    Object.assign(this, { onSelect, page: 0, chosen: null, within: null });
+    Object.assign(this, { onSelect, page: 0, chosen: null });
     this.table = $("table");
     this.table.tHead.append(headOf());
     $("search").addEventListener("input", () => this.filter());
