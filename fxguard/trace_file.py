@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ class TraceWriter:
         self.folder, self.model, self.torch = folder, model, torch
         self.path: Path | None = None  # once there is a file
         self._plans: dict[str, int] = {}  # as it stands in the file: its number
+        self._lock = threading.Lock()  # a model may be called in several threads
 
     def write(self, batch: TracedBatch, rank: int | None) -> None:
         """Add a batch to the file.
@@ -48,6 +50,10 @@ class TraceWriter:
             batch: with all of its frames.
             rank: of this process, None without a process group.
         """
+        with self._lock:
+            self._write(batch, rank)
+
+    def _write(self, batch: TracedBatch, rank: int | None) -> None:
         plan = as_json(plan_of(batch.frames))
         lines = []
         if plan not in self._plans:

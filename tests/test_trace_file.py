@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,29 @@ def test_what_a_trace_says(tmp_path: Path) -> None:
     trace = load_trace(tmp_path / "Root-1.jsonl")
     assert not trace.is_well
     assert trace.verdict[0].startswith("batch 0: mul made inf (")
+
+
+def test_several_threads(tmp_path: Path) -> None:
+    """Each batch is in one piece, whoever else writes."""
+    writer = TraceWriter(tmp_path, "Net", "2.13.0")
+    row = Row("output", 0.0, 1.0)
+
+    def work(thread: int) -> None:
+        for number in range(20):
+            names = (f"{thread}.{number % 3}.{i}" for i in range(300))
+            frames = tuple(Frame(name, "mul", True, (row,)) for name in names)
+            writer.write(TracedBatch(100 * thread + number, frames), None)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    batches = load_trace(tmp_path / "Net-0.jsonl").batches
+    assert len(batches) == 80
+    for batch in batches:
+        thread, number = divmod(batch.number, 100)
+        assert batch.frames[7].name == f"{thread}.{number % 3}.7"
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
