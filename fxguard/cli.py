@@ -6,11 +6,13 @@ import argparse
 import importlib.util
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fxguard
 from fxguard.cli_traces import add_commands
+from fxguard.options import Options
 
 if TYPE_CHECKING:
     from fxguard.report import Report
@@ -36,61 +38,7 @@ def parser() -> argparse.ArgumentParser:
         f"instrumented at their first call. A detection ends it with status {DETECTED}.",
         usage="fxguard run [options] (script.py | -m module) [args ...]",
     )
-    run.add_argument(
-        "--max-frames-to-save",
-        type=int,
-        default=21,
-        metavar="N",
-        help="how many frames a report shows (21)",
-    )
-    run.add_argument(
-        "--trace-batch-nums",
-        type=batch_numbers,
-        default=(),
-        metavar="N,N",
-        help="print every frame of these batches; turns detection off",
-    )
-    run.add_argument(
-        "--trace-to",
-        metavar="FOLDER",
-        help="write traced batches, and what is detected, into files there",
-    )
-    run.add_argument(
-        "--abort-after-batch-num",
-        type=int,
-        metavar="N",
-        help="end the run when this batch has finished; batches are counted from 0",
-    )
-    run.add_argument(
-        "--on-detect",
-        choices=("raise", "warn"),
-        default="raise",
-        help="stop at a detection (raise), or print it and go on (warn)",
-    )
-    run.add_argument(
-        "--granularity",
-        choices=("op", "module"),
-        default="op",
-        help="show frames of operations and modules (op), or of modules only",
-    )
-    run.add_argument("--strict", action="store_true", help="also stop at values that reach nothing")
-    run.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help='modules ("decoder.*") or operations in them ("*.SelfAttention:log"); repeatable',
-    )
-    run.add_argument(
-        "--replay",
-        action="store_true",
-        help="check only what leaves the captured graphs, and run them again when that turns bad",
-    )
-    run.add_argument(
-        "--sync-ranks",
-        action="store_true",
-        help="under torchrun, all ranks stop together; each has to call the model equally often",
-    )
+    add_options(run)
     run.add_argument(
         "--report",
         type=Path,
@@ -102,6 +50,21 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add_commands(commands)
     return top
+
+
+def add_options(run: argparse.ArgumentParser) -> None:
+    """Add an option for each field of ``Options``; what is not given is not in the result."""
+    for option in fields(Options):
+        told: dict[str, Any] = {"default": argparse.SUPPRESS, **option.metadata}
+        if isinstance(option.default, bool):
+            told["action"] = argparse.BooleanOptionalAction
+        elif isinstance(option.default, int) or option.name == "abort_after_batch_num":
+            told["type"] = int
+        elif option.name == "trace_batch_nums":
+            told["type"] = batch_numbers
+        elif option.name == "ignore":
+            told["action"] = "append"
+        run.add_argument("--" + option.name.replace("_", "-"), **told)
 
 
 def batch_numbers(text: str) -> tuple[int, ...]:
@@ -155,22 +118,11 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(given: argparse.Namespace, rest: list[str]) -> int:
-    from fxguard.options import Options
     from fxguard.ranks import current_rank
     from fxguard.run import guarding_outermost_modules, run_module, run_script
 
-    options: dict[str, Any] = {
-        "max_frames_to_save": given.max_frames_to_save,
-        "trace_batch_nums": given.trace_batch_nums,
-        "abort_after_batch_num": given.abort_after_batch_num,
-        "on_detect": given.on_detect,
-        "granularity": given.granularity,
-        "strict": given.strict,
-        "ignore": given.ignore,
-        "replay": given.replay,
-        "sync_ranks": given.sync_ranks,
-        "trace_to": given.trace_to,
-    }
+    listed = {option.name for option in fields(Options)}
+    options = {name: value for name, value in vars(given).items() if name in listed}
     try:
         Options(**options)
     except fxguard.FxguardError as error:

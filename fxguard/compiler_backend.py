@@ -48,14 +48,14 @@ def backend(
         >>> compiled = torch.compile(model, backend=fxguard.backend("inductor"))
     """
     options = Options(
-        max_frames_to_save,
-        trace_batch_nums,
-        abort_after_batch_num,
-        on_detect,
-        granularity,
-        strict,
-        ignore,
-        replay,
+        max_frames_to_save=max_frames_to_save,
+        trace_batch_nums=trace_batch_nums,
+        abort_after_batch_num=abort_after_batch_num,
+        on_detect=on_detect,
+        granularity=granularity,
+        strict=strict,
+        ignore=ignore,
+        replay=replay,
     )
     return CompilerBackend(inner, options)
 

@@ -1,11 +1,15 @@
-"""What the user asked for, checked in one place."""
+"""What the user asked for, checked in one place.
+
+The fields of :class:`Options` are the one list of options: the command line is made from them, and
+``tests/test_options.py`` holds the functions that take them against it.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fxguard.errors import UsageError
@@ -15,22 +19,77 @@ from fxguard.report import Report
 __all__ = ["Options", "names"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What :func:`fxguard.instrument` was asked for; checked when it is made."""
 
-    max_frames_to_save: int = 21
-    trace_batch_nums: Iterable[int] = ()
-    abort_after_batch_num: int | None = None
-    on_detect: str | Callable[[Report], Any] = "raise"
-    granularity: str = "op"
-    strict: bool = False
-    ignore: Iterable[str] = ()
-    replay: bool = False
-    sync_ranks: bool = False
-    trace_to: str | os.PathLike[str] | None = None
+    # The metadata are what argparse is told of the option.
+    max_frames_to_save: int = field(
+        default=21, metadata={"help": "how many frames a report shows (21)", "metavar": "N"}
+    )
+    trace_batch_nums: Iterable[int] = field(
+        default=(),
+        metadata={
+            "help": "print every frame of these batches; turns detection off",
+            "metavar": "N,N",
+        },
+    )
+    trace_to: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata={
+            "help": "write traced batches, and what is detected, into files there",
+            "metavar": "FOLDER",
+        },
+    )
+    abort_after_batch_num: int | None = field(
+        default=None,
+        metadata={
+            "help": "end the run when this batch has finished; batches are counted from 0",
+            "metavar": "N",
+        },
+    )
+    on_detect: str | Callable[[Report], Any] = field(
+        default="raise",
+        metadata={
+            "help": "stop at a detection (raise), or print it and go on (warn)",
+            "choices": ("raise", "warn"),
+        },
+    )
+    granularity: str = field(
+        default="op",
+        metadata={
+            "help": "show frames of operations and modules (op), or of modules only",
+            "choices": ("op", "module"),
+        },
+    )
+    strict: bool = field(default=False, metadata={"help": "also stop at values that reach nothing"})
+    ignore: Iterable[str] = field(
+        default=(),
+        metadata={
+            "help": 'modules ("decoder.*") or operations in them ("*.SelfAttention:log"); '
+            "repeatable",
+            "metavar": "GLOB",
+        },
+    )
+    replay: bool = field(
+        default=False,
+        metadata={
+            "help": "check only what leaves the captured graphs, and run them again when that "
+            "turns bad"
+        },
+    )
+    sync_ranks: bool = field(
+        default=False,
+        metadata={
+            "help": "under torchrun, all ranks stop together; each has to call the model equally "
+            "often"
+        },
+    )
 
     def __post_init__(self) -> None:
+        for name in ("strict", "replay", "sync_ranks"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} has to be True or False, got {getattr(self, name)!r}")
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
             raise UsageError(
                 f"max_frames_to_save has to be 1 or more, got {self.max_frames_to_save!r}"
