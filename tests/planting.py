@@ -113,6 +113,8 @@ class Planter:
         self.operations = 0  # how many there are, those without a site included
         self.switch = torch.tensor(NOTHING)
         self.recording = True  # the first run, which plants nothing
+        self.handed_on: list[list[int]] = []  # how bad the outputs of each graph that ran are
+        self.without_fault: list[list[int]] = []  # the same of the first run
         self.between: list[int] = []  # sites between graphs, in order of execution
         self.coming: Iterator[int] = iter(())  # those that have not run yet
 
@@ -128,7 +130,9 @@ class Planter:
             def run(*args: Any) -> Any:
                 if self.recording:
                     run_on_copies(graph_module, args)
-                return compiled(*args)
+                outputs = compiled(*args)
+                self.handed_on.append(severities(outputs))
+                return outputs
 
             return run
 
@@ -145,9 +149,20 @@ class Planter:
 
     def begin(self, site: int, fault: str) -> None:
         """A forward is about to run, with a fault at one site."""
+        if self.recording and self.handed_on:
+            self.without_fault = self.handed_on
+        self.handed_on = []
         self.switch.fill_(NOTHING if site == NOTHING else code_of(site, fault))
         self.recording = self.recording and site == NOTHING
         self.coming = iter(self.between)
+
+    def reached_an_output(self) -> bool:
+        """Whether the last fault made an output of a captured graph worse than it is without.
+
+        A graph that the fault kept from running, as an exception does, has no output.
+        """
+        pairs = zip(self.handed_on, self.without_fault, strict=False)
+        return any(now > before for pair in pairs for now, before in zip(*pair, strict=True))
 
     # Captured graphs.
 
@@ -301,6 +316,15 @@ def floats_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     for found, tensor in tensors_of(value, path):
         if tensor.is_floating_point() and tensor.numel():
             yield found, tensor
+
+
+def severities(outputs: Any) -> list[int]:
+    """Of each output of a graph: 0 for finite, 1 where it holds an inf, 2 for a NaN."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return [
+            2 if tensor.isnan().any() else int(tensor.isinf().any())
+            for _, tensor in floats_of(outputs)
+        ]
 
 
 def tensors_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:

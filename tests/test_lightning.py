@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from extras import needs
 from test_distributed import torchrun
 from torch import Tensor, nn
 
 import fxguard
 
-pytest.importorskip("lightning")
+needs("lightning")
 
-import lightning.pytorch as pl
+import lightning.pytorch as pl  # noqa: E402
 
-from fxguard.integrations.lightning import STEPS, FxguardCallback
+from fxguard.integrations.lightning import STEPS, FxguardCallback  # noqa: E402
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from extras import needs, needs_program
 from torch import Tensor, nn
 
 import fxguard
 from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, cli, diff, load_trace
 from fxguard.records import Origin
 
-sync_api = pytest.importorskip("playwright.sync_api")
+sync_api = needs("playwright.sync_api")
 
 INF, NAN = math.inf, math.nan
 
@@ -30,11 +29,7 @@ QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI has to have Chromium")
-        pytest.skip("there is no Chromium")
+    path = needs_program(*NAMES)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=QUIET)
         yield browser
@@ -557,7 +552,7 @@ def test_accessibility(
     show: Any, trace: Trace, report: Report, tmp_path: Path, scheme: str
 ) -> None:
     """axe, which knows the rules of WCAG, finds nothing."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    axe = needs("axe_playwright_python.sync_playwright").Axe()
     report.to_html(tmp_path / "report.html")
     trace.to_html(tmp_path / "trace.html")
     diff(trace.batches[0], trace.batches[1]).to_html(tmp_path / "diff.html")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from extras import needs
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 import fxguard
 from fxguard.integrations.tensorboard import log_ranges, log_trace
 
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+accumulator = needs("tensorboard.backend.event_processing.event_accumulator")
 
 
 class Block(nn.Module):

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from extras import needs
 from test_distributed import torchrun
 from torch import Tensor, nn
 
 import fxguard
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+transformers = needs("transformers")
+needs("accelerate")
 
 from transformers import (  # noqa: E402
     GPT2Config,

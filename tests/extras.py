@@ -1,0 +1,33 @@
+"""What some tests need and not every machine has: skipped without it, except in CI, which fails."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from typing import Any, NoReturn
+
+import pytest
+
+__all__ = ["needs", "needs_program"]
+
+
+def needs(module: str) -> Any:
+    """The module of an optional dependency."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        do_without(f"{module} cannot be imported: {error}")
+
+
+def needs_program(*names: str) -> str:
+    """The path of the first of these programs that is there."""
+    paths = filter(None, map(shutil.which, names))
+    return next(paths, None) or do_without(f"no program is called {' or '.join(names)}")
+
+
+def do_without(reason: str) -> NoReturn:
+    """Skip the test or the file that asks, and fail it where everything has to be there."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI needs all extras: {reason}", pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
