@@ -6,6 +6,7 @@ Importing this package does not import torch: a name does, when it is first used
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from fxguard.traces import TracedBatch as TracedBatch
 
 __version__ = "0.1.0"
+
+# What goes there is printed as well: where nobody has set up logging it is said once, not twice.
+logging.getLogger("fxguard").addHandler(logging.NullHandler())
 
 _HOME = {
     "BatchLimitReached": "errors",

@@ -134,7 +134,7 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
             else:
                 run_script(Path(rest[0]), rest[1:])
         except fxguard.NonFiniteError as error:
-            _say(_advice(error.report))
+            _say(f"fxguard: {error.report.advice}")
             return DETECTED
         except fxguard.BatchLimitReached as error:
             _say(f"fxguard: {error}")
@@ -150,14 +150,6 @@ def _run(given: argparse.Namespace, rest: list[str]) -> int:
                 if report.rank == current_rank():  # else the rank that found it writes it
                     _write(report, given.report)
     return 0
-
-
-def _advice(report: Report) -> str:
-    origin = report.origins[0]
-    source = origin.frame.source
-    if source is None:
-        return f"fxguard: {report.message}"
-    return f"fxguard: look at {source.file}:{source.line}: {source.code}  ({origin.message})"
 
 
 def _write(report: Report, path: Path | None) -> None:

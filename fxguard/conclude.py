@@ -1,20 +1,29 @@
-"""The end of a batch: print, raise, warn or call, as the options say."""
+"""The end of a batch: print, raise, warn or call, as the options say.
+
+The report goes to stderr, beside the traceback of the exception; traces go to stdout, because they
+were asked for. The logger ``fxguard`` gets one line for each report that is printed, with the
+report as ``record.report``: an error before an exception, a warning before a warning.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 
-from fxguard import ranks
+from fxguard import console, ranks
 from fxguard.batch import Batch
-from fxguard.console import Progress, fit
+from fxguard.console import Progress
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
 from fxguard.recorder import Recorder
 from fxguard.report import Report
+from fxguard.sources import warn_user
 from fxguard.trace_file import TraceWriter
 from fxguard.traces import TracedBatch
 
 __all__ = ["conclude", "conclude_failure"]
+
+LOGGER = logging.getLogger("fxguard")
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
@@ -27,7 +36,7 @@ def conclude(recorder: Recorder) -> None:
     report = recorder.finish()
     if batch.number in options.trace_batch_nums:
         if recorder.trace_writer is None:
-            print(fit(recorder.trace_text(batch), sys.stdout))
+            console.write(recorder.trace_text(batch), sys.stdout)
         else:
             write(recorder, recorder.trace_writer, batch, None)
     settle(recorder, batch, report, None)
@@ -68,23 +77,27 @@ def settle(
     if report is None:
         return
     recorder.last_report = report
-    origin = report.origins[0].message
+    keys = {origin.key for origin in report.origins if not origin.follows}
     own = report.rank == ranks.current_rank()
-    if recorder.trace_writer is not None and own and origin not in recorder.written:
-        recorder.written.add(origin)
+    if recorder.trace_writer is not None and own and not keys <= recorder.written:
+        recorder.written |= keys
         write(recorder, recorder.trace_writer, batch, report)
     if callable(options.on_detect):
         options.on_detect(report)
         return
-    if options.on_detect == "raise" or origin not in recorder.printed:
-        recorder.printed.add(origin)
+    raises = options.on_detect == "raise"
+    if raises or not keys <= recorder.told:
+        recorder.told |= keys
         if tells is None:  # where the run ends one report is enough, whatever others have found
-            what = f"batch {report.batch_number}" if options.on_detect == "raise" else origin
+            what = f"batch {report.batch_number}" if raises else report.origins[0].message
             tells = ranks.is_first_to_tell(f"{recorder.serial}: {what}")
-        tell(report, tells)
-    if options.on_detect == "raise":
-        raise NonFiniteError(report.message, report) from error
-    warnings.warn(report.message, RuntimeWarning, stacklevel=3)
+        tell(report, tells, recorder.stream)
+        level = logging.ERROR if raises else logging.WARNING
+        LOGGER.log(level, report.message, extra={"report": report})
+        if not raises:
+            warn_user(report.message)
+    if raises:
+        raise NonFiniteError(report.summary, report) from error
 
 
 def write(recorder: Recorder, writer: TraceWriter, batch: Batch, report: Report | None) -> None:
@@ -101,10 +114,10 @@ def write(recorder: Recorder, writer: TraceWriter, batch: Batch, report: Report 
         warnings.warn(f"the trace could not be written: {error}", RuntimeWarning, stacklevel=4)
 
 
-def tell(report: Report, whole: bool) -> None:
+def tell(report: Report, whole: bool, stream: str) -> None:
     """Print a report, in one piece, or one line where another rank does."""
     rank = ranks.current_rank()
     text = str(report) if whole else report.message
     if report.rank != rank:
         text = f"rank {rank}: told by {text}"
-    print(fit(text, sys.stdout) + "\n", end="", flush=rank is not None)
+    console.write(text, getattr(sys, stream), flush=rank is not None)

@@ -7,7 +7,7 @@ import re
 import time
 from typing import TextIO
 
-__all__ = ["Progress", "coloured", "fit", "is_terminal", "wants_colour"]
+__all__ = ["Progress", "coloured", "fit", "is_terminal", "wants_colour", "write"]
 
 RED, GREEN, CYAN = "\033[31m", "\033[32m", "\033[36m"
 BOLD, DIM, END = "\033[1m", "\033[2m", "\033[0m"
@@ -57,6 +57,32 @@ def fit(text: str, stream: TextIO, *, well: bool = False) -> str:
     if wants_colour(stream):
         return coloured(text, well=well)
     return _safe(text) if is_terminal(stream) else text
+
+
+def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
+    """Write lines to a stream, with colours where it shows them. It never raises.
+
+    Nobody is to lose an exception of fxguard because the report that goes with it could not be
+    written: the stream may be closed, a pipe without a reader, or of an encoding that lacks a
+    character of the model's source; such characters are written as escapes.
+
+    Args:
+        text: ``str(report)``, a verdict or a trace, without the newline at its end.
+        stream: where to; None is what a program without a console has.
+        flush: whether it is to leave this process at once.
+    """
+    if stream is None:
+        return
+    try:
+        text = fit(text, stream) + "\n"
+        try:
+            stream.write(text)
+        except UnicodeEncodeError as error:
+            stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+        if flush:
+            stream.flush()
+    except Exception:  # also of whatever object somebody has put there
+        return
 
 
 def coloured(text: str, *, well: bool = False) -> str:

@@ -89,6 +89,8 @@ class _ModuleReport(Report):
 class _ModuleRecorder(Recorder):
     """Judges module frames alone: the first one that shows an inf or a NaN is reported."""
 
+    stream = "stdout"  # as the original
+
     def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
         finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
         assert self.model is not None

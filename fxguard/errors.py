@@ -21,6 +21,8 @@ class UsageError(FxguardError, ValueError):
 class NonFiniteError(FxguardError, ValueError):
     """A batch held an inf or a NaN that reached an output.
 
+    ``str(error)`` is :attr:`fxguard.Report.summary`: one line that says where, then the verdict.
+
     Attributes:
         report: the :class:`fxguard.Report` that was printed before this was raised.
     """

@@ -57,9 +57,9 @@ def instrument(
         trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
             ``trace_to`` is given. Detection is off when any is given.
         abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
-        on_detect: ``"raise"`` prints the report and raises; ``"warn"`` warns at each detection
-            and prints the report once for each first origin; a callable is given the
-            :class:`Report` and nothing is printed.
+        on_detect: ``"raise"`` writes the report to stderr and raises; ``"warn"`` writes it and
+            warns, once for each origin, and goes on. Both tell the logger ``fxguard``. A callable
+            is given each :class:`Report`, and nothing is printed.
         granularity: ``"op"`` shows frames of operations and modules, ``"module"`` of modules.
         strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
             ``where`` discards.

@@ -24,7 +24,7 @@ from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
 from fxguard.precedents import Precedents
 from fxguard.ranks import current_rank
-from fxguard.records import Frame, Origin
+from fxguard.records import Frame, Origin, OriginKey
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
 from fxguard.second_run import measure_run
@@ -37,6 +37,8 @@ __all__ = ["Recorder"]
 class Recorder:
     """Keeps the batches of one guarded model and judges each when it ends."""
 
+    stream = "stderr"  # of `sys`: where reports are printed
+
     def __init__(self, options: Options, model: Module | None = None) -> None:
         self.options = options
         self.model = model
@@ -47,8 +49,8 @@ class Recorder:
         self._lock = threading.Lock()  # two threads may begin at once
         self.last_batch: Batch | None = None
         self.last_report: Report | None = None
-        self.printed: set[str] = set()  # origins whose report was printed
-        self.written: set[str] = set()  # origins whose batch was written
+        self.told: set[OriginKey] = set()  # origins whose report was printed
+        self.written: set[OriginKey] = set()  # origins whose batch was written
         self.trace_writer = _writer(options, model)
         self.precedents = Precedents()
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation

@@ -6,7 +6,7 @@ import math
 import os.path
 from dataclasses import dataclass
 
-__all__ = ["Climb", "Frame", "Origin", "Row", "SelfTest", "Source", "Stat"]
+__all__ = ["Climb", "Frame", "Origin", "OriginKey", "Row", "SelfTest", "Source", "Stat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,9 @@ class Climb:
     source: Source | None = None
 
 
+OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A place where a bad value came from: an operation, a weight, or a model input.
@@ -143,6 +146,11 @@ class Origin:
     def is_operation(self) -> bool:
         """Whether an operation made it; else a weight, a buffer or an input held it."""
         return not self.what.startswith(("weight ", "input ", "buffer ", "constant "))
+
+    @property
+    def key(self) -> OriginKey:
+        """What two detections of one origin have in common: what it is, and where."""
+        return (self.what, self.problem, self.frame.name, self.frame.source)
 
     @property
     def message(self) -> str:

@@ -72,12 +72,34 @@ class Report:
         return lines + [f"note: {o.message}, but it reached no output" for o in self.absorbed]
 
     @property
+    def summary(self) -> str:
+        """The message, and the rest of the verdict below it: what the exception says.
+
+        Example:
+            >>> print(report.summary)
+            batch 0: mul made inf (gated.py:11)
+              gated.py:11: hidden = torch.nn.functional.gelu(self.gate(x)) * self.up(x)
+              it read input[0] up to 7.07e+02, input[1] up to 7.69e+02
+              it needs 2.634e+05, 4.02 times what float16 holds (65504)
+        """
+        return "\n".join([self.message, *self.verdict[1 if self.origins else 0 :]])
+
+    @property
     def message(self) -> str:
         """One line: rank, batch, optimizer step, operation, problem and the user's line."""
         rank = "" if self.rank is None else f"rank {self.rank}: "
         what = self.origins[0].message if self.origins else "inf/nan detected"
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
         return f"{rank}batch {self.batch_number}{step}: {what}"
+
+    @property
+    def advice(self) -> str:
+        """One line that says where to look: the user's line, or what was bad before any ran."""
+        origin = self.origins[0]
+        source = origin.frame.source
+        if source is None or not origin.is_operation:  # that line only read it
+            return self.message
+        return f"look at {source.file}:{source.line}: {source.code}  ({origin.message})"
 
     def to_table(self, tablefmt: str = "github") -> str:
         """The frames as one table, a row for each value.

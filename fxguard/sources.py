@@ -7,13 +7,14 @@ import linecache
 import os.path
 import re
 import sys
+import warnings
 from types import FrameType
 
 import torch
 
 from fxguard.records import Source
 
-__all__ = ["source_of_caller", "source_of_trace"]
+__all__ = ["source_of_caller", "source_of_trace", "warn_user"]
 
 # Lines in here are never the user's: for them the line that called is shown.
 INTERNAL = (
@@ -42,10 +43,33 @@ def source_of_trace(trace: str | None) -> Source | None:
 
 def source_of_caller() -> Source | None:
     """The innermost line outside torch among the Python frames that are running now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_internal(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _user_frame()
     if frame is None:
         return None
     file, line = frame.f_code.co_filename, frame.f_lineno
     return Source(file, line, linecache.getline(file, line).strip())
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line outside torch and fxguard that is running now."""
+    frame = _user_frame()
+    if frame is None:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return
+    # What `warnings.warn` does for a stacklevel; how many frames are ours and torch's varies.
+    warnings.warn_explicit(
+        message,
+        RuntimeWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        frame.f_globals.get("__name__", "<unknown>"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _user_frame() -> FrameType | None:
+    """The innermost Python frame outside torch and fxguard."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

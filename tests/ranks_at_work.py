@@ -192,7 +192,7 @@ def work(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     elif case.fault == "everywhere" or rank == FAULTY:
         x = x * 1e20
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), quiet():
+    with contextlib.redirect_stderr(printed), quiet():
         try:
             run(x)
             found["raised"] = None

@@ -423,8 +423,8 @@ def test_detection_ends_with_status_three_and_without_a_traceback(detection: Any
     """The report is printed, the script goes no further, and no library frames are shown."""
     assert detection.status == 3
     assert "Traceback" not in detection.out + detection.err
-    assert "Detected inf/nan during batch_number=1" in detection.out
-    assert "     inf      inf output" in detection.out
+    assert "Detected inf/nan during batch_number=1" in detection.err
+    assert "     inf      inf output" in detection.err
     assert "not reached" not in detection.out
 
 
@@ -463,9 +463,9 @@ def test_report_file_is_text_otherwise(tmp_path: Path) -> None:
     )
     assert ended.status == 3
     assert "arguments ['x']\n" in ended.out
-    assert "Last 1 forward frames:" in ended.out
+    assert "Last 1 forward frames:" in ended.err
     report = tmp_path.joinpath("report.txt").read_text()
-    assert report in ended.out
+    assert report in ended.err
     assert "\nDetected inf/nan during batch_number=0\n" in report
     assert "Traceback" not in ended.err
 
@@ -487,7 +487,7 @@ def test_exception_of_the_script_is_kept(tmp_path: Path, error: str) -> None:
     assert "Traceback (most recent call last)" in ended.err
     assert 'own.py", line 13' in ended.err
     assert "mine" in ended.err.splitlines()[-1]
-    assert "Detected" not in ended.out
+    assert "Detected" not in ended.err
 
 
 def test_early_stop_is_a_success(tmp_path: Path) -> None:

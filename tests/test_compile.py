@@ -81,7 +81,7 @@ def test_a_compiled_model_is_blamed_at_the_right_line(
     assert origin.frame.source is not None
     assert origin.frame.source.code == "product = hidden * hidden"
     assert origin.posinf_count == origin.numel == 8
-    assert "\nDetected inf/nan during batch_number=1\n" in capsys.readouterr().out
+    assert "\nDetected inf/nan during batch_number=1\n" in capsys.readouterr().err
 
 
 @pytest.mark.slow

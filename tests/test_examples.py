@@ -46,6 +46,7 @@ def last_frame(printed: str) -> list[str]:
     """The lines of the last frame below the verdict."""
     _, _, frames = printed.partition("\n\nDetected inf/nan during batch_number=")
     assert frames
+    frames, _, _ = frames.partition("\nfxguard: look at ")
     return re.split(r"^(?= {18})", frames, flags=re.MULTILINE)[-1].splitlines()
 
 
@@ -75,14 +76,14 @@ def test_an_example_ends_as_it_should(args):
     status, printed = EXAMPLES[args]
     done = run_python(*args)
     assert done.returncode == status, done.stdout + done.stderr
-    assert printed in done.stdout
+    assert printed in done.stdout + done.stderr
 
 
 def test_byt5_overflow_ends_at_the_multiplication():
     """The last frame is the product that overflowed, with its line in the installed T5."""
     line = line_of_multiplication()
     done = run_python(*FXGUARD_RUN, BYT5)
-    title, *rows = last_frame(done.stdout)
+    title, *rows = last_frame(done.stderr)
     assert title == (
         " " * 18 + "encoder.block.0.layer.1.DenseReluDense mul"
         f"  # modeling_t5.py:{line}: {MULTIPLICATION}"

@@ -109,7 +109,7 @@ def test_the_error_ends_with_the_report(
     assert report.origins[0].what == RAISING[kind]
     assert report.origins[0].frame.source is not None
     assert report.error.startswith(type(cause).__name__)
-    assert str(report) in capsys.readouterr().out
+    assert str(report) in capsys.readouterr().err
     guard = fxguard.guard_of(model)
     assert guard.batch_number == 2
     assert guard.last_report is report

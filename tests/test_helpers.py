@@ -256,7 +256,7 @@ def test_label_stands_in_the_report(compiled: bool, capsys: Any) -> None:
     with pytest.raises(fxguard.NonFiniteError) as raised:
         call(OVERFLOWING)
     assert model.answers == [False, False]
-    out = capsys.readouterr().out
+    out = capsys.readouterr().err
     assert out.strip() == str(raised.value.report).strip()
     assert "has nans" not in out
     assert "     nan      nan output (after layer_norm)" in out.splitlines()

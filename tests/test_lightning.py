@@ -232,6 +232,6 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     fault = "fault" in how
     assert (ran.returncode == 0) == (not fault), ran.stderr[-3000:]
     assert ran.stdout.count("finished") == (0 if fault else 2)
-    assert ran.stdout.count("Detected inf/nan during batch_number=3") == fault
-    told = ran.stdout.count("rank 1: batch 3, optimizer step 1: log made inf")
+    assert ran.stderr.count("Detected inf/nan during batch_number=3") == fault
+    told = ran.stderr.count("told by rank 1: batch 3, optimizer step 1: log made inf")
     assert told == fault

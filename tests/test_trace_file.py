@@ -86,7 +86,7 @@ def test_a_detection_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not list(tmp_path.iterdir())
     with pytest.raises(fxguard.NonFiniteError) as caught:
         model(X, scale=1e4)
-    assert "Detected inf/nan during batch_number=1" in capsys.readouterr().out
+    assert "Detected inf/nan during batch_number=1" in capsys.readouterr().err
     [batch] = load_trace(tmp_path / "Net-0.jsonl").batches
     assert (batch.number, batch.optimizer_step) == (1, 7)
     assert list(batch.verdict) == caught.value.report.verdict

@@ -330,8 +330,8 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     well = how == "well"
     assert (ran.returncode == 0) == well, ran.stderr[-3000:]
     assert ran.stdout.count("finished") == (2 if well else 0)
-    detected = ran.stdout.count("Detected inf/nan during batch_number=1 optimizer_step=1 rank=1")
+    detected = ran.stderr.count("Detected inf/nan during batch_number=1 optimizer_step=1 rank=1")
     assert detected == (not well)
     message = "rank 1: batch 1, optimizer step 1: mul in transformer.h.1.mlp.act made inf"
-    assert ran.stdout.count(f"rank 0: told by {message}") == (how == "sync")
+    assert ran.stderr.count(f"rank 0: told by {message}") == (how == "sync")
     assert (message in ran.stderr) == (not well)

@@ -21,7 +21,7 @@ __tracebackhide__ = True  # by pytest: it shows the test, and where the model wa
 
 def stop(report: Report) -> None:
     """Fail the test; pytest shows the report."""
-    raise NonFiniteError(report.message, report)
+    raise NonFiniteError(report.summary, report)
 
 
 @contextmanager
