@@ -86,7 +86,7 @@ $ c
 
 
 def test_shown_output_is_the_real_one(tmp_path):
-    """README.md's first Python block, saved as gated.py, prints the verdict, and writes the frames."""
+    """README.md's first Python block, saved as gated.py, prints what the page says."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = readme.partition("```python\n")[2].partition("```")[0]
     verdict, frames = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
