@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +58,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         )
         for reason, names in sorted(skipped.items()):
             terminalreporter.line(f"skipped: {reason}: {', '.join(sorted(names))}")
+    if trials := noted["operator database"]:
+        terminalreporter.section("operator database")
+        for line in operator_lines(trials):
+            terminalreporter.line(line)
     for reason, count, names in noted["left out"]:
         terminalreporter.line(f"left out of {count} architectures: {reason}: {names}")
     idle: dict[str, list[str]] = defaultdict(list)
@@ -65,3 +69,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         idle[reason].append(f"{name} ({variant})")
     for reason, names in sorted(idle.items()):
         terminalreporter.line(f"variants without a run: {reason}: {', '.join(sorted(names))}")
+
+
+def operator_lines(trials: list[Any]) -> Iterator[str]:
+    """What was counted in each database, mode and dtype, and which operations were set apart."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    apart: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for title, counted, set_apart in trials:
+        counts[title].update(counted)
+        for reason, names in set_apart.items():
+            apart[title][reason].update(names)
+    for title, counted in counts.items():
+        yield f"{title}: " + ", ".join(f"{count} {what}" for what, count in counted.items())
+        for reason, names in apart[title].items():
+            yield f"  {reason}: {', '.join(sorted(names))}"
