@@ -146,6 +146,8 @@ def test_inductor_agrees_to_the_last_bits(name: str) -> None:
 
     model = torch.compile(fxguard.instrument(entry.model(train=True)), fullgraph=True)
     actual, actual_gradients = results(model, inputs, train=True)
+    assert outputs
+    assert gradients
     for one, other in zip(outputs, actual, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
     for parameter, gradient in gradients.items():

@@ -69,7 +69,7 @@ def assert_same_reports(
         assert {frame.batch_number for frame in other.frames} == {other.batch_number}
         own = tuple(frame for frame in one.frames if frame.batch_number == one.batch_number)
         one = replace(one, frames=own)
-        assert str(one) == str(other)
+        assert str(one) == str(other), "another report"
         assert one.to_json() == other.to_json()
     return again[0]
 
@@ -247,7 +247,7 @@ def test_without_a_copy_the_second_run_is_spoiled(
 ) -> None:
     """What the test above protects: without copies the report is another, or says so."""
     monkeypatch.setattr(dynamo, "spoiled_inputs", lambda graph: ())
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"^another report"):
         assert_same_reports(*HARD[case])
 
 

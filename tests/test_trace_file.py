@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -386,8 +387,9 @@ def test_every_line_is_strict_json(tmp_path: Path) -> None:
     def refuse(name: str) -> Any:
         raise AssertionError(name)
 
-    for line in (tmp_path / "Net-0.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
+    lines = (tmp_path / "Net-0.jsonl").read_text().splitlines()
+    numbers = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert {"nan", "inf"} <= set(re.findall("nan|inf", str(numbers).lower()))
 
 
 @pytest.mark.campaign
