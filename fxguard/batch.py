@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,11 @@ from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxguard import bits, stats
+from fxguard.errors import InternalError
 from fxguard.nodes import memory_of
 from fxguard.plan import Plan, Value
 from fxguard.records import Source
 from fxguard.regions import unwrapped
-
-if TYPE_CHECKING:
-    from fxguard.frames import Trace
 
 __all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
 
@@ -37,7 +35,13 @@ BETWEEN_GRAPHS = -1
 
 @dataclass(slots=True)
 class GraphRun:
-    """One run of a captured graph."""
+    """One run of a captured graph.
+
+    Made by the backend that runs the graph, which also sets ``statistics``. :class:`Batch` links it
+    to earlier events (``inputs``, ``derived``), brings its numbers to the host, and drops ``args``
+    and ``random_state`` at the end. :mod:`fxguard.second_run` replaces ``plan`` and ``statistics``
+    together, once, where they were put off. All of this happens in the thread of the batch.
+    """
 
     plan: Plan
     graph_module: GraphModule  # as it was captured, without checks
@@ -51,6 +55,7 @@ class GraphRun:
     # Where the graph raised: the values that the operation which raised had read.
     stopped_at: tuple[int, ...] = ()
     postponed: Postponed | None = None  # what to do when the statistics are asked for
+    repeated: bool = True  # False: a second run gave other numbers, and no further one is asked
 
 
 @dataclass(slots=True)
@@ -123,7 +128,17 @@ class ModuleCall:
 
 
 class Batch:
-    """One call of the root module."""
+    """One call of the root module.
+
+    Owned by the thread that called the model; no other thread may change it. Its life:
+
+    1. open: events and values are added in the order in which they happen, by graphs
+       (:meth:`graph_ran`), observers and module hooks;
+    2. read (:meth:`read`): the numbers are on the host, and nothing is added any more. Judging may
+       replace the numbers of runs that were put off;
+    3. closed (:meth:`close`): it holds no tensor of the forward, nothing changes it again, and any
+       thread may read it.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -141,9 +156,7 @@ class Batch:
         self.labels: dict[Key, str] = {}  # names that the user gave to values
         self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
         self.stopped_at: list[Key] = []  # what the last operation between graphs that raised read
-        self.repeated = True  # a graph that had to run again gave the same numbers
         self.measuring = False  # what runs now is fxguard's own arithmetic
-        self.judged: Trace | None = None  # once something in it was reported
 
     # Graphs.
 
@@ -281,15 +294,24 @@ class Batch:
         """Bring the numbers to the host: one transfer for each graph, and the only wait.
 
         They may not stay on the device: a CUDA graph writes its next ones to the same place.
+
+        Raises:
+            InternalError: when a graph did not return one row for each check of its plan: then no
+                number may be taken for that of another value.
         """
         for event in self.events:
             if isinstance(event, GraphRun):
-                event.statistics = event.statistics.cpu()
                 if event.postponed is not None:
-                    event.postponed.leaving = bits.collect(event.postponed.leaving).cpu()
+                    numbers = bits.collect(event.postponed.leaving).cpu()
+                    event.postponed.leaving = numbers
+                    expect_rows(numbers, len(event.postponed.values))
+                    continue
+                event.statistics = event.statistics.cpu()
+                expect_rows(event.statistics, len(event.plan.checks))
         if self.pairs:
             with torch.no_grad():
                 self.between = stats.collect(self.pairs).cpu()
+            expect_rows(self.between, len(self.values))
             self.pairs.clear()
 
     @property
@@ -297,6 +319,11 @@ class Batch:
         """The runs of which only what left the graph was measured."""
         runs = [event for event in self.events if isinstance(event, GraphRun)]
         return [run for run in runs if run.postponed is not None]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether each graph that had to run again gave the numbers of its first run."""
+        return all(event.repeated for event in self.events if isinstance(event, GraphRun))
 
     def close(self) -> None:
         """Let go of everything that keeps memory of the forward alive."""
@@ -307,6 +334,12 @@ class Batch:
         self.failed = None
         self.known.clear()
         self.memories.clear()
+
+
+def expect_rows(numbers: Tensor, count: int) -> None:
+    """Raise where there is not one row of numbers for each value that was measured."""
+    if numbers.shape != (count, 2):
+        raise InternalError(f"{tuple(numbers.shape)} numbers were measured for {count} values")
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:

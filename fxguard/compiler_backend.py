@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from fxguard import dynamo
-from fxguard.batch import GraphRun
-from fxguard.conclude import conclude, conclude_failure
+from fxguard.batch import Batch, GraphRun
+from fxguard.conclude import conclude_failure, conclude_part, stop_after
 from fxguard.errors import UsageError
 from fxguard.options import Options
 from fxguard.recorder import Recorder
@@ -35,9 +36,12 @@ def backend(
 ) -> CompilerBackend:
     """A ``torch.compile`` backend that checks every operation of the graphs it is given.
 
-    A batch is one run of the first graph that was captured, together with the graphs that run
-    before it runs again. What TorchDynamo leaves between graphs is not seen: use
-    :func:`instrument` where there are graph breaks.
+    A batch is one run of the function that the first graph was captured from, also when it was
+    recompiled since, together with the graphs that run in the same thread before that one runs
+    again. Each graph is judged when it has run. A backend is not told when the function returns:
+    ``abort_after_batch_num`` raises where the following batch would begin, and not at all when
+    there is none. What TorchDynamo leaves between graphs is not seen: use :func:`instrument` where
+    there are graph breaks.
 
     Args:
         inner: the backend that compiles the checked graphs, a name or a callable.
@@ -60,6 +64,10 @@ def backend(
     return CompilerBackend(inner, options)
 
 
+class _Running(threading.local):
+    number: int | None = None  # of the batch of this thread; None where the next graph begins one
+
+
 class CompilerBackend:
     """What :func:`backend` returns: a TorchDynamo backend with a recorder of its own."""
 
@@ -67,12 +75,25 @@ class CompilerBackend:
         if not isinstance(inner, str) and not callable(inner):
             raise UsageError(f"a backend is a name or a callable, got {inner!r}")
         self.recorder = Recorder(options)
+        self._begins: Any = None  # the code that the first graph was captured from
+        self._part_of = _Running()
         self._checking = dynamo.CheckingBackend(inner, self._graph_ran, replay=options.replay)
 
     def __call__(
         self, graph_module: GraphModule, example_inputs: list[Any], **options: Any
     ) -> Callable[..., Any]:
-        return self._checking(graph_module, example_inputs)
+        code = dynamo.captured_code() or graph_module
+        run = self._checking(graph_module, example_inputs)
+        if self._begins is None:
+            self._begins = code
+        if code is not self._begins:
+            return run
+
+        def first(*args: Any) -> Any:
+            self._next_batch()
+            return run(*args)
+
+        return first
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompilerBackend:
         # With lightning imported, torch.compile copies its arguments. The reports are in this one.
@@ -95,16 +116,31 @@ class CompilerBackend:
         if outputs is None:
             self._graph_raised(run)
             return
-        # Only the first graph begins another call of the model.
-        again = self.recorder.last_batch is not None and run.plan is not self._checking.plans[0]
-        self.recorder.begin(again=again).graph_ran(run, outputs)
-        conclude(self.recorder)
+        try:
+            self._begin().graph_ran(run, outputs)
+            conclude_part(self.recorder)
+        finally:
+            self.recorder.here.batch = None
 
     def _graph_raised(self, run: GraphRun) -> None:
         error = sys.exc_info()[1]
         assert isinstance(error, Exception)
-        self.recorder.begin().failed = run
-        conclude_failure(self.recorder, error)
+        try:
+            self._begin().failed = run
+            conclude_failure(self.recorder, error)
+        finally:
+            self.recorder.here.batch = None
+
+    def _next_batch(self) -> None:
+        """The first graph is about to run."""
+        before, self._part_of.number = self._part_of.number, None
+        if before is not None:
+            stop_after(before, self.recorder.options)
+
+    def _begin(self) -> Batch:
+        batch = self.recorder.begin(self._part_of.number)
+        self._part_of.number = batch.number
+        return batch
 
 
 @functools.cache

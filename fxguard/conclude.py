@@ -7,21 +7,22 @@ report as ``record.report``: an error before an exception, a warning before a wa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-import warnings
 
 from fxguard import console, ranks
-from fxguard.batch import Batch
 from fxguard.console import Progress
 from fxguard.errors import BatchLimitReached, FxguardError, NonFiniteError
+from fxguard.last_frames import Finished
+from fxguard.options import Options
 from fxguard.recorder import Recorder
 from fxguard.report import Report
 from fxguard.sources import warn_user
 from fxguard.trace_file import TraceWriter
 from fxguard.traces import TracedBatch
 
-__all__ = ["conclude", "conclude_failure"]
+__all__ = ["conclude", "conclude_failure", "conclude_part", "stop_after"]
 
 LOGGER = logging.getLogger("fxguard")
 
@@ -30,20 +31,27 @@ __tracebackhide__ = True  # by pytest: it shows the test, and where the model wa
 
 def conclude(recorder: Recorder) -> None:
     """End the running batch: print, raise, warn or call, as the options say."""
-    options = recorder.options
-    batch = recorder.batch
-    assert batch is not None
-    report = recorder.finish()
-    if batch.number in options.trace_batch_nums:
-        if recorder.trace_writer is None:
-            console.write(recorder.trace_text(batch), sys.stdout)
-        else:
-            write(recorder, recorder.trace_writer, batch, None)
-    settle(recorder, batch, report, None)
+    stop_after(conclude_part(recorder), recorder.options)
+
+
+def stop_after(number: int, options: Options) -> None:
+    """Raise BatchLimitReached where this batch, which has finished, is to be the last one."""
     limit = options.abort_after_batch_num
-    if limit is not None and batch.number >= limit:
-        message = f"batch {batch.number} has finished: abort_after_batch_num={limit}"
-        raise BatchLimitReached(message)
+    if limit is not None and number >= limit:
+        raise BatchLimitReached(f"batch {number} has finished: abort_after_batch_num={limit}")
+
+
+def conclude_part(recorder: Recorder) -> int:
+    """The same for what may be part of a batch only; returns the number of the batch."""
+    finished = recorder.finish()
+    number = finished.batch.number
+    if number in recorder.options.trace_batch_nums:
+        if recorder.trace_writer is None:
+            console.write(recorder.trace_text(finished), sys.stdout)
+        elif unwritten := write(recorder, recorder.trace_writer, finished):
+            warn_user(unwritten)
+    settle(recorder, finished, None)
+    return number
 
 
 def conclude_failure(recorder: Recorder, error: Exception) -> None:
@@ -53,41 +61,54 @@ def conclude_failure(recorder: Recorder, error: Exception) -> None:
         NonFiniteError: with ``error`` as its cause, where a bad value had reached what raised, or
             an output of a module.
     """
-    if isinstance(error, FxguardError) or recorder.options.trace_batch_nums:
-        recorder.abandon()
-        return
     batch = recorder.batch
-    assert batch is not None
-    report = None
-    try:
-        report = recorder.finish_failed(error)
-    except Exception:  # the device may be in no state to be asked; the error itself matters more
-        recorder.abandon()
-    settle(recorder, batch, report, error)
+    if isinstance(error, FxguardError) or recorder.options.trace_batch_nums or batch is None:
+        return
+    finished = Finished(batch)
+    with contextlib.suppress(Exception):  # the device may be in no state to be asked; the error
+        finished = recorder.finish_failed(error)  # itself matters more
+    settle(recorder, finished, error)
 
 
-def settle(
-    recorder: Recorder, batch: Batch, report: Report | None, error: Exception | None
-) -> None:
+def settle(recorder: Recorder, finished: Finished, error: Exception | None) -> None:
     """Agree with the other ranks, where that is asked for, and say what was found."""
-    options = recorder.options
+    options, report = recorder.options, finished.report
     tells = None
     if options.sync_ranks and not options.trace_batch_nums:
         report, tells = ranks.agree(report)
     if report is None:
         return
     recorder.last_report = report
-    keys = {origin.key for origin in report.origins if not origin.follows}
     own = report.rank == ranks.current_rank()
-    if recorder.trace_writer is not None and own and not keys <= recorder.written:
-        recorder.written |= keys
-        write(recorder, recorder.trace_writer, batch, report)
-    if callable(options.on_detect):
-        options.on_detect(report)
+    unwritten = None
+    if recorder.trace_writer is not None and own and recorder.is_new(recorder.written, report):
+        unwritten = write(recorder, recorder.trace_writer, finished)
+    try:
+        if unwritten is not None:
+            warn_user(unwritten)
+    except RuntimeWarning as warning:  # python -W error: it hides no report
+        deliver(recorder, report, tells, error or warning)
+        raise
+    deliver(recorder, report, tells, error)
+
+
+def deliver(
+    recorder: Recorder, report: Report, tells: bool | None, error: Exception | None
+) -> None:
+    """Print, raise, warn or call.
+
+    Args:
+        recorder: of the model.
+        report: what was found.
+        tells: whether this rank prints it; None where the ranks did not agree on that.
+        error: what the exception names as its cause.
+    """
+    on_detect = recorder.options.on_detect
+    if callable(on_detect):
+        on_detect(report)
         return
-    raises = options.on_detect == "raise"
-    if raises or not keys <= recorder.told:
-        recorder.told |= keys
+    raises = on_detect == "raise"
+    if recorder.is_new(recorder.told, report) or raises:
         if tells is None:  # where the run ends one report is enough, whatever others have found
             what = f"batch {report.batch_number}" if raises else report.origins[0].message
             tells = ranks.is_first_to_tell(f"{recorder.serial}: {what}")
@@ -100,18 +121,24 @@ def settle(
         raise NonFiniteError(report.summary, report) from error
 
 
-def write(recorder: Recorder, writer: TraceWriter, batch: Batch, report: Report | None) -> None:
-    """Add every frame of a batch that has ended to the file of the traces."""
+def write(recorder: Recorder, writer: TraceWriter, finished: Finished) -> str | None:
+    """Add every frame of a batch that has ended to the file of the traces.
+
+    Returns:
+        None, or why it could not be written: a full disk ends no training, and hides no report.
+    """
+    batch, report = finished.batch, finished.report
     with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
-        frames = tuple(recorder.frames_of(batch, progress.advance))
+        frames = tuple(recorder.frames_of(finished, progress.advance))
     verdict = () if report is None else tuple(report.verdict)
     origins = () if report is None else report.origins
     blamed = tuple(origin.frame.index for origin in origins)
     traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
     try:
         writer.write(traced, ranks.current_rank())
-    except OSError as error:  # a full disk ends no training, and hides no report
-        warnings.warn(f"the trace could not be written: {error}", RuntimeWarning, stacklevel=4)
+    except OSError as error:
+        return f"the trace could not be written: {error}"
+    return None
 
 
 def tell(report: Report, whole: bool, stream: str) -> None:

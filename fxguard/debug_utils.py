@@ -14,6 +14,7 @@ from fxguard import frames, gaps, marks, report, stats
 from fxguard.batch import Batch
 from fxguard.guard import Guard
 from fxguard.instrumented import check_can_instrument
+from fxguard.last_frames import Finished
 from fxguard.options import Options
 from fxguard.recorder import Recorder
 from fxguard.records import Origin
@@ -91,11 +92,11 @@ class _ModuleRecorder(Recorder):
 
     stream = "stdout"  # as the original
 
-    def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
+    def judge(self, batch: Batch, error: Exception | None = None) -> Finished:
         finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
         assert self.model is not None
         if finite and not any(map(_is_bad, self.model.parameters())):
-            return None
+            return Finished(batch)
         trace = frames.assemble(batch)
         for index, position in enumerate(self.shown(trace)):
             frame = self.rendered(batch, trace, position, index)
@@ -104,8 +105,8 @@ class _ModuleRecorder(Recorder):
                 problem = "nan" if math.isnan(row.abs_max or 0.0) else "inf"
                 origin = Origin(frame, problem, f"{frame.kind} {row.label}", row.label)
                 last = tuple(self.last_frames(batch, trace, position))
-                return _ModuleReport(batch.number, last, (origin,))
-        return None
+                return Finished(batch, trace, _ModuleReport(batch.number, last, (origin,)))
+        return Finished(batch)
 
 
 class _ModuleGuard(Guard):

@@ -10,7 +10,9 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
 - ``torch._dynamo.eval_frame.skip_code``: keeps TorchDynamo from compiling the observers as
   functions of their own, which would run them under the compiler they observe. They can still
   be traced as part of a caller.
-- ``torch._dynamo.symbolic_convert.InstructionTranslator.current_tx``, its
+- ``torch._dynamo.symbolic_convert.InstructionTranslator.current_tx``: its
+  ``output.root_tx.f_code`` is the code that is captured. A recompiled graph comes from the same
+  code, and that is how ``backend()`` knows where a batch begins. Its
   ``output.has_user_defined_allowed_in_graph``, and
   ``torch._dynamo.trace_rules.is_callable_allowed``: where a backend cannot compile a graph,
   TorchDynamo breaks it, but not when a user's own function stands in it. Marks are such
@@ -33,6 +35,7 @@ import contextlib
 import functools
 import inspect
 import threading
+import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -61,6 +64,7 @@ from fxguard.spoiled import spoiled_inputs
 __all__ = [
     "CheckingBackend",
     "OuterCompiler",
+    "captured_code",
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
@@ -163,6 +167,15 @@ def graph_breaks() -> Counter[str]:
 
 
 _breaks: tuple[int, Counter[str]] = (0, Counter())  # how many there were, and their reasons
+
+
+def captured_code() -> types.CodeType | None:
+    """The code that TorchDynamo is capturing a graph from; None where somebody else calls."""
+    try:
+        code: types.CodeType = InstructionTranslator.current_tx().output.root_tx.f_code
+    except AttributeError:
+        return None
+    return code
 
 
 class CheckingBackend:
@@ -337,28 +350,29 @@ def let_backend_fail(graph_module: GraphModule) -> None:
 
 HOOK_ID = RemovableHandle(OrderedDict()).id  # a key that nobody else is given
 _lock = threading.Lock()
-_users = 0  # forwards that need the hooks now, in all threads
+_users: set[object] = set()  # forwards that need the hooks now, in all threads
 
 
 @contextlib.contextmanager
 def module_hooks_on() -> Iterator[None]:
     """Let :mod:`fxguard.module_calls` see modules begin and return, wherever they run."""
-    global _users
-    with _lock:
-        _users += 1
-        if _users == 1:
+    user = object()
+    try:  # an interrupt may come at any call
+        with _lock:
             module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
             module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
             module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
-    try:
+            _users.add(user)
         yield
     finally:
         with _lock:
-            _users -= 1
-            if _users == 0:
-                del module_hooks._global_forward_pre_hooks[HOOK_ID]
-                del module_hooks._global_forward_hooks[HOOK_ID]
-                del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
+            try:
+                _users.discard(user)
+            finally:
+                if not _users and HOOK_ID in module_hooks._global_forward_pre_hooks:
+                    del module_hooks._global_forward_pre_hooks[HOOK_ID]
+                    del module_hooks._global_forward_hooks[HOOK_ID]
+                    del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
 
 
 for function in (

@@ -18,6 +18,14 @@ class UsageError(FxguardError, ValueError):
     """An argument or a call that cannot work; nothing was changed."""
 
 
+class InternalError(FxguardError):
+    """fxguard's own books do not agree. No model causes this: please report it.
+
+    Raised where going on would show the number of another tensor. Where the model's forward has
+    raised, its error goes out instead, without a report.
+    """
+
+
 class NonFiniteError(FxguardError, ValueError):
     """A batch held an inf or a NaN that reached an output.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "FusedObserver",
     "Observer",
     "Watch",
+    "here",
     "key_of",
     "set_watch",
     "unobserved",
@@ -66,22 +67,27 @@ class Watch:
     def leave_fused(self) -> None:
         """Stop watching from below, where that was begun."""
         if self.fused is not None:
-            self.fused[1].close()
+            self.fused[1].close()  # may be called again, if this was interrupted
             self.fused = None
 
 
-_local = threading.local()
+class _Here(threading.local):
+    watch: Watch | None = None
+
+
+# Each guarded forward sets ``here.watch`` when it begins, and back to what it was when it ends.
+here = _Here()
 
 
 def watching() -> Watch | None:
     """The watch of the guarded forward that runs in this thread."""
-    return getattr(_local, "watch", None)
+    return here.watch
 
 
 def set_watch(watch: Watch | None) -> Watch | None:
     """Install a watch for this thread and return the one before."""
-    before = watching()
-    _local.watch = watch
+    before = here.watch
+    here.watch = watch
     return before
 
 
@@ -123,24 +129,27 @@ class FusedObserver(TorchDispatchMode):
 def unobserved(watch: Watch | None) -> Iterator[None]:
     """Take the observer off, and no other mode: graphs and their compilers may need those."""
     observer = None if watch is None else watch.observer
-    above: list[Any] = []
-    while observer is not None and _len_torch_function_stack():
-        above.append(overrides._pop_mode())
-        if above[-1] is observer:
-            break
-    found = bool(above) and above[-1] is observer
-    if found:
-        above.pop()
-    for mode in reversed(above):
-        overrides._push_mode(mode)
+    modes = overrides._get_current_function_mode_stack() if observer is not None else []
+    if observer not in modes:
+        yield
+        return
     try:
+        set_function_modes([mode for mode in modes if mode is not observer])
         yield
     finally:
-        if found:
-            for _ in above:
-                overrides._pop_mode()
-            for mode in (observer, *reversed(above)):
-                overrides._push_mode(mode)  # type: ignore[arg-type]
+        try:
+            set_function_modes(modes)
+        except BaseException:  # an interrupt came between
+            set_function_modes(modes)
+            raise
+
+
+def set_function_modes(modes: Sequence[Any]) -> None:
+    """Replace the stack of torch function modes; may be called again, if it was interrupted."""
+    while _len_torch_function_stack():
+        overrides._pop_mode()
+    for mode in modes:
+        overrides._push_mode(mode)
 
 
 # TorchDynamo is active while gaps run, and would compile fxguard's own functions one by one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -132,6 +133,12 @@ LEAVE_WHAT_FAILS = True
 class Guard:
     """What watches one instrumented model. Made by :func:`instrument`.
 
+    Threads may call the model at the same time. What they share is changed under the lock
+    (``_compiled``, ``_backends``, ``_breaks``, ``_names``, ``_tensors``), or belongs to the
+    :class:`~fxguard.recorder.Recorder`; :meth:`install` and :meth:`uninstall` are for one thread,
+    while no other one calls the model. TorchDynamo counts graph breaks for the whole process:
+    one that another thread makes meanwhile is counted here, too.
+
     Attributes:
         model: the instrumented model.
         last_report: the :class:`Report` of the last detection, or None.
@@ -141,6 +148,8 @@ class Guard:
 
     capture = True  # False: watch modules only, and leave eager models to Python
     methods: tuple[str, ...] = ("forward",)  # of the model: each call of one is a batch
+    # What :meth:`install` took from the model, for :meth:`uninstall`: a copy has copies of it.
+    kept_for_uninstall: tuple[str, ...] = ("_own",)
 
     def __init__(self, model: Module, options: Options) -> None:
         self.model = model
@@ -155,6 +164,7 @@ class Guard:
         self._names: dict[int, str] = {}
         self._weights_stay = True  # until a report is made
         self._tensors: dict[int, tuple[str, str]] = {}
+        self._lock = threading.RLock()
 
     # What users ask for.
 
@@ -307,7 +317,8 @@ class Guard:
         memo[id(self)] = twin
         INSTALLED.add(twin)
         twin._wrappers = self._wrappers
-        twin._own = copy.deepcopy(self._own, memo)
+        for name in self.kept_for_uninstall:
+            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
 
     def __reduce__(self) -> Any:
@@ -328,38 +339,47 @@ class Guard:
         if not self._names:
             self._read_names()
         forward = self._compiled_for(method, outer)
-        batch = self.recorder.begin()
-        breaks = dynamo.graph_breaks()
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph or not self.capture else self._observer
-        watch = gaps.Watch(
-            batch, self._names, self._tensors, observer, self._read_names, self._weights_stay
-        )
-        before = gaps.set_watch(watch)
+        breaks, before = dynamo.graph_breaks(), gaps.watching()
+        # An interrupt may come at any call below. The last line of each `finally` is none.
         try:
-            with dynamo.module_hooks_on():
-                if observer is None:
-                    output = forward(*args, **kwargs)
-                else:
-                    with observer:
+            watch = gaps.Watch(
+                self.recorder.begin(),
+                self._names,
+                self._tensors,
+                observer,
+                self._read_names,
+                self._weights_stay,
+            )
+            try:
+                gaps.set_watch(watch)
+                with dynamo.module_hooks_on():
+                    if observer is None:
                         output = forward(*args, **kwargs)
+                    else:
+                        with observer:
+                            output = forward(*args, **kwargs)
+                with torch._C.DisableTorchFunction():
+                    name = class_name(type(self.model))
+                    module_calls.record_return(watch, "", name, (), args, kwargs, output)
+            except Exception as error:
+                with torch._C.DisableTorchFunction():
+                    conclude_failure(self.recorder, error)
+                raise
+            finally:
+                try:
+                    watch.leave_fused()
+                    self._count_breaks(breaks)
+                except BaseException:
+                    watch.leave_fused()
+                    raise
+                finally:
+                    gaps.here.watch = before
             with torch._C.DisableTorchFunction():
-                name = class_name(type(self.model))
-                module_calls.record_return(watch, "", name, (), args, kwargs, output)
-        except Exception as error:
-            with torch._C.DisableTorchFunction():
-                conclude_failure(self.recorder, error)
-            raise
-        except BaseException:
-            self.recorder.abandon()
-            raise
+                conclude(self.recorder)
         finally:
-            watch.leave_fused()
-            gaps.set_watch(before)
-            if (now := dynamo.graph_breaks()) is not breaks:
-                self._breaks += now - breaks
-        with torch._C.DisableTorchFunction():
-            conclude(self.recorder)
+            self.recorder.here.batch = None
         return output
 
     def _compiled_for(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
@@ -367,7 +387,14 @@ class Guard:
             return self.original(method)
         fullgraph = outer is not None and outer.fullgraph
         key = (method, None if outer is None else id(outer.backend), fullgraph)
+        with self._lock:
+            return self._compiled_once(key, method, outer)
+
+    def _compiled_once(
+        self, key: Any, method: str, outer: dynamo.OuterCompiler | None
+    ) -> Callable[..., Any]:
         if key not in self._compiled:
+            fullgraph = outer is not None and outer.fullgraph
             inner = "eager" if outer is None else outer.backend
             checking = dynamo.CheckingBackend(
                 inner,
@@ -397,6 +424,11 @@ class Guard:
         else:
             batch.graph_ran(run, outputs)
 
+    def _count_breaks(self, before: Counter[str]) -> None:
+        if (now := dynamo.graph_breaks()) is not before:
+            with self._lock:
+                self._breaks += now - before
+
     # The model's modules and weights.
 
     def _read_names(self) -> None:
@@ -404,9 +436,10 @@ class Guard:
         del names[id(self.model)]  # the root's frame is made when the batch ends
         tensors = {id(p): ("weight", name) for name, p in self.model.named_parameters()}
         tensors |= {id(buffer): ("buffer", name) for name, buffer in self.model.named_buffers()}
-        self._weights_stay = not is_sharded(self.model)
-        _replace(self._names, names)
-        _replace(self._tensors, tensors)
+        with self._lock:
+            self._weights_stay = not is_sharded(self.model)
+            _replace(self._names, names)
+            _replace(self._tensors, tensors)
 
 
 def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:

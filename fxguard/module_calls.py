@@ -45,9 +45,9 @@ def enter_module(module: torch.nn.Module) -> None:
     if watch.observer is not None and watch.fused is None and _may_fuse(module):
         # The same kernels have to run as without fxguard: watch from below instead.
         from_below = contextlib.ExitStack()
+        watch.fused = (module, from_below)  # first: an interrupt may come between
         from_below.enter_context(torch._C.DisableTorchFunction())
         from_below.enter_context(FusedObserver())
-        watch.fused = (module, from_below)
 
 
 def after_module(

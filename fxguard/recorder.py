@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from fxguard.errors import UsageError
 from fxguard.explain import climb_to, spread_of
 from fxguard.frames import Trace
 from fxguard.judgment import Judgment, ask
+from fxguard.last_frames import Finished, LastFrames
 from fxguard.options import Options
 from fxguard.plan import FramePlan, Plan
 from fxguard.precedents import Precedents
@@ -34,8 +35,25 @@ from fxguard.trace_file import TraceWriter
 __all__ = ["Recorder"]
 
 
+class _Here(threading.local):
+    batch: Batch | None = None  # that is running in this thread
+
+
 class Recorder:
-    """Keeps the batches of one guarded model and judges each when it ends."""
+    """Keeps the batches of one guarded model and judges each when it ends.
+
+    Threads may call one model at the same time. What belongs to one call is a :class:`Batch`,
+    which is kept for each thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, and
+    :meth:`end` whatever happened, all from the thread that calls the model. What calls share:
+
+    - ``next_number``, ``told`` and ``written`` are changed under the lock.
+    - ``earlier`` has a lock of its own.
+    - ``last`` and ``last_report`` are replaced as a whole, by whichever call ends last. What they
+      refer to is never changed.
+    - ``notes`` and ``precedents`` only grow, by single operations on dicts. Two threads that judge
+      the same kind of batch for the first time both judge it.
+    - ``optimizer_step`` is the user's to set.
+    """
 
     stream = "stderr"  # of `sys`: where reports are printed
 
@@ -46,23 +64,26 @@ class Recorder:
         self.serial = next(_serials)
         self.next_number = 0
         self.optimizer_step: int | None = None
-        self._lock = threading.Lock()  # two threads may begin at once
-        self.last_batch: Batch | None = None
+        self._lock = threading.Lock()
+        self.last: Finished | None = None
         self.last_report: Report | None = None
         self.told: set[OriginKey] = set()  # origins whose report was printed
         self.written: set[OriginKey] = set()  # origins whose batch was written
         self.trace_writer = _writer(options, model)
         self.precedents = Precedents()
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
-        # Enough finished batches for max_frames_to_save frames, with the number of theirs.
-        self.earlier: deque[tuple[Batch, int]] = deque()
-        self.earlier_frames = 0
-        self._local = threading.local()
+        self.earlier = LastFrames(options.max_frames_to_save)
+        self.here = _Here()
 
     @property
     def batch(self) -> Batch | None:
         """The batch that is running in this thread."""
-        return getattr(self._local, "batch", None)
+        return self.here.batch
+
+    @property
+    def last_batch(self) -> Batch | None:
+        """The last batch that finished."""
+        return None if self.last is None else self.last.batch
 
     @property
     def batch_number(self) -> int:
@@ -70,24 +91,37 @@ class Recorder:
         batch = self.batch
         return self.next_number if batch is None else batch.number
 
-    def begin(self, *, again: bool = False) -> Batch:
-        """Start a batch; ``again`` where it is one more part of the call that was the last one."""
-        with self._lock:
-            number = self.next_number - again
-            self.next_number = number + 1
-        self._local.batch = batch = Batch(number)
+    def begin(self, number: int | None = None) -> Batch:
+        """Start a batch in this thread.
+
+        Args:
+            number: of the batch that this is one more part of; None for a new one.
+        """
+        if number is None:
+            with self._lock:
+                number = self.next_number
+                self.next_number = number + 1
+        self.here.batch = batch = Batch(number)
         return batch
 
-    def abandon(self) -> None:
-        """Forget the running batch: its forward raised."""
-        self._local.batch = None
+    def end(self) -> None:
+        """No batch runs in this thread any more."""
+        self.here.batch = None
 
-    def finish(self) -> Report | None:
-        """End the running batch and judge it."""
+    def is_new(self, seen: set[OriginKey], report: Report) -> bool:
+        """Whether an origin of a report is not among those that were seen; now they all are."""
+        keys = {origin.key for origin in report.origins if not origin.follows}
+        with self._lock:
+            new = not keys <= seen
+            seen |= keys
+        return new
+
+    def finish(self) -> Finished:
+        """Judge the batch that runs in this thread, and close it."""
         return self._finish(None)
 
-    def finish_failed(self, error: Exception) -> Report | None:
-        """End a batch whose forward raised.
+    def finish_failed(self, error: Exception) -> Finished:
+        """The same for a batch whose forward raised.
 
         A graph that raised runs again, node by node, up to the operation that does.
         """
@@ -98,34 +132,24 @@ class Recorder:
             batch.graph_ran(run, ())
         return self._finish(error)
 
-    def _finish(self, error: Exception | None) -> Report | None:
+    def _finish(self, error: Exception | None) -> Finished:
         batch = self.batch
         assert batch is not None
-        batch.read()
+        found = Finished(batch)
         try:
+            batch.read()
             if batch.number in self.options.trace_batch_nums:
                 self.measure(batch)
-            found = None if self.options.trace_batch_nums else self.judge(batch, error)
+            if not self.options.trace_batch_nums:
+                found = self.judge(batch, error)
         finally:
             batch.close()
-            self._local.batch = None
-            self.last_batch = batch
-        if found is not None:
-            self.last_report = found
+            self.last, self.here.batch = found, None
+        if found.report is not None:
             self.earlier.clear()
-            self.earlier_frames = 0
-        elif not self.options.trace_batch_nums:
-            self.keep(batch)
+        elif not self.options.trace_batch_nums and not batch.postponed:  # those have no frames
+            self.earlier.add(batch, self.frame_count(batch))
         return found
-
-    def keep(self, batch: Batch) -> None:
-        """Keep as many finished batches as ``max_frames_to_save`` frames need."""
-        if batch.postponed:
-            return  # it has no frames
-        self.earlier.append((batch, self.frame_count(batch)))
-        self.earlier_frames += self.earlier[-1][1]
-        while self.earlier_frames - self.earlier[0][1] >= self.options.max_frames_to_save:
-            self.earlier_frames -= self.earlier.popleft()[1]
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without putting them together."""
@@ -146,17 +170,18 @@ class Recorder:
     def measure(self, batch: Batch) -> None:
         """Run those graphs again of which only what left them was measured."""
         for run in batch.postponed:
-            batch.repeated &= measure_run(run)
+            measure_run(run)
 
-    def judge(self, batch: Batch, error: Exception | None = None) -> Report | None:
+    def judge(self, batch: Batch, error: Exception | None = None) -> Finished:
+        """Say whether something was found in a batch that was read and is not closed yet."""
         if error is not None:
             self.measure(batch)
         if all(map(_all_finite, batch.statistics())):
-            return None
+            return Finished(batch)
         # A forward that raised is judged by what it raised for, too.
         case = None if error is not None else self.precedents.case_of(batch)
         if self.precedents.hold(case, lambda question: ask(batch, question)):
-            return None
+            return Finished(batch)
         self.measure(batch)
         trace = frames.assemble(batch, numbers_inside)
         if error is not None:
@@ -172,10 +197,9 @@ class Recorder:
             self.notes.setdefault(origin.message, origin)
         if not accused:
             self.precedents.add(case, judgment.asked)
-            return None
-        batch.judged = trace
+            return Finished(batch)
         first = min(self.position(trace, blame) for blame in accused)
-        return Report(
+        report = Report(
             batch_number=batch.number,
             frames=tuple(self.last_frames(batch, trace, first)),
             origins=tuple(self.explained(judgment, blame) for blame in accused),
@@ -185,6 +209,7 @@ class Recorder:
             repeated=batch.repeated,
             optimizer_step=self.optimizer_step,
         )
+        return Finished(batch, trace, report)
 
     def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
         """Name a blamed value."""
@@ -270,28 +295,28 @@ class Recorder:
         shown = [(n, i) for n, i in enumerate(self.shown(trace)) if i <= last]
         wanted = self.options.max_frames_to_save
         found = [self.rendered(batch, trace, i, n) for n, i in shown[-wanted:]]
-        for earlier, _ in reversed(self.earlier):
+        for earlier in self.earlier.batches():
             if len(found) >= wanted:
                 break
-            found = self.frames_of(earlier)[-(wanted - len(found)) :] + found
+            found = self.frames_of(Finished(earlier))[-(wanted - len(found)) :] + found
         return found
 
     def last_frames_of_all(self) -> list[Frame]:
         """Every frame of the last batch that finished; empty before the first."""
-        batch = self.last_batch
-        if batch is not None and batch.postponed:
+        last = self.last
+        if last is not None and last.batch.postponed:
             raise UsageError(
-                f"replay=True did not measure the operations of batch {batch.number}, which was "
-                "well; name it in trace_batch_nums"
+                f"replay=True did not measure the operations of batch {last.batch.number}, which "
+                "was well; name it in trace_batch_nums"
             )
-        return [] if batch is None else self.frames_of(batch)
+        return [] if last is None else self.frames_of(last)
 
     def frames_of(
-        self, batch: Batch, on_progress: Callable[[float], object] | None = None
+        self, finished: Finished, on_progress: Callable[[float], object] | None = None
     ) -> list[Frame]:
         """Every frame of a finished batch; tells from 0 to 1 how far it is."""
         # What was judged has the frames of what was blamed, too, and what a second run saw.
-        trace = batch.judged or frames.assemble(batch)
+        batch, trace = finished.batch, finished.trace or frames.assemble(finished.batch)
         shown = self.shown(trace)
         found = []
         for index, position in enumerate(shown):
@@ -304,7 +329,8 @@ class Recorder:
 
     def coverage(self, plans: Sequence[Plan]) -> str:
         """How many operations of the captured graphs, and between them, are checked."""
-        between = 0 if self.last_batch is None else self.between(self.last_batch)
+        last = self.last_batch
+        between = 0 if last is None else self.between(last)
         unchecked: Counter[str] = Counter()
         for plan in plans:
             unchecked.update(dict(plan.unchecked))
@@ -326,12 +352,13 @@ class Recorder:
 
     # Tracing.
 
-    def trace_text(self, batch: Batch) -> str:
+    def trace_text(self, finished: Finished) -> str:
         """Every frame of a batch."""
+        batch = finished.batch
         lines = [
             f"{report.INDENT}*** Starting batch number={batch.number} ***",
             report.HEADER,
-            *map(report.frame_text, self.frames_of(batch)),
+            *map(report.frame_text, self.frames_of(finished)),
             f"{report.INDENT}*** Finished batch number={batch.number} ***",
         ]
         return "\n".join(lines)

@@ -160,10 +160,11 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
 
     Returns:
         None where the second run did not give the numbers of the first: under a compiler whose
-        random numbers differ from eager ones, or after an input was overwritten.
+        random numbers differ from eager ones, or after an input was overwritten. Likewise where
+        another second run has failed to already: what a third one holds is another tensor.
     """
     wanted, later = run.plan.values[value].slot, run.plan.values[value].later
-    if run.args is None or (wanted is None and later is None):
+    if run.args is None or not run.repeated or (wanted is None and later is None):
         return None
     expected = run.statistics.tolist()
     # Not those of integers, nor what came in: a cache that the graph wrote is another one now.

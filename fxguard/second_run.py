@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fxguard import bits, frames, stats
-from fxguard.batch import GraphRun, Postponed
+from fxguard.batch import GraphRun, Postponed, expect_rows
 from fxguard.plan import FramePlan, Plan, RowPlan, Step
 from fxguard.records import Stat
 from fxguard.regions import unwrapped
@@ -42,12 +42,11 @@ def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) 
         return [bits.abs_min_max(unwrapped(outputs[position])) for position, _ in leaving]
 
 
-def measure_run(run: GraphRun) -> bool:
+def measure_run(run: GraphRun) -> None:
     """Give a run the numbers that were put off.
 
-    Returns:
-        Whether the second run repeated the first. If not, the run has the numbers of what entered
-        and left it only, and one step that stands for all its operations.
+    Where no second run repeats the first, ``run.repeated`` is False from then on, and the run has
+    the numbers of what entered and left it only, and one step that stands for all its operations.
     """
     postponed = run.postponed
     assert postponed is not None
@@ -58,11 +57,13 @@ def measure_run(run: GraphRun) -> bool:
                 *_, statistics = second(*copies_of(run))
         except Exception:  # what could not be captured again, or ran out of memory
             continue
-        if _repeats(run.plan, statistics.cpu(), postponed):
-            run.statistics = statistics.cpu()
-            return True
+        numbers = statistics.cpu()
+        expect_rows(numbers, len(run.plan.checks))
+        if _repeats(run.plan, numbers, postponed):
+            run.statistics = numbers
+            return
+    run.repeated = False
     _stand_alone(run, postponed)
-    return False
 
 
 def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
@@ -97,6 +98,7 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
         values=tuple(replace(v, slot=slots.get(i), later=None) for i, v in enumerate(plan.values)),
         steps=(Step(GRAPH, name, (*entered, *weights), made),),
         frames=(FramePlan(name, GRAPH, True, tuple(table), step=0, calls=run.calls),),
+        checks=(),  # none of them has made a number: no further run is compared with these
         later=(),
     )
     run.statistics = torch.tensor([_row(number) for number in numbers.values()]).view(-1, 2)

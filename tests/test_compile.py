@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -172,13 +175,85 @@ def test_the_backend_raises(backend: str | None) -> None:
 
 
 def test_the_backend_counts_batches_and_stops() -> None:
-    """Each run of the first graph is a batch."""
+    """Each run of the first graph is a batch; the batch after the last one does not begin."""
     checking = fxguard.backend("eager", abort_after_batch_num=2)
     model = torch.compile(Overflow(), backend=checking)
-    model(torch.ones(2, 4))
-    model(torch.ones(2, 4))
-    with pytest.raises(fxguard.BatchLimitReached):
+    for _ in range(3):
         model(torch.ones(2, 4))
+    with pytest.raises(fxguard.BatchLimitReached, match="batch 2 has finished"):
+        model(torch.ones(2, 4))
+
+
+def test_the_backend_stops_no_batch_in_the_middle() -> None:
+    """With graph breaks, everything of the last batch runs, and nothing of the next one."""
+    ran: list[int] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        ran.append(1)
+        return x + 1
+
+    compiled = torch.compile(step, backend=fxguard.backend("eager", abort_after_batch_num=1))
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), step(x))
+    assert torch.equal(compiled(x), step(x))
+    with pytest.raises(fxguard.BatchLimitReached, match="batch 1 has finished"):
+        compiled(x)
+    assert len(ran) == 4
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_backend_counts_a_recompiled_batch(breaks: bool) -> None:
+    """A graph that TorchDynamo compiled anew for another shape begins a batch as the first did."""
+    found: list[fxguard.Report] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        if breaks:
+            torch._dynamo.graph_break()
+        return x + 1
+
+    compiled = torch.compile(
+        step, backend=fxguard.backend("eager", on_detect=found.append), dynamic=False
+    )
+    for rows in (2, 3, 3, 2):
+        compiled(torch.ones(rows))
+    for rows in (3, 2):
+        compiled(torch.full((rows,), torch.inf))
+    assert {report.batch_number for report in found} == {4, 5}
+    torch._dynamo.reset()
+    compiled(torch.full((5,), torch.inf))
+    assert found[-1].batch_number == 6
+
+
+def test_the_backend_counts_the_batches_of_each_thread() -> None:
+    """Graphs that run in a thread belong to the batch that was begun in it."""
+    found: list[fxguard.Report] = []
+
+    def step(x: torch.Tensor, wait: Callable[[], object]) -> torch.Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        wait()
+        return torch.log(x)
+
+    backend = fxguard.backend("eager", on_detect=found.append)
+    compiled = torch.compile(step, backend=backend)
+    compiled(torch.ones(2), int)
+    barrier = threading.Barrier(2)
+    inputs = [torch.ones(2), torch.zeros(2)]
+    threads = [
+        threading.Thread(target=compiled, args=(x, functools.partial(barrier.wait, 60)))
+        for x in inputs
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    compiled(torch.zeros(2), int)
+    (first, second) = found
+    assert first.batch_number in (1, 2)
+    assert second.batch_number == 3
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])

@@ -62,6 +62,7 @@ ROOMS = (
     "second_run",
     "precedents",
     "judgment",
+    "last_frames",
     "recorder",
     "selftest",
     "gaps",

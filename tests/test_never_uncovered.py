@@ -759,9 +759,9 @@ def test_without_a_batch_for_each_thread_the_check_fails(monkeypatch: pytest.Mon
     """What a batch belongs to is kept for each thread."""
 
     class OneForAll:
-        pass
+        watch: Any = None
 
-    monkeypatch.setattr(gaps, "_local", OneForAll())
+    monkeypatch.setattr(gaps, "here", OneForAll())
     with pytest.raises(AssertionError, match=r"^the model gave .*Error|^other reports"):
         check_threads(PYTHON, rounds=32)  # which of the two comes last is chance
 

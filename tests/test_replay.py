@@ -32,9 +32,9 @@ def second_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each second run, whether it repeated the first one."""
     runs: list[bool] = []
 
-    def counted(run: Any) -> bool:
-        runs.append(second_run.measure_run(run))
-        return runs[-1]
+    def counted(run: Any) -> None:
+        second_run.measure_run(run)
+        runs.append(run.repeated)
 
     monkeypatch.setattr(recorder, "measure_run", counted)
     return runs
@@ -364,6 +364,38 @@ def test_what_does_not_repeat_itself_is_said() -> None:
     assert "did not repeat" in str(report)
     assert report.frames[0].kind == "graph"
     assert [row.label for row in report.frames[0].rows] == ["input[0]", "output[0]"]
+
+
+def test_what_does_not_repeat_itself_is_counted_by_nobody() -> None:
+    """A third run may repeat the first, but for the values: no count of it stands in a report."""
+    calls = []
+
+    @torch.library.custom_op("fxguard_tests::bad_at_times", mutates_args=())
+    def bad_at_times(x: Tensor) -> Tensor:
+        calls.append(x)
+        result = x.clone()
+        if len(calls) != 2:
+            result[: len(calls)] = INF
+        return result
+
+    @bad_at_times.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    class Outside(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x.relu(), torch.ops.fxguard_tests.bad_at_times(x).max()
+
+    found: list[fxguard.Report] = []
+    fxguard.instrument(Outside(), on_detect=found.append, replay=True)(torch.rand(12))
+    (report,) = found
+    assert not report.repeated
+    assert "did not repeat" in str(report)
+    (origin,) = report.origins
+    assert origin.frame.kind == "graph"
+    assert origin.problem == "inf"
+    assert (origin.numel, origin.posinf_count, origin.needed) == (None, None, None)
+    assert "elements" not in "\n".join(report.verdict)
 
 
 def test_a_bad_weight_is_named_without_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
