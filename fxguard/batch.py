@@ -19,11 +19,13 @@ from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxguard import bits, stats
+from fxguard.arguments import Call
 from fxguard.errors import InternalError
 from fxguard.nodes import memory_of
 from fxguard.plan import Plan, Value
 from fxguard.records import Source
 from fxguard.regions import unwrapped
+from fxguard.sources import Place
 
 __all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
 
@@ -142,6 +144,8 @@ class Batch:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.call: Call | None = None  # what the model was called with, while the batch is open
+        self.caller: Place | None = None  # the user's line that called it
         self.events: list[GraphRun | GapOperation | ModuleReturn] = []
         self.values: list[Value] = []  # measured between graphs
         self.pairs: list[stats.Pair] = []  # their ranges, until they are read
@@ -332,6 +336,7 @@ class Batch:
                 event.args = None
                 event.random_state = None
         self.failed = None
+        self.call = None
         self.known.clear()
         self.memories.clear()
 

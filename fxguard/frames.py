@@ -15,10 +15,11 @@ from torch.nn import Module
 
 from fxguard import nodes, stats
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, ModuleReturn
-from fxguard.module_frames import merge_single_operations
+from fxguard.module_frames import merge_root, merge_single_operations
 from fxguard.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
-from fxguard.records import Frame, Row, Stat
+from fxguard.records import Frame, Row, Source, Stat
 from fxguard.sharding import has_memory
+from fxguard.sources import source_at
 from fxguard.stats import NOTES
 
 __all__ = ["Trace", "assemble", "frames_of", "render"]
@@ -205,7 +206,9 @@ def assemble(
         else:
             _add_module(trace, event, at)
     if len(batch.events) > len(runs):
-        trace.frames = merge_single_operations(trace.frames)
+        trace.frames = merge_root(merge_single_operations(trace.frames))
+    if batch.caller is not None:
+        _add_caller(trace, source_at(batch.caller))
     trace.frames = [frame for frame in trace.frames if _ran(frame, trace)]
     for frame in trace.frames:
         if not frame.is_op:
@@ -214,6 +217,15 @@ def assemble(
             trace.reached += values
             trace.results += [] if frame.name else values
     return trace
+
+
+def _add_caller(trace: Trace, caller: Source) -> None:
+    """Give operations that torch alone has lines of the line that called the model."""
+    trace.steps = [s if s.source else replace(s, source=caller) for s in trace.steps]
+    trace.frames = [
+        frame if frame.source or frame.step is None else replace(frame, source=caller)
+        for frame in trace.frames
+    ]
 
 
 def show_step(trace: Trace, index: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import Module
 
 from fxguard import dynamo, gaps, module_calls
+from fxguard.arguments import Call
 from fxguard.batch import GraphRun
 from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import FxguardError, UsageError
@@ -27,6 +28,7 @@ from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report import Report
 from fxguard.selftest import test_graph, together
 from fxguard.sharding import class_name, is_sharded
+from fxguard.sources import calling_line
 
 __all__ = ["Guard", "guard_of", "instrument", "remove"]
 
@@ -353,6 +355,9 @@ class Guard:
                 self._weights_stay,
             )
             try:
+                place = f"{class_name(type(self.model))}.{method}"
+                watch.batch.call = Call(place, self.original(method), args, kwargs)
+                watch.batch.caller = calling_line()
                 gaps.set_watch(watch)
                 with dynamo.module_hooks_on():
                     if observer is None:

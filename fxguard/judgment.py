@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 
 from torch import Tensor
@@ -73,6 +74,24 @@ class Judgment:
     def abs_max(self, value: int) -> float:
         number = self.stat(value)
         return 0.0 if number is None else number.abs_max
+
+    def name_of(self, value: int) -> str:
+        """What the user calls a value that no operation made."""
+        kind, name = self.trace.values[value].kind, self.trace.values[value].name
+        if kind != "input":
+            return f"{kind} {name}"
+        tensor = frames.tensor_of(self.batch, self.trace.keys[value])
+        if tensor is not None and self.batch.call is not None:
+            with contextlib.suppress(Exception):  # whatever a container of the user's raises
+                if argument := self.batch.call.name_of(tensor):
+                    return argument
+        if not name.startswith("input["):
+            return f"input `{name}`"
+        readers = (step for step in self.trace.steps if value in step.inputs)
+        reader = next(readers, None)
+        if reader is None or self.trace.keys[value][0] != BETWEEN_GRAPHS:
+            return name
+        return f"{name} of {reader.kind}" + (f" in {reader.module}" if reader.module else "")
 
     def is_mask(self, value: int) -> bool:
         """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""

@@ -14,7 +14,7 @@ from fxguard.plan import FramePlan, RowPlan
 if TYPE_CHECKING:
     from fxguard.planner import PlanReader
 
-__all__ = ["frames_by_data_flow", "merge_single_operations"]
+__all__ = ["frames_by_data_flow", "merge_root", "merge_single_operations"]
 
 
 def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:
@@ -30,6 +30,16 @@ def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:
                 frame = replace(frame, step=single.step, source=single.source)
         merged.append(frame)
     return merged
+
+
+def merge_root(frames: list[FramePlan]) -> list[FramePlan]:
+    """Give a root module of torch that is one operation, such as a ``Linear``, one frame."""
+    if len(frames) != 2 or frames[1].is_op or frames[1].name or not frames[0].is_op:
+        return frames
+    operation, root = frames
+    if operation.calls or operation.source is not None:
+        return frames  # the user wrote it, and the frame shows its line
+    return [replace(root, step=operation.step)]
 
 
 def frames_by_data_flow(reader: PlanReader, *, root: bool = True) -> list[FramePlan]:

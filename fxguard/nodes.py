@@ -18,6 +18,7 @@ __all__ = [
     "class_of",
     "elements_of",
     "example_of",
+    "input_name",
     "leaves",
     "memory_of",
     "path_of",
@@ -78,8 +79,20 @@ def placeholder_kind(node: Node) -> tuple[str, str]:
         return ("weight" if match[1] == "_parameters" else "buffer"), name
     if isinstance(example_of(node), torch.nn.Parameter):
         return "weight", clean_path(text) or str(node.target)
-    keys = re.findall(r"\['([^']+)'\]", text)
-    return "input", keys[-1] if keys else str(node.target)
+    return "input", input_name(text) or str(node.target)
+
+
+def input_name(source: str) -> str:
+    """What the user calls an input of a graph, after where TorchDynamo found it.
+
+    Example:
+        >>> input_name("L['batch']['x']"), input_name("L['args'][0]")
+        ("batch['x']", "input[0]")
+    """
+    # torch calls modules with these.
+    source = re.sub(r"^L\['args'\](?=\[)", "input", source)
+    source = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"input[\1]", source)
+    return re.sub(r"^[LG]\['(\w+)'\]", r"\1", source)
 
 
 def attribute_of(graph_module: GraphModule, target: str) -> Any:

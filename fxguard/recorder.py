@@ -206,6 +206,8 @@ class Recorder:
             rank=current_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
+            weights=0 if self.model is None else len(list(self.model.parameters())),
+            buffers=0 if self.model is None else len(list(self.model.buffers())),
             repeated=batch.repeated,
             optimizer_step=self.optimizer_step,
         )
@@ -214,11 +216,10 @@ class Recorder:
     def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
         """Name a blamed value."""
         trace = judgment.trace
-        value = trace.values[blame.value]
         if blame.step is not None:
             what = trace.steps[blame.step].kind
         else:
-            what = f"{value.kind} {value.name}"
+            what = judgment.name_of(blame.value)
         position = self.position(trace, blame)
         index = sum(shown < position for shown in self.shown(trace))
         frame = self.rendered(judgment.batch, trace, position, index)
@@ -256,6 +257,8 @@ class Recorder:
             neginf_count=detail.neginf_count,
             largest_finite=detail.largest_finite,
             first_index=detail.first_index,
+            rows=detail.rows,
+            row_count=detail.row_count,
             needed=detail.needed if blame.problem == "inf" else None,
             masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
         )

@@ -111,6 +111,8 @@ class Climb:
     source: Source | None = None
 
 
+STANDING = ("weight ", "buffer ")  # what the model keeps from call to call
+
 OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
 
 
@@ -124,7 +126,7 @@ class Origin:
 
     frame: Frame
     problem: str  # "inf" or "nan"
-    what: str  # "mul", "weight lin.weight", "input x"
+    what: str  # "mul", "weight lin.weight", "argument `x` of Model.forward", "input[0] of mul"
     row: str  # label of the frame's row that is bad
     numel: int | None = None  # number of elements of the bad tensor
     nan_count: int | None = None
@@ -132,6 +134,8 @@ class Origin:
     neginf_count: int | None = None
     largest_finite: float | None = None  # largest finite magnitude; None also where there is none
     first_index: tuple[int, ...] | None = None  # of the first element that is not finite
+    rows: tuple[int, ...] = ()  # the first indices of dimension 0 that hold such an element
+    row_count: int | None = None  # how many there are; None where it has less than two dimensions
     dtype: str = ""  # of the bad tensor, "float16"
     limit: float | None = None  # the largest number that this dtype holds
     needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
@@ -145,7 +149,7 @@ class Origin:
     @property
     def is_operation(self) -> bool:
         """Whether an operation made it; else a weight, a buffer or an input held it."""
-        return not self.what.startswith(("weight ", "input ", "buffer ", "constant "))
+        return not self.what.startswith((*STANDING, "constant ", "argument ", "input ", "input["))
 
     @property
     def key(self) -> OriginKey:
@@ -153,14 +157,44 @@ class Origin:
         return (self.what, self.problem, self.frame.name, self.frame.source)
 
     @property
+    def standing(self) -> str:
+        """``weight`` or ``buffer`` where one of those held it, else ``""``."""
+        kind, _, _ = self.what.partition(" ")
+        return kind if self.what.startswith(STANDING) else ""
+
+    @property
     def message(self) -> str:
-        """``mul in encoder.block.0 made inf (modeling_t5.py:109)``."""
-        place = f" in {self.frame.name}" if self.frame.name else ""
-        if self.is_operation:
-            verb, text = "made", f"{self.what}{place}"
-        else:
-            verb, text = "holds", self.what
-        source = self.frame.source
-        where = f" ({source.place})" if source else ""
+        """``mul in encoder.block.0 made inf (modeling_t5.py:109)``.
+
+        The line is that of the operation. What only read a bad value has nothing to do with it.
+        """
         problem = "NaN" if self.problem == "nan" else "inf"
-        return f"{text} {verb} {problem}{where}"
+        if self.is_operation:
+            place = f" in {self.frame.name}" if self.frame.name else ""
+            where = f" ({self.frame.source.place})" if self.frame.source else ""
+            return f"{self.what}{place} made {problem}{where}"
+        if self.what.startswith((*STANDING, "constant ")) or not (held := self._held()):
+            return f"{self.what} holds {problem}"
+        return f"{self.what}: {held}"
+
+    def _held(self) -> str:
+        """``1 NaN, in row 5``; "" where it was not counted."""
+        counts = [(self.nan_count, "NaN"), (self.posinf_count, "+inf"), (self.neginf_count, "-inf")]
+        found = [f"{count} {name}" for count, name in counts if count]
+        total = sum(count or 0 for count, _ in counts)
+        if total == self.numel and total > 1:
+            found.append("every element")
+        elif self.row_count is not None and self.rows:
+            found.append(_rows(self.rows, self.row_count))
+        elif self.first_index:
+            found.append(f"{'at' if total == 1 else 'first at'} {list(self.first_index)}")
+        return ", ".join(found)
+
+
+def _rows(first: tuple[int, ...], count: int) -> str:
+    """``in rows 1, 2 and 5``."""
+    if count > len(first):
+        return f"in {count} rows, the first is {first[0]}"
+    if count == 1:
+        return f"in row {first[0]}"
+    return f"in rows {', '.join(map(str, first[:-1]))} and {first[-1]}"

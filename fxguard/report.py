@@ -18,6 +18,7 @@ from fxguard.records import Frame, Origin, Row
 __all__ = ["Report", "frame_text", "row_text", "strict_json"]
 
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
+MOST_NAMES = 3  # of weights that hold the same
 INDENT = " " * 18  # the width of two numbers and the blanks around them
 
 
@@ -42,6 +43,8 @@ class Report:
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reached no output
     error: str = ""  # what forward raised after that, "RuntimeError: …"; "" when it returned
     optimizer_step: int | None = None  # steps made before; None where nobody said
+    weights: int = 0  # how many the model has; 0 where there is no model
+    buffers: int = 0
     repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
 
     def __str__(self) -> str:
@@ -60,7 +63,7 @@ class Report:
     @property
     def verdict(self) -> list[str]:
         """What happened, in lines: each origin, what led to it, and what came of it."""
-        lines = [line for origin in self.origins for line in _origin_lines(origin)]
+        lines = [line for origins in self._told_together() for line in self._lines(origins)]
         if not self.repeated:
             lines.append(
                 "a second run of the graph did not repeat this: the bad values were seen where "
@@ -84,11 +87,45 @@ class Report:
         """
         return "\n".join([self.message, *self.verdict[1 if self.origins else 0 :]])
 
+    def _told_together(self) -> list[list[Origin]]:
+        """The origins in order, weights that hold the same together; buffers likewise."""
+        groups: dict[object, list[Origin]] = {}
+        for origin in self.origins:
+            held = None if origin.follows else origin.standing
+            key = (held, origin.problem) if held else origin
+            groups.setdefault(key, []).append(origin)
+        return list(groups.values())
+
+    def _lines(self, origins: list[Origin]) -> Iterable[str]:
+        if len(origins) == 1:
+            yield from _origin_lines(origins[0])
+            return
+        yield self._headline(origins)
+        first = origins[0]
+        name = first.what.removeprefix(f"{first.standing} ")
+        yield from list(_origin_lines(dataclasses.replace(first, row=name)))[1:]
+
+    def _headline(self, origins: list[Origin]) -> str:
+        """``40 of 80 weights hold NaN: 0.weight, 0.bias, 1.weight and 37 more``."""
+        first = origins[0]
+        if len(origins) == 1:
+            return first.message
+        held = first.standing
+        count = f"{len(origins)}"
+        if total := self.weights if held == "weight" else self.buffers:
+            count = f"all {total}" if total == len(origins) else f"{count} of {total}"
+        names = [origin.what.removeprefix(f"{held} ") for origin in origins]
+        more = len(names) - MOST_NAMES
+        listed = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        problem = "NaN" if first.problem == "nan" else "inf"
+        return f"{count} {held}s hold {problem}: {listed}"
+
     @property
     def message(self) -> str:
         """One line: rank, batch, optimizer step, operation, problem and the user's line."""
         rank = "" if self.rank is None else f"rank {self.rank}: "
-        what = self.origins[0].message if self.origins else "inf/nan detected"
+        told = self._told_together()
+        what = self._headline(told[0]) if told else "inf/nan detected"
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
         return f"{rank}batch {self.batch_number}{step}: {what}"
 

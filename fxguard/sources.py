@@ -14,13 +14,15 @@ import torch
 
 from fxguard.records import Source
 
-__all__ = ["source_of_caller", "source_of_trace", "warn_user"]
+__all__ = ["Place", "calling_line", "source_at", "source_of_caller", "source_of_trace", "warn_user"]
 
 # Lines in here are never the user's: for them the line that called is shown.
 INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
 )
+Place = tuple[str, int]  # file and line
+
 ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
 
 
@@ -43,11 +45,19 @@ def source_of_trace(trace: str | None) -> Source | None:
 
 def source_of_caller() -> Source | None:
     """The innermost line outside torch among the Python frames that are running now."""
+    place = calling_line()
+    return None if place is None else source_at(place)
+
+
+def calling_line() -> Place | None:
+    """The same without its text, which costs more."""
     frame = _user_frame()
-    if frame is None:
-        return None
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    return Source(file, line, linecache.getline(file, line).strip())
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def source_at(place: Place) -> Source:
+    """A line with its text."""
+    return Source(*place, linecache.getline(*place).strip())
 
 
 def warn_user(message: str) -> None:

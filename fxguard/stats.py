@@ -285,6 +285,11 @@ class Detail:
     # What the operation would have made in float64: the largest finite magnitude, or inf.
     needed: float | None = None
     masked_row: bool = False  # it read a row of nothing but -inf
+    rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
+    row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
+
+
+MOST_ROWS = 3  # that are named
 
 
 def describe(value: Tensor) -> Detail:
@@ -306,6 +311,7 @@ def describe(value: Tensor) -> Detail:
     negative = bad & ~nan & ((dense.real if dense.is_complex() else dense) < 0)
     finite = size[~bad]
     indices = bad.nonzero()
+    rows = bad.flatten(1).any(1).nonzero().flatten() if bad.dim() > 1 else None
     return Detail(
         numel=dense.numel(),
         nan_count=int(nan.sum()),
@@ -313,4 +319,6 @@ def describe(value: Tensor) -> Detail:
         neginf_count=int(negative.sum()),
         largest_finite=float(finite.max()) if finite.numel() else None,
         first_index=tuple(int(i) for i in indices[0]) if len(indices) else None,
+        rows=() if rows is None else tuple(map(int, rows[:MOST_ROWS])),
+        row_count=None if rows is None else len(rows),
     )

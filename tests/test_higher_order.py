@@ -177,7 +177,7 @@ def test_what_came_in_bad_is_not_blamed_on_what_is_inside(name: str) -> None:
     guarded = fxguard.instrument(model_of(name), on_detect=reports.append)
     with torch.no_grad():
         guarded(torch.full((3, 4), float("nan")))
-    assert [origin.what for origin in reports[0].origins] == ["input x"]
+    assert [origin.what for origin in reports[0].origins] == ["argument `x` of Inside.forward"]
 
 
 NOT_ENTERED = {  # what is blamed then

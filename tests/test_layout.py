@@ -55,6 +55,7 @@ ROOMS = (
     "insert",
     "checkpointing",
     "cause",
+    "arguments",
     "batch",
     "frames",
     "explain",

@@ -724,9 +724,9 @@ def checking(name: str, way: str) -> Callable[[], object]:
 
 
 PROTECTIONS = [  # where it stands, what is put in its place, the check that then fails, and how
-    (gaps, "observe", unobserved, checking("computes between", EAGER), " holds inf"),
-    (gaps, "observe", unobserved, checking("half frozen", PYTHON), " holds inf"),
-    (dynamo, "RECOMPILE_LIMIT", 1, lambda: check_many_sizes(range(2, 7)), " holds inf"),
+    (gaps, "observe", unobserved, checking("computes between", EAGER), r"^input.*: \d+ \+inf"),
+    (gaps, "observe", unobserved, checking("half frozen", PYTHON), r"^input.*: \d+ \+inf"),
+    (dynamo, "RECOMPILE_LIMIT", 1, lambda: check_many_sizes(range(2, 7)), r"^input.*: \d+ \+inf"),
     (module_calls, "enter_module", nothing, checking("computes between", EAGER), "^exp made inf"),
     (module_calls, "enter_module", nothing, checking("breaks before", PYTHON), "^exp made inf"),
     (Guard, "_read_names", only_once, lambda: check_change(added_with_a_break, EAGER), "^exp made"),

@@ -58,7 +58,7 @@ def test_nothing_changes_and_nothing_is_missed(x: Tensor) -> None:
     torch.testing.assert_close(x, given_, rtol=0, atol=0, equal_nan=True)
     assert bool(reports) == (not bool(output.isfinite().all()))
     if reports:
-        wanted = "input x" if bool(x.isnan().any()) else "exp"
+        wanted = "argument `x` of Model.forward" if bool(x.isnan().any()) else "exp"
         if wanted == "exp" and bool((x * x).isinf().any()):
             wanted = "mul"
         assert wanted in [origin.what for origin in reports[0].origins]

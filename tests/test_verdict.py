@@ -230,7 +230,7 @@ def test_an_input_is_named(value: float) -> None:
     bad = X.clone()
     bad[1, 2] = value
     origin = report_of(lambda x: x * 2, bad).origins[0]
-    assert origin.what.startswith("input ")
+    assert origin.what == "argument `args[0]` of Function.forward"
     assert origin.first_index == (1, 2)
 
 

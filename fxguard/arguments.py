@@ -1,0 +1,64 @@
+"""What the user calls a tensor that the model was given: the name in the model's signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Call"]
+
+DEPTH = 8  # of containers in containers: one may hold itself
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a guarded model, while it runs."""
+
+    place: str  # "Linear.forward"
+    function: Callable[..., Any]  # the method without the guard
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def name_of(self, tensor: object) -> str | None:
+        """What the signature calls a tensor of this call; None for one that it was not given.
+
+        Example:
+            >>> Call("Model.forward", model.forward, (), {"batch": {"x": x}}).name_of(x)
+            "argument `batch['x']` of Model.forward"
+        """
+        for name, value in self._arguments():
+            for path, item in _leaves(name, value, DEPTH):
+                if item is tensor:
+                    return f"argument `{path}` of {self.place}"
+        return None
+
+    def _arguments(self) -> Iterator[tuple[str, Any]]:
+        try:
+            bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # what it was called with is not what it says that it takes
+            yield "args", self.args
+            yield from self.kwargs.items()
+        else:
+            yield from bound.arguments.items()
+
+
+def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Everything in nested containers, with the expression that leads to it."""
+    yield path, value
+    if depth == 0:
+        return
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        items = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        items = [(f"{path}.{name}", item) for name, item in zip(value._fields, value, strict=False)]
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        items = [(f"{path}.{name}", getattr(value, name, None)) for name in names]
+    for name, item in items:
+        yield from _leaves(name, item, depth - 1)
