@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,7 +202,7 @@ class Recorder:
         report = Report(
             batch_number=batch.number,
             frames=tuple(self.last_frames(batch, trace, first)),
-            origins=tuple(self.explained(judgment, blame) for blame in accused),
+            origins=_once_each(self.explained(judgment, blame) for blame in accused),
             rank=current_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
             error="" if error is None else _one_line(error),
@@ -380,6 +380,15 @@ def _writer(options: Options, model: Module | None) -> TraceWriter | None:
 def _all_finite(numbers: Tensor) -> bool:
     # One operation and one read, where all is well. A sum of large numbers may overflow.
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
+
+
+def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """What several graphs of one batch have read is one origin."""
+    found: dict[object, Origin] = {}
+    for origin in origins:
+        is_one = origin.standing or origin.what.startswith("argument ")
+        found.setdefault(origin.what if is_one else origin, origin)
+    return tuple(found.values())
 
 
 def _one_line(error: Exception) -> str:
