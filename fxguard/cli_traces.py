@@ -92,9 +92,9 @@ def _load(path: Path) -> Trace:
 
 
 def _diff(given: argparse.Namespace) -> int:
+    a = _load(given.a)
     if given.b is None and given.batches is None:
         raise UsageError("with one file, --batches N,M says which of its batches to compare")
-    a = _load(given.a)
     b = a if given.b is None else _load(given.b)
     name_a, name_b = str(given.a), str(given.b or given.a)
     if given.batches is not None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from fxguard.errors import UsageError
 from fxguard.records import Frame, Row, Source
 
-__all__ = ["INFINITE", "as_json", "numbers_of", "of_type", "plan_of"]
+__all__ = ["INFINITE", "as_json", "numbers_of", "of_type", "plan_of", "read_text"]
 
 DIGITS = 6  # significant ones: float32 has seven, and the last is seldom of interest
 INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
@@ -57,6 +59,21 @@ def of_type(data: Any, *kinds: type) -> Any:
     if not isinstance(data, kinds) or (isinstance(data, bool) and bool not in kinds):
         raise ValueError(f"{str(data)[:40]!r} is not of type {kinds[0].__name__}")
     return data
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that is to be read as JSON.
+
+    Raises:
+        FxguardError: when it cannot be read, or is no file.
+        FileNotFoundError: when there is none.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a folder, a circle of links, somebody else's file
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def as_json(data: Any) -> str:

@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from fxguard.compact import of_type
+from fxguard.compact import of_type, read_text
 from fxguard.errors import UsageError
 from fxguard.report import Report
 
@@ -22,16 +22,16 @@ def load_report(path: str | Path) -> Report:
     """Read what :meth:`Report.to_json` or ``fxguard run --report FILE.json`` wrote.
 
     Raises:
-        FxguardError: when it is not such a file.
+        FxguardError: when it is not such a file, or cannot be read.
         OSError: when there is no such file.
 
     Example:
         >>> load_report("report.json").to_html("report.html")
     """
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    text = read_text(Path(path))
     try:
         return typing.cast(Report, _read(Report, json.loads(text)))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path}: not a report of fxguard: {error}") from error
 
 

@@ -8,15 +8,19 @@ be read up to there. Knows nothing of torch.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
-from fxguard.compact import INFINITE, as_json, numbers_of, of_type, plan_of
+from fxguard.compact import INFINITE, as_json, numbers_of, of_type, plan_of, read_text
 from fxguard.errors import UsageError
 from fxguard.records import Frame, Row, Source
 from fxguard.traces import Trace, TracedBatch
@@ -26,10 +30,15 @@ __all__ = ["TraceWriter", "load_trace"]
 _T = TypeVar("_T")
 
 SCHEMA = 1
+LONGEST = 50  # characters of a class name in a file name, which has at most 255 bytes
 
 
 class TraceWriter:
     """Writes the batches of one guarded model into a file of its own.
+
+    A batch is in the file as a whole or not at all. Where it cannot be written, what stands before
+    it stays readable, and the next one is tried as if it were the first to fail. Threads write one
+    after the other; a process that was forked writes a file of its own.
 
     Args:
         folder: where to; made when the first batch is written.
@@ -39,9 +48,20 @@ class TraceWriter:
 
     def __init__(self, folder: Path, model: str, torch: str) -> None:
         self.folder, self.model, self.torch = folder, model, torch
-        self.path: Path | None = None  # once there is a file
+        self._begin()
+        self.lock = threading.Lock()  # a model may be called in several threads
+        _writers.add(self)
+
+    def _begin(self) -> None:
+        """There is no file yet."""
+        self.path: Path | None = None  # once a batch is in it
+        self._size = 0  # of what was written whole, in bytes
         self._plans: dict[str, int] = {}  # as it stands in the file: its number
-        self._lock = threading.Lock()  # a model may be called in several threads
+
+    def after_fork(self) -> None:
+        """The file is the parent's, and a thread of it may have had the lock."""
+        self._begin()
+        self.lock = threading.Lock()
 
     def write(self, batch: TracedBatch, rank: int | None) -> None:
         """Add a batch to the file.
@@ -49,17 +69,25 @@ class TraceWriter:
         Args:
             batch: with all of its frames.
             rank: of this process, None without a process group.
+
+        Raises:
+            OSError: when that is not possible; the file is what it was.
         """
-        with self._lock:
+        with self.lock:
             self._write(batch, rank)
 
     def _write(self, batch: TracedBatch, rank: int | None) -> None:
         plan = as_json(plan_of(batch.frames))
         lines = []
-        if plan not in self._plans:
-            self._plans[plan] = len(self._plans)
-            lines.append(f'{{"plan": {self._plans[plan]}, {plan[1:]}')
-        entry: dict[str, Any] = {"batch": batch.number, "of_plan": self._plans[plan]}
+        if self._is_gone():
+            self._begin()
+        if self.path is None:
+            head = {"fxguard_trace": SCHEMA, "model": self.model, "rank": rank, "torch": self.torch}
+            lines.append(as_json(head))
+        of_plan = self._plans.get(plan, len(self._plans))
+        if of_plan == len(self._plans):
+            lines.append(f'{{"plan": {of_plan}, {plan[1:]}')
+        entry: dict[str, Any] = {"batch": batch.number, "of_plan": of_plan}
         if batch.optimizer_step is not None:
             entry["optimizer_step"] = batch.optimizer_step
         if batch.verdict:
@@ -67,25 +95,56 @@ class TraceWriter:
             entry["blamed"] = batch.blamed
         entry["rows"] = numbers_of([row for frame in batch.frames for row in frame.rows])
         lines.append(as_json(entry))
-        with self._opened(rank) as file:
-            file.write("\n".join(lines) + "\n")
+        self._append("".join(f"{line}\n" for line in lines).encode(), rank)
+        self._plans[plan] = of_plan
 
-    def _opened(self, rank: int | None) -> TextIO:
-        if self.path is not None:
-            return self.path.open("a", encoding="utf-8")
+    def _is_gone(self) -> bool:
+        """Whether somebody else has taken the file away, or a part of it."""
+        try:
+            return self.path is not None and self.path.stat().st_size < self._size
+        except OSError:
+            return True
+
+    def _append(self, text: bytes, rank: int | None) -> None:
+        """Write all of it, or leave the file as it was."""
+        path = self._new_file(rank) if self.path is None else self.path
+        try:
+            with path.open("r+b") as file:
+                file.truncate(self._size)  # what an earlier try may have left
+                file.seek(self._size)
+                file.write(text)
+            self.path, self._size = path, self._size + len(text)
+        except BaseException:  # also an interrupt
+            with contextlib.suppress(OSError):
+                if self.path is None:
+                    path.unlink()
+                else:
+                    os.truncate(path, self._size)
+            raise
+
+    def _new_file(self, rank: int | None) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if rank is None else f"-rank{rank}"
+        # A class may have any name: none leads out of the folder, or is too long for it.
+        name = re.sub(r"[^\w.-]", "_", self.model)[:LONGEST].strip(".") or "model"
         for number in itertools.count():
-            path = self.folder / f"{self.model}-{number}{suffix}.jsonl"
-            try:
-                file = path.open("x", encoding="utf-8")  # nothing is written over
-            except FileExistsError:
-                continue
-            break
-        self.path = path
-        head = {"fxguard_trace": SCHEMA, "model": self.model, "rank": rank, "torch": self.torch}
-        file.write(as_json(head) + "\n")
-        return file
+            path = self.folder / f"{name}-{number}{suffix}.jsonl"
+            with contextlib.suppress(FileExistsError):
+                path.open("xb").close()  # nothing is written over
+                return path
+        raise AssertionError  # it counts for ever
+
+
+_writers: weakref.WeakSet[TraceWriter] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for writer in _writers:
+        writer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # where there is fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 # Reading.
@@ -100,13 +159,13 @@ def load_trace(path: str | Path, *, on_progress: Callable[[float], object] | Non
 
     Raises:
         FxguardError: when it is not such a file, or a line of it is damaged. A last line that
-            was cut off is left out, and :attr:`Trace.cut` says so.
+            was cut off is left out, and :attr:`Trace.cut` says so. Also where it cannot be read.
         OSError: when there is no such file.
     """
     path = Path(path)
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_text(path).split("\n")
     cut = lines[-1] != ""
-    plans: dict[int, list[Frame]] = {}
+    plans: dict[int, Plan] = {}
     batches = []
     head: dict[str, Any] | None = None
     for number, line in enumerate(lines[:-1], 1):
@@ -117,10 +176,10 @@ def load_trace(path: str | Path, *, on_progress: Callable[[float], object] | Non
             if head is None:
                 head = _head(entry)
             elif "plan" in entry:
-                plans[_int(entry["plan"])] = list(_frames(entry))
+                plans[_int(entry["plan"])] = _plan(entry)
             else:
                 batches.append(_batch(entry, plans))
-        except (ValueError, KeyError, IndexError, RecursionError) as error:
+        except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise UsageError(f"{path}:{number}: not a trace of fxguard: {what}") from error
     if head is None:
@@ -132,7 +191,7 @@ def _head(entry: dict[str, Any]) -> dict[str, Any]:
     schema = entry.get("fxguard_trace")
     if schema != SCHEMA:
         raise ValueError(
-            f"schema {schema!r}, and this version of fxguard reads {SCHEMA}"
+            f"schema {str(schema)[:40]}, and this version of fxguard reads {SCHEMA}"
             if schema is not None
             else "the first line does not say that it is one"
         )
@@ -144,34 +203,50 @@ def _head(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _frames(entry: dict[str, Any]) -> Iterator[Frame]:
-    sources = [Source(_str(f), _int(line), _str(code)) for f, line, code in _list(entry["sources"])]
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The frames of a batch, before there are numbers."""
+
+    # Name, kind, whether it is an operation, source, and label and dtype of each row.
+    frames: tuple[tuple[str, str, bool, Source | None, list[tuple[str, str]]], ...]
+    row_count: int
+
+
+def _plan(entry: dict[str, Any]) -> Plan:
+    sources = []
+    for listed in _list(entry["sources"]):
+        file, line, code = _list(listed, 3)
+        sources.append(Source(_str(file), _int(line), _str(code)))
     dtypes = list(map(_str, _list(entry["dtypes"])))
-    for name, kind, is_op, place, labels, of_rows in _list(entry["frames"]):
-        rows = tuple(
-            Row(_str(label), dtype=_at(dtypes, dtype, "dtype"))
+    frames = []
+    for listed in _list(entry["frames"]):
+        name, kind, is_op, place, labels, of_rows = _list(listed, 6)
+        rows = [
+            (_str(label), _at(dtypes, dtype, "dtype"))
             for label, dtype in zip(_list(labels), _list(of_rows), strict=True)
-        )
+        ]
         source = None if place is None else _at(sources, place, "source")
-        yield Frame(_str(name), _str(kind), bool(_int(is_op)), rows, source)
+        frames.append((_str(name), _str(kind), bool(_int(is_op)), source, rows))
+    return Plan(tuple(frames), sum(len(rows) for *_, rows in frames))
 
 
-def _batch(entry: dict[str, Any], plans: dict[int, list[Frame]]) -> TracedBatch:
-    number, rows = _int(entry["batch"]), iter(_list(entry["rows"]))
+def _batch(entry: dict[str, Any], plans: dict[int, Plan]) -> TracedBatch:
+    number, rows = _int(entry["batch"]), _list(entry["rows"])
     plan = plans[_int(entry["of_plan"])]
-    if len(entry["rows"]) != sum(len(frame.rows) for frame in plan):
+    if len(rows) != plan.row_count:
         raise ValueError("a batch has other rows than its plan")
+    numbers = iter(rows)
     frames = tuple(
         Frame(
-            frame.name,
-            frame.kind,
-            frame.is_op,
-            tuple(_row(row, next(rows)) for row in frame.rows),
-            frame.source,
+            name,
+            kind,
+            is_op,
+            tuple([_row(label, dtype, next(numbers)) for label, dtype in of_rows]),
+            source,
             number,
             index,
         )
-        for index, frame in enumerate(plan)
+        for index, (name, kind, is_op, source, of_rows) in enumerate(plan.frames)
     )
     step = entry.get("optimizer_step")
     verdict = tuple(map(_str, _list(entry.get("verdict", []))))
@@ -181,11 +256,24 @@ def _batch(entry: dict[str, Any], plans: dict[int, list[Frame]]) -> TracedBatch:
     return TracedBatch(number, frames, None if step is None else _int(step), verdict, blamed)
 
 
-def _row(row: Row, numbers: Any) -> Row:
+def _row(label: str, dtype: str, numbers: Any) -> Row:
     if isinstance(numbers, str):
-        return replace(row, note=numbers)
-    least, largest = (INFINITE[x] if isinstance(x, str) else _float(x) for x in _list(numbers))
-    return replace(row, abs_min=least, abs_max=largest)
+        return Row(label, None, None, numbers, dtype)
+    least, largest = _list(numbers, 2)
+    if type(least) is not float or not least >= 0:  # most are
+        least = _magnitude(least)
+    if type(largest) is not float or not largest >= 0:
+        largest = _magnitude(largest)
+    return Row(label, least, largest, "", dtype)
+
+
+def _magnitude(value: Any) -> float:
+    if isinstance(value, str):
+        return INFINITE[value]
+    number = float(of_type(value, float, int))
+    if number < 0:
+        raise ValueError(f"a magnitude is not negative, and {value} is")
+    return number
 
 
 def _at(listed: Sequence[_T], index: int, what: str) -> _T:
@@ -198,8 +286,11 @@ def _dict(value: Any) -> dict[str, Any]:
     return of_type(value, dict)  # type: ignore[no-any-return]
 
 
-def _list(value: Any) -> list[Any]:
-    return of_type(value, list)  # type: ignore[no-any-return]
+def _list(value: Any, length: int | None = None) -> list[Any]:
+    found: list[Any] = of_type(value, list)
+    if length is not None and len(found) != length:
+        raise ValueError(f"{len(found)} items where there are {length}")
+    return found
 
 
 def _str(value: Any) -> str:
@@ -208,9 +299,3 @@ def _str(value: Any) -> str:
 
 def _int(value: Any) -> int:
     return of_type(value, int)  # type: ignore[no-any-return]
-
-
-def _float(value: Any) -> float:
-    if of_type(value, float, int) < 0:
-        raise ValueError(f"a magnitude is not negative, and {value} is")
-    return float(value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,6 +196,28 @@ def test_nothing_is_left() -> None:
     for work in ("fit", "validate", "test", "predict"):
         getattr(trainer(callback), work)(model, data())
         left_alone(model)
+
+
+def test_a_deep_copy_of_a_guarded_module_is_guarded_likewise() -> None:
+    """Its steps are its own batches, `log` is its own, and it can be taken off on its own."""
+    model = Model(fault=1, logs=False)
+    FxguardCallback().setup(SimpleNamespace(global_step=0), model, "fit")  # type: ignore[arg-type]
+    twin = copy.deepcopy(model)
+    batch = (torch.ones(2, 8), torch.ones(2, 1))
+    assert twin.log.__self__ is twin
+    twin.training_step(batch, 0)
+    assert [fxguard.guard_of(each).batch_number for each in (model, twin)] == [0, 1]
+    with torch.no_grad():
+        twin.net[0].weight.fill_(torch.nan)
+    with pytest.raises(fxguard.NonFiniteError):
+        twin.training_step(batch, 0)
+    assert fxguard.guard_of(twin).model is twin
+    assert not torch.isnan(model.training_step(batch, 0))
+    fxguard.remove(twin)
+    assert not {"log", *STEPS} & set(twin.__dict__)
+    assert torch.isnan(twin.training_step(batch, 0))
+    fxguard.remove(model)
+    assert not {"log", *STEPS} & set(model.__dict__)
 
 
 def test_wrong_options_fail_at_once() -> None:

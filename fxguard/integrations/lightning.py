@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class _StepGuard(Guard):
     """What is a batch here is a step: Lightning calls those, and not ``forward``."""
 
     methods = STEPS
+    kept_for_uninstall = (*Guard.kept_for_uninstall, "compiled", "guarded")
 
     def install(self) -> None:
         """Put the guard in front of the steps, and below the compiler where there is one."""
@@ -30,8 +32,11 @@ class _StepGuard(Guard):
         self.guarded = {name: own[name] for name in self.compiled}
         for name, step in self.guarded.items():
             own[name] = compiler["dynamo_ctx"](step)
-        # TorchDynamo does not get through `log`, which computes nothing.
-        own["log"] = torch.compiler.disable(self.model.log)
+        # TorchDynamo does not get through `log`, which computes nothing. A method: that of a copy
+        # of the model logs for the copy.
+        kind: Any = type(self.model)
+        log = torch.compiler.disable(kind.log)
+        own["log"] = types.MethodType(log, self.model)
 
     def uninstall(self) -> None:
         """Take it away again."""
