@@ -27,13 +27,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about what is 
 # The database, the mode, the dtype, how many samples of each operation, and in how many parts.
 RUNS = [
     ("op_db", "default", torch.float32, 4, 20),
-    *(("op_db", mode, torch.float32, 1, 10) for mode in ("replay", "aot_eager")),
+    *(("op_db", mode, torch.float32, 1, 10) for mode in ("python", "replay", "aot_eager")),
     *(
         ("op_db", "default", dtype, 1, 10)
         for dtype in (torch.float16, torch.bfloat16, torch.complex64, torch.float64)
     ),
-    ("module_db", "default", torch.float32, 4, 4),
-    *(("module_db", mode, torch.float32, 1, 2) for mode in ("replay", "aot_eager")),
+    ("module_db", "default", torch.float32, 2, 4),
+    *(("module_db", mode, torch.float32, 1, 2) for mode in ("python", "replay", "aot_eager")),
     *(("hop_db", mode, torch.float32, 4, 1) for mode in ("default", "replay", "aot_eager")),
 ]
 PARTS = [
@@ -50,6 +50,7 @@ IN_CI = {
         """,
     ("op_db", "default", torch.float16): "addmm pow nn.functional.layer_norm",
     ("op_db", "default", torch.complex64): "fft.fft mul",
+    ("op_db", "python", torch.float32): "exp nn.functional.softmin matmul",
     ("op_db", "replay", torch.float32): "exp nn.functional.softmin matmul",
     ("op_db", "aot_eager", torch.float32): "exp nn.functional.softmin matmul",
     ("module_db", "default", torch.float32): "nn.BatchNorm2d nn.GRU nn.MultiheadAttention",
