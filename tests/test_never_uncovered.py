@@ -644,9 +644,9 @@ class Meeting(nn.Module):
             self.barrier.wait(timeout=60)
 
 
-def in_two_threads(work: Callable[[int], Any]) -> list[Any]:
+def in_threads(work: Callable[[int], Any], count: int = 2) -> list[Any]:
     """What each call returned, or the exception that it raised."""
-    results: list[Any] = [None, None]
+    results: list[Any] = [None] * count
 
     def run(index: int) -> None:
         try:
@@ -654,7 +654,7 @@ def in_two_threads(work: Callable[[int], Any]) -> list[Any]:
         except Exception as error:
             results[index] = error
 
-    threads = [threading.Thread(target=run, args=(i,), name=str(i)) for i in range(2)]
+    threads = [threading.Thread(target=run, args=(i,), name=str(i)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -674,7 +674,7 @@ def check_threads(way: str, rounds: int = 4) -> None:
         model(LOW)
         model.barrier = threading.Barrier(2)
         for _ in range(rounds):
-            outputs = in_two_threads(lambda index: model(inputs[index]))
+            outputs = in_threads(lambda index: model(inputs[index]))
             for x, output in zip(inputs, outputs, strict=True):
                 assert_same_bits(output, plain(x))
     origins = [(name, report.origins[0]) for name, report in reports]
@@ -695,8 +695,43 @@ def test_two_forwards_at_once_have_two_numbers() -> None:
     model = fxguard.instrument(Meeting(), on_detect=lambda r: numbers.append(r.batch_number))
     model.barrier = threading.Barrier(2)
     with the_way(PYTHON):
-        in_two_threads(lambda index: model(HIGH))
+        in_threads(lambda index: model(HIGH))
     assert sorted(numbers) == [0, 1]
+
+
+def chain() -> nn.Module:
+    """Enough operations that threads overtake each other between them; the last can overflow."""
+    return nn.Sequential(*[Block().linear for _ in range(11)], Block())
+
+
+@pytest.mark.parametrize("way", [PYTHON, EAGER])
+@pytest.mark.parametrize("calls", [25, pytest.param(400, marks=pytest.mark.campaign)])
+def test_four_threads_call_one_model(calls: int, way: str) -> None:
+    """Hundreds of calls at once: each has its own output, and only the faulty ones are reported.
+
+    No two batches have one number, and every report blames the operation.
+    """
+    reports: list[tuple[str, fxguard.Report]] = []
+    model = fxguard.instrument(
+        chain(),
+        on_detect=lambda report: reports.append((threading.current_thread().name, report)),
+    )
+    plain = chain()
+    # The second call of every thread overflows, the others are healthy and differ.
+    inputs = [[torch.full((2, 4), i + j / calls) for j in range(calls)] for i in range(4)]
+    for mine in inputs:
+        mine[1] = HIGH
+    with the_way(way):
+        model(LOW)
+        outputs = in_threads(lambda index: [model(x) for x in inputs[index]], 4)
+        for mine, given in zip(outputs, inputs, strict=True):
+            assert isinstance(mine, list), f"a thread ended with {mine!r}"
+            for output, x in zip(mine, given, strict=True):
+                assert_same_bits(output, plain(x))
+    assert sorted(name for name, _ in reports) == ["0", "1", "2", "3"]
+    assert {r.origins[0].message.partition(" (")[0] for _, r in reports} == {"exp in 11 made inf"}
+    assert len({report.batch_number for _, report in reports}) == 4
+    assert fxguard.guard_of(model).batch_number == 1 + 4 * calls
 
 
 # Every protection taken away once.
