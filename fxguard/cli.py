@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fxguard
 from fxguard.cli_traces import add_commands
+from fxguard.ending import DETECTED, end, last_line, say
 from fxguard.options import Options
-
-if TYPE_CHECKING:
-    from fxguard.report import Report
+from fxguard.processes import SWITCH
+from fxguard.run import find_module, run_module, run_script
+from fxguard.settings import NAMES, UnreadError, settings_of_project
 
 __all__ = ["main"]
 
-DETECTED = 3  # exit status after a detection
 WRONG_USE = 2
 PIPE_CLOSED = 141  # as a shell has it: 128 and SIGPIPE
 
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add_options(run)
     run.add_argument(
         "--report",
-        type=Path,
+        default=argparse.SUPPRESS,
         metavar="FILE",
         help="also write the last report here: a page where the name ends in .html, JSON where it "
         "ends in .json, else text",
@@ -102,9 +103,47 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return _wrong(f"no such script: {rest[0]}")
     if given.module is not None and _cannot_find(given.module):
         return _wrong(f"no module named {given.module}")
-    if given.report is not None and not given.report.resolve().parent.is_dir():
-        return _wrong(f"no such folder for the report: {given.report}")
-    return _run(given, rest)
+    start = Path.cwd() if given.module is not None else Path(os.path.abspath(rest[0])).parent
+    try:
+        settings = settings_of_project(start)
+    except UnreadError as error:
+        say(str(error))
+        settings = {}
+    except fxguard.FxguardError as error:
+        return _wrong(str(error))
+    settings |= {name: value for name, value in vars(given).items() if name in NAMES}
+    if (problem := _cannot_write(settings)) is not None:
+        return _wrong(problem)
+    return _run(given.module, rest, settings)
+
+
+def _cannot_write(settings: Mapping[str, Any]) -> str | None:
+    """What is wrong with the places that a run would write to."""
+    if (report := settings.get("report")) is not None:
+        file = Path(report)
+        if file.is_dir():
+            return f"the report needs a file, and {file} is a folder"
+        if not file.parent.is_dir():
+            return f"no such folder for the report: {file}"
+        if not _is_writable(file.parent) or (file.exists() and not os.access(file, os.W_OK)):
+            return f"the report cannot be written to {file}"
+    if (folder := settings.get("trace_to")) is not None:
+        there = Path(os.path.abspath(folder))
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            return f"trace_to has to be a folder, and {there} is a file"
+        if not _is_writable(there):
+            return f"traces cannot be written to {folder}"
+    return None
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -117,71 +156,59 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv, []
 
 
-def _run(given: argparse.Namespace, rest: list[str]) -> int:
-    from fxguard.ranks import current_rank
-    from fxguard.run import guarding_outermost_modules, run_module, run_script
+def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
+    os.environ.pop(SWITCH, None)  # or importing torch would watch this process, too
+    from fxguard.session import Session
 
-    listed = {option.name for option in fields(Options)}
-    options = {name: value for name, value in vars(given).items() if name in listed}
     try:
-        Options(**options)
-    except fxguard.FxguardError as error:
-        return _wrong(str(error))
-    with guarding_outermost_modules(**options) as guarded:
-        try:
-            if given.module is not None:
-                run_module(given.module, rest)
+        session = Session(settings)
+    except fxguard.FxguardError as refusal:
+        return _wrong(str(refusal))
+    error: BaseException | None = None
+    own_end: SystemExit | None = None
+    try:
+        with session.watching():
+            if module is not None:
+                run_module(module, rest)
             else:
                 run_script(Path(rest[0]), rest[1:])
-        except fxguard.NonFiniteError as error:
-            _say(f"fxguard: {error.report.advice}")
-            return DETECTED
-        except fxguard.BatchLimitReached as error:
-            _say(f"fxguard: {error}")
-            return 0
-        finally:
-            if not guarded:
-                _say("fxguard: the script called no torch.nn.Module: nothing was checked")
-            reports = [fxguard.guard_of(model).last_report for model in guarded]
-            for model in guarded:
-                if path := fxguard.guard_of(model).trace_path:
-                    _say(f"fxguard: for a page of the whole batch: fxguard report {path}")
-            for report in filter(None, reports):
-                if report.rank == current_rank():  # else the rank that found it writes it
-                    _write(report, given.report)
+    except SystemExit as raised:
+        own_end = raised
+    except Exception as raised_by_script:
+        error = raised_by_script
+    finally:
+        note = session.close()
+    status = end(error, note, _show, session.trace_files)
+    if status is not None:
+        return status
+    if session.notes.is_owner:
+        last_line(note)
+    if own_end is not None:
+        raise own_end
     return 0
 
 
-def _write(report: Report, path: Path | None) -> None:
-    if path is None:
-        return
-    try:
-        if path.suffix == ".html":
-            report.to_html(path)
-            return
-        text = report.to_json(indent=2) if path.suffix == ".json" else str(report)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        _say(f"fxguard: the report could not be written: {error}")
+def _show(error: BaseException) -> None:
+    """The traceback as Python shows it where it runs the script."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is not vars(sys.modules["__main__"]):
+        trace = trace.tb_next
+    trace = trace or error.__traceback__
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def _cannot_find(module: str) -> bool:
     sys.path.insert(0, "")
     try:
-        return importlib.util.find_spec(module) is None
+        return find_module(module) is None
     except ModuleNotFoundError:
         return True
     finally:
         sys.path.pop(0)
 
 
-def _say(line: str) -> None:
-    sys.stdout.flush()
-    print(line, file=sys.stderr)
-
-
 def _wrong(message: str) -> int:
-    _say(f"fxguard: {message}")
+    say(message)
     return WRONG_USE
 
 

@@ -113,6 +113,7 @@ class _ModuleGuard(Guard):
     """Watches modules only: an eager model stays with Python, a compiled one is captured."""
 
     capture = False
+    observe = False
 
     def __init__(self, model: Module, options: Options) -> None:
         super().__init__(model, options)

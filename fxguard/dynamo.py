@@ -68,6 +68,7 @@ __all__ = [
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
+    "leave_to_python",
     "module_hooks_on",
     "outer_compiler",
 ]
@@ -346,6 +347,11 @@ def let_backend_fail(graph_module: GraphModule) -> None:
     output.has_user_defined_allowed_in_graph = False
 
 
+def leave_to_python(function: Any) -> None:
+    """Keep TorchDynamo from compiling a function of its own; it may still be traced in another."""
+    skip_code(function.__code__)  # type: ignore[attr-defined]
+
+
 # Hooks on every module, for the time of one forward.
 
 HOOK_ID = RemovableHandle(OrderedDict()).id  # a key that nobody else is given
@@ -381,4 +387,4 @@ for function in (
     module_calls.before_module,
     module_calls.after_module,
 ):
-    skip_code(function.__code__)  # type: ignore[attr-defined]
+    leave_to_python(function)

@@ -148,7 +148,8 @@ class Guard:
             Set it in your training loop, or let an integration.
     """
 
-    capture = True  # False: watch modules only, and leave eager models to Python
+    capture = True  # False: leave eager models to Python
+    observe = True  # False: watch modules only, and no operations that Python runs
     methods: tuple[str, ...] = ("forward",)  # of the model: each call of one is a batch
     # What :meth:`install` took from the model, for :meth:`uninstall`: a copy has copies of it.
     kept_for_uninstall: tuple[str, ...] = ("_own",)
@@ -266,17 +267,15 @@ class Guard:
     def install(self) -> None:
         """Put the guard in front of the model's methods."""
         for name in self.methods:
-            original = getattr(self.model, name)
-            if name in self.model.__dict__:
-                self._own[name] = original
-            self._wrappers[name] = wrapper = _make_wrapper(name)
-            functools.update_wrapper(wrapper, getattr(original, "__func__", original))
-            # Trainers and `generate` look here for the names of the model's arguments.
-            signature = inspect.signature(original)
-            model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-            wrapper.__signature__ = signature.replace(
-                parameters=[model, *signature.parameters.values()]
-            )
+            own = self.model.__dict__.get(name)
+            if name not in self._wrappers or own is not self._own.get(name):
+                self._wrappers[name] = _wrapper_of(getattr(self.model, name), name)
+                self._compiled.clear()  # of another method
+                if own is not None:
+                    self._own[name] = own
+                else:
+                    self._own.pop(name, None)
+            wrapper = self._wrappers[name]
             # A method of the model: others take it apart and put it together again, accelerate
             # for one. Copying the model copies both attributes, see __deepcopy__.
             object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
@@ -342,7 +341,7 @@ class Guard:
             self._read_names()
         forward = self._compiled_for(method, outer)
         fullgraph = outer is not None and outer.fullgraph
-        observer = None if fullgraph or not self.capture else self._observer
+        observer = None if fullgraph or not self.observe else self._observer
         breaks, before = dynamo.graph_breaks(), gaps.watching()
         # An interrupt may come at any call below. The last line of each `finally` is none.
         try:
@@ -457,6 +456,16 @@ def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:
 def in_backward() -> bool:
     """Whether autograd is running this thread's code, to compute gradients."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _wrapper_of(original: Callable[..., Any], name: str) -> Any:
+    wrapper = _make_wrapper(name)
+    functools.update_wrapper(wrapper, getattr(original, "__func__", original))
+    # Trainers and `generate` look here for the names of the model's arguments.
+    signature = inspect.signature(original)
+    model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    wrapper.__signature__ = signature.replace(parameters=[model, *signature.parameters.values()])
+    return wrapper
 
 
 def _make_wrapper(method: str) -> Any:

@@ -13,7 +13,14 @@ from fxguard.errors import UsageError
 if TYPE_CHECKING:
     from fxguard.guard import Guard
 
-__all__ = ["GUARD", "INSTALLED", "check_can_instrument", "find_guard", "unwrapped"]
+__all__ = [
+    "GUARD",
+    "INSTALLED",
+    "check_can_instrument",
+    "check_kind",
+    "find_guard",
+    "unwrapped",
+]
 
 # The attribute of the model that holds its guard. Besides `forward` it is the only one.
 GUARD = "_fxguard"
@@ -39,6 +46,21 @@ def unwrapped(module: Module) -> Module:
 
 def check_can_instrument(model: Any) -> None:
     """Raise an error that says what to do where a model cannot be instrumented."""
+    check_kind(model)
+    for name, module in model.named_modules():
+        if find_guard(module) is not None:
+            what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
+            raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
+    for guard in INSTALLED:
+        if any(module is model for module in guard.model.modules()):
+            raise UsageError(
+                f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
+                "instrumented already"
+            )
+
+
+def check_kind(model: Any) -> None:
+    """Raise an error where a model is of a kind that cannot be instrumented."""
     if not isinstance(model, Module):
         raise UsageError(f"instrument needs a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.nn.DataParallel):
@@ -56,13 +78,3 @@ def check_can_instrument(model: Any) -> None:
             "this is the result of torch.compile; instrument the model first, then compile it: "
             "torch.compile(fxguard.instrument(model))"
         )
-    for name, module in model.named_modules():
-        if find_guard(module) is not None:
-            what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
-            raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
-    for guard in INSTALLED:
-        if any(module is model for module in guard.model.modules()):
-            raise UsageError(
-                f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
-                "instrumented already"
-            )

@@ -1,79 +1,60 @@
-"""Run an unmodified training script with its models instrumented: ``fxguard run``."""
+"""Run an unmodified training script as Python itself would: ``fxguard run``."""
 
 from __future__ import annotations
 
-import runpy
+import builtins
+import importlib.machinery
+import importlib.util
+import os
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
-from torch.nn import Module
-
-from fxguard.errors import FxguardError
-from fxguard.guard import instrument, remove
-from fxguard.instrumented import find_guard, unwrapped
-
-__all__ = ["guarding_outermost_modules", "run_module", "run_script"]
+__all__ = ["find_module", "run_module", "run_script"]
 
 
 def run_script(path: Path, args: list[str]) -> None:
     """Run a file as ``python path args`` would."""
+    file = os.path.abspath(path)
     sys.argv = [str(path), *args]
-    sys.path.insert(0, str(path.resolve().parent))
-    runpy.run_path(str(path), run_name="__main__")
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11 has it
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    code = loader.source_to_code(Path(file).read_bytes(), file)  # type: ignore[no-untyped-call]
+    run_as_main(code, __file__=file, __loader__=loader, __package__=None, __cached__=None)
 
 
 def run_module(name: str, args: list[str]) -> None:
     """Run a module as ``python -m name args`` would."""
-    sys.argv = [name, *args]
-    sys.path.insert(0, "")
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
+    spec = find_module(name)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.argv = [str(spec.origin), *args]
+    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    run_as_main(
+        code,
+        __file__=spec.origin,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+        __cached__=spec.cached,
+        __spec__=spec,
+    )
 
 
-@contextmanager
-def guarding_outermost_modules(**options: Any) -> Iterator[list[Module]]:
-    """Instrument every outermost module at its first call, before it runs.
-
-    Yields:
-        The modules that were instrumented so far.
-    """
-    guarded: list[Module] = []
-    refused: set[int] = set()
-    local = threading.local()
-    # Module hooks would come too late: `_call_impl` has read `self.forward` by then.
-    original: Callable[..., Any] = Module.__call__
-
-    def call(module: Module, *args: Any, **kwargs: Any) -> Any:
-        if getattr(local, "inside", False):
-            return original(module, *args, **kwargs)
-        local.inside = True
-        try:
-            target = unwrapped(module)
-            if find_guard(target) is None and id(target) not in refused:
-                _guard(target, guarded, refused, options)
-            return original(module, *args, **kwargs)
-        finally:
-            local.inside = False
-
-    Module.__call__ = call  # type: ignore[method-assign]
-    try:
-        yield guarded
-    finally:
-        Module.__call__ = original  # type: ignore[method-assign]
+def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """The module that ``python -m name`` runs: of a package, its ``__main__``."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        return importlib.util.find_spec(f"{name}.__main__")
+    return spec
 
 
-def _guard(target: Module, guarded: list[Module], refused: set[int], options: Any) -> None:
-    # A part that was called on its own before is watched as a part from now on.
-    for part in target.modules():
-        if find_guard(part) is not None:
-            remove(part)
-            guarded.remove(part)
-    try:
-        guarded.append(instrument(target, **options))
-    except FxguardError as error:
-        refused.add(id(target))
-        warnings.warn(f"{type(target).__name__} is not checked: {error}", stacklevel=3)
+def run_as_main(code: CodeType, **attributes: Any) -> None:
+    """Run code as the module ``__main__``, which stays: what is defined there can be pickled."""
+    main = ModuleType("__main__")
+    main.__dict__.update(attributes, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)

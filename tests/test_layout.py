@@ -76,16 +76,27 @@ ROOMS = (
     "compare_models",
     "debug_utils",
     "__init__",  # gives out the names of those above
+    "settings",
+    "summary",
+    "processes",
+    "ending",
     "run",
+    "outermost",
+    "session",
+    "autoload",
+    "rendezvous",
+    "netcheck",
     "cli_traces",
     "cli",
     "__main__",
-    "rendezvous",
-    "netcheck",
     "integrations",
     "testing",
 )
-WITHOUT_TORCH = (*ROOMS[: ROOMS.index("stats")], "cli_traces", "plan", "cause")
+WITHOUT_TORCH = (
+    *ROOMS[: ROOMS.index("stats")],
+    *("plan", "cause", "options", "settings", "summary", "processes", "ending", "run"),
+    *("cli_traces", "cli"),
+)
 
 
 def room_of(file: Path) -> str:

@@ -132,7 +132,7 @@ def test_wrong_options(run) -> None:
 def test(): Outer()(LARGE)
 """)
     result.assert_outcomes(passed=1, warnings=1)
-    result.stdout.fnmatch_lines(["*Outer is not checked: on_detect has to be*"])
+    result.stdout.fnmatch_lines(["*nothing is checked: on_detect has to be*"])
 
 
 SUITE = """

@@ -251,6 +251,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     script.write_text("import torch\nfor _ in range(3): torch.nn.Linear(2, 2)(torch.ones(2, 2))\n")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     options = ["--trace-to", str(tmp_path / "traces"), "--trace-batch-nums", "0"]
     assert cli.main(["run", *options, str(script)]) == 0
     assert files(tmp_path / "traces") == ["Linear-0.jsonl", "Linear-1.jsonl", "Linear-2.jsonl"]

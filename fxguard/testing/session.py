@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from torch.nn import Module
 
 import fxguard
-from fxguard.errors import NonFiniteError
+from fxguard.errors import NonFiniteError, UsageError
+from fxguard.guard import Guard
 from fxguard.instrumented import find_guard
+from fxguard.options import Options
+from fxguard.outermost import OutermostModules
 from fxguard.report import Report
-from fxguard.run import guarding_outermost_modules
 
 __all__ = ["Fixture", "guarding"]
 
@@ -31,17 +34,22 @@ def guarding(options: dict[str, Any]) -> Iterator[Callable[[], list[str]]]:
     Yields:
         What gives the coverage of each of them so far.
     """
-    with guarding_outermost_modules(**{"on_detect": stop, **options}) as guarded:
-        try:
-            yield lambda: [coverage_of(model) for model in guarded if find_guard(model)]
-        finally:
-            for model in guarded:
-                if find_guard(model) is not None:  # the test may have removed it
-                    fxguard.remove(model)
+    try:
+        chosen = Options(**{"on_detect": stop, **options})
+    except UsageError as error:  # pytest takes an exception here for a fault of its own
+        warnings.warn(f"nothing is checked: {error}", stacklevel=4)
+        yield list
+        return
+    with OutermostModules(chosen, on_refusal=warn, capture_all=True) as outermost:
+        yield lambda: [coverage_of(guard) for guard in outermost.guards]
 
 
-def coverage_of(model: Module) -> str:
-    return f"{type(model).__name__}: {fxguard.guard_of(model).coverage()}"
+def warn(name: str, reason: str) -> None:
+    warnings.warn(f"{name} is not checked: {reason}", stacklevel=6)
+
+
+def coverage_of(guard: Guard) -> str:
+    return f"{type(guard.model).__name__}: {guard.coverage()}"
 
 
 class Fixture:
@@ -65,7 +73,7 @@ class Fixture:
     def close(self) -> list[str]:
         """Leave every model as it was; their coverage."""
         guarded = [model for model in self._models if find_guard(model) is not None]
-        lines = [coverage_of(model) for model in guarded]
+        lines = [coverage_of(fxguard.guard_of(model)) for model in guarded]
         for model in guarded:
             fxguard.remove(model)
         return lines

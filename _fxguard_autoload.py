@@ -1,0 +1,24 @@
+"""What ``import torch`` calls, wherever fxguard is installed: the entry point ``torch.backends``.
+
+It stands beside the package, so that neither fxguard nor anything else is imported before the
+variable ``FXGUARD`` asks for it. torch turns an exception in here into a failed import of torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["start"]
+
+
+def start() -> None:
+    """Watch this process, where the variable FXGUARD says so."""
+    if not os.environ.get("FXGUARD"):
+        return
+    try:
+        from fxguard.autoload import arm
+
+        arm()
+    except Exception as error:
+        print(f"fxguard: FXGUARD is set and has no effect: {error}", file=sys.stderr)

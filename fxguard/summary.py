@@ -1,0 +1,95 @@
+"""What a run has checked, in numbers and in one line. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Headroom", "Summary"]
+
+NAMED = 3  # models in the line
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How far one operation stayed below the limit of its dtype."""
+
+    times: float  # the limit divided by the largest magnitude; 1 or more
+    where: str  # the operation and the magnitude
+
+
+@dataclass(slots=True)
+class Summary:
+    """What was checked, by class of model, in one process or in several."""
+
+    batches: Counter[str] = field(default_factory=Counter)
+    operations: dict[str, int] = field(default_factory=dict)  # that are checked in one batch
+    unchecked: Counter[str] = field(default_factory=Counter)  # reasons
+    least: Headroom | None = None
+    detections: int = 0  # batches in which something was found
+    processes: int = 0  # that are in it
+
+    def merge(self, other: Summary) -> None:
+        """Add what another guard, or another process, has seen."""
+        self.batches += other.batches
+        for name, count in other.operations.items():
+            self.operations[name] = max(self.operations.get(name, 0), count)
+        self.unchecked += other.unchecked
+        if other.least is not None and (self.least is None or other.least.times < self.least.times):
+            self.least = other.least
+        self.detections += other.detections
+        self.processes += other.processes
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        least = None if self.least is None else [self.least.times, self.least.where]
+        return {
+            "batches": dict(self.batches),
+            "operations": self.operations,
+            "unchecked": dict(self.unchecked),
+            "least": least,
+            "detections": self.detections,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Summary:
+        """What :meth:`to_dict` gave."""
+        return cls(
+            batches=Counter(data["batches"]),
+            operations=data["operations"],
+            unchecked=Counter(data["unchecked"]),
+            least=None if data["least"] is None else Headroom(*data["least"]),
+            detections=data["detections"],
+            processes=1,
+        )
+
+    def line(self) -> str:
+        """What was checked, what was found, the least headroom, and what was not checked."""
+        if not self.batches:
+            text = "no torch.nn.Module was called: nothing was checked"
+        else:
+            models = [self._model(name) for name, _ in self.batches.most_common(NAMED)]
+            if (more := len(self.batches) - NAMED) > 0:
+                models.append(f"{more} more")
+            text = f"checked {', '.join(models)}"
+            if self.processes > 1:
+                text += f", in {self.processes} processes"
+            found = f"found inf or NaN in {self.detections} of them"
+            text += f"; {found if self.detections else 'nothing found'}"
+        if self.least is not None:
+            times = self.least.times
+            shown = f"{times:.3g}" if times < 1000 else f"{10 ** math.floor(math.log10(times)):.0e}"
+            text += f"; least headroom in a last batch: {shown} times, at {self.least.where}"
+        if self.unchecked:
+            reasons = [f"{count} {why}" for why, count in sorted(self.unchecked.items())]
+            text += f"; not checked: {', '.join(reasons)}"
+        return text
+
+    def _model(self, name: str) -> str:
+        batches, operations = self.batches[name], self.operations.get(name, 0)
+        return (
+            f"{batches} batch{'' if batches == 1 else 'es'} of {name} "
+            f"({operations} operation{'' if operations == 1 else 's'})"
+        )
