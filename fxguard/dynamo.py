@@ -52,7 +52,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard import bits, gaps, joined, marks, module_calls, regions, stats
+from fxguard import bits, gaps, joined, marks, module_calls, plain_python, regions, stats
 from fxguard.batch import GraphRun, Postponed, RandomState
 from fxguard.checkpointing import keep_random_state
 from fxguard.insert import Arithmetic, with_checks, without_marks
@@ -127,6 +127,7 @@ def compile_forward(
         leave_what_fails: whether code that TorchDynamo fails to capture is left to Python and to
             the observer, with TorchDynamo's own warning: nobody asked for this compilation.
     """
+    plain_python.prepare_tracing()
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither
     options = {name: value for name, value in options.items() if name in known}
@@ -134,6 +135,8 @@ def compile_forward(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
     settings: dict[str, Any] = {"suppress_errors": True} if leave_what_fails else {}
+    if backend.follows_python:
+        settings |= plain_python.SETTINGS
     if options:
         return with_settings(compiled, settings) if settings else compiled
     settings["recompile_limit"] = RECOMPILE_LIMIT
@@ -191,6 +194,8 @@ class CheckingBackend:
             parameters may have been replaced since the last one.
         weights_stay: whether weights are still there when a report is made.
         replay: whether only what leaves a graph is measured, until that turns bad.
+        follows_python: whether nobody asked for a compiler, so that the model has to take the path
+            that plain Python takes.
     """
 
     def __init__(
@@ -203,7 +208,9 @@ class CheckingBackend:
         *,
         weights_stay: bool = True,
         replay: bool = False,
+        follows_python: bool = False,
     ) -> None:
+        self.follows_python = follows_python
         self.weights_stay = weights_stay
         self.replay = replay
         self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
@@ -216,6 +223,8 @@ class CheckingBackend:
         self.graphs: list[GraphModule] = []  # without checks, for selftest()
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        if self.follows_python:
+            plain_python.leave_to_python(graph_module)
         self.refresh()
         let_backend_fail(graph_module)
         watch = gaps.watching()

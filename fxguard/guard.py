@@ -408,6 +408,7 @@ class Guard:
                 self._read_names,
                 weights_stay=self._weights_stay,
                 replay=self.options.replay,
+                follows_python=outer is None,
             )
             self._backends.append(checking)
             compiled = dynamo.compile_forward(

@@ -14,7 +14,16 @@ import torch
 
 from fxguard.records import Source
 
-__all__ = ["Place", "calling_line", "source_at", "source_of_caller", "source_of_trace", "warn_user"]
+__all__ = [
+    "Place",
+    "calling_line",
+    "is_internal",
+    "lines_of_trace",
+    "source_at",
+    "source_of_caller",
+    "source_of_trace",
+    "warn_user",
+]
 
 # Lines in here are never the user's: for them the line that called is shown.
 INTERNAL = (
@@ -41,6 +50,11 @@ def source_of_trace(trace: str | None) -> Source | None:
     if found is None:
         return None
     return Source(found["file"], int(found["line"]), (found["code"] or "").strip())
+
+
+def lines_of_trace(trace: str | None) -> list[Place]:
+    """The place of each call in a formatted stack trace, outermost first."""
+    return [(entry["file"], int(entry["line"])) for entry in ENTRY.finditer(trace or "")]
 
 
 def source_of_caller() -> Source | None:

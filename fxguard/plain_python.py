@@ -1,0 +1,153 @@
+"""Lets TorchDynamo capture an eager model along the path that plain Python takes.
+
+Nobody asked for a compiler, so nobody may notice one. TorchDynamo differs from Python in four
+ways that a model can see, and each is undone here for our own captures only:
+
+- It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
+  transformers build whole attention masks. They also ask whether a device is recording a stream,
+  which TorchDynamo cannot trace.
+- It traces the observer of operations between graphs, as it traces any torch function mode.
+  Some methods of tensors break the graph under a mode (``unflatten``).
+- It reads the hooks of modules once, at capture.
+- It captures a ``try`` block as if nothing in it could raise, and leaves its handlers out.
+
+What is used of TorchDynamo (present in torch 2.11 to 2.15):
+
+- ``TorchInGraphFunctionVariable._get_handlers()``: the table that says how calls of functions such
+  as ``is_compiling`` are traced. Ours look first at who asks, and whose capture it is.
+- ``SymbolicTorchFunctionState``: the function modes that are traced. Guards on the modes that are
+  really active stay as they are.
+- ``config.skip_nnmodule_hook_guards``: False makes the hooks of modules part of the guards.
+- ``exc.SkipFrame``: what a backend raises to leave a function to Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import SkipFrame
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.trace_rules import get_torch_obj_rule_map
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.torch_function import SymbolicTorchFunctionState
+from torch.fx import GraphModule
+
+from fxguard.gaps import Observer
+from fxguard.sources import is_internal, lines_of_trace
+
+__all__ = ["SETTINGS", "TRY_BLOCK", "leave_to_python", "prepare_tracing"]
+
+# TorchDynamo's settings while an eager model is captured. The guards on hooks take about a third of
+# a microsecond a module at each call.
+SETTINGS = {"skip_nnmodule_hook_guards": False}
+
+TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
+
+# What models ask to choose their path: in plain Python the answer to each is no. A guard stands
+# aside while a stream is recorded, see :mod:`fxguard.stand_aside`.
+ASKED = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    torch._utils.is_compiling,
+    torch._dynamo.external_utils.is_compiling,
+    torch.cuda.is_current_stream_capturing,
+)
+
+
+@functools.cache
+def prepare_tracing() -> None:
+    """Teach TorchDynamo both answers; done once, before the first capture."""
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    asked = list(ASKED)
+    if not torch.xpu.is_available() and hasattr(torch.xpu, "is_current_stream_capturing"):
+        # TorchDynamo breaks the graph at any function of torch.xpu.
+        asked.append(torch.xpu.is_current_stream_capturing)
+        get_torch_obj_rule_map()[asked[-1]] = TorchInGraphFunctionVariable
+    for function in asked:
+        handlers[function] = _python_answers(handlers.get(function, _as_ever))
+    original = SymbolicTorchFunctionState.__init__
+
+    def without_observer(self: Any, py_stack: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+        modes = list(py_stack)
+        # TorchDynamo counts modes from the bottom: only the last one can be left out.
+        if modes and isinstance(modes[-1], Observer):
+            modes.pop()
+        original(self, modes, *args, **kwargs)
+
+    SymbolicTorchFunctionState.__init__ = without_observer  # type: ignore[method-assign]
+
+
+def backend_of(tx: Any) -> Any:
+    """The backend that a graph which is being traced is meant for, as it was given."""
+    backend = innermost_backend(tx.output.compiler_fn)
+    return getattr(backend, "compiler_fn", backend)  # torch.compile keeps it with its options
+
+
+def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The handler of ``is_compiling`` that answers code of the user as plain Python would."""
+
+    @functools.wraps(handler)
+    def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        follows = getattr(backend_of(tx), "follows_python", False)
+        # torch itself has to know that it is traced, and so do fxguard's hooks.
+        if follows and not is_internal(tx.f_code.co_filename):
+            return ConstantVariable.create(False)
+        return handler(self, tx, *args, **kwargs)
+
+    return handle
+
+
+def _as_ever(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> None:
+    """No answer: TorchDynamo goes on as if there were no handler."""
+
+
+def leave_to_python(graph_module: GraphModule) -> None:
+    """Raise what leaves a function to Python where an operation of it stands in a ``try`` block.
+
+    The functions that it calls are captured on their own then.
+    """
+    try:
+        root = InstructionTranslator.current_tx().f_code
+    except AttributeError:  # the backend was called by somebody else
+        return
+    for node in graph_module.graph.nodes:
+        if node.op.startswith("call") and _is_tried(node.meta.get("stack_trace"), root):
+            raise SkipFrame(TRY_BLOCK)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_tried(trace: str | None, root: CodeType) -> bool:
+    """Whether a line of a node's stack trace, from the captured function on, may be caught."""
+    inside = False
+    for file, line in lines_of_trace(trace):
+        inside = inside or (file == root.co_filename and _holds(root, line))
+        if inside and not is_internal(file) and any(line in tried for tried in _tried_lines(file)):
+            return True
+    return False
+
+
+def _holds(code: CodeType, line: int) -> bool:
+    return any(line == own for _, _, own in code.co_lines())
+
+
+@functools.lru_cache(maxsize=256)
+def _tried_lines(file: str) -> tuple[range, ...]:
+    """The lines of a file whose exceptions a handler may catch."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # no Python, or none that can be read
+        return ()
+    kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
+    return tuple(
+        range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and node.handlers
+    )
