@@ -144,7 +144,7 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
         after layer_norm has infs
         True
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         marks.value_named(ctx, var)
         return False
     watch = gaps.watching()

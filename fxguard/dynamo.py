@@ -6,6 +6,11 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   guarded model, and with what. Without it ``torch.compile(instrument(model))`` would run the
   model eagerly.
 - ``torch._dynamo.eval_frame.innermost_backend``: unwraps that to the user's backend.
+- ``torch._dynamo.eval_frame.OptimizedModule._initialize``: makes the result of ``torch.compile``
+  look at the model again. Without it a compiled model runs uncompiled after ``remove``.
+- ``InstructionTranslator.current_tx().one_graph`` and ``.output.compiler_fn``: whether somebody
+  compiles a function around the model with ``fullgraph=True``, and with what. Without them the
+  guard would break that graph, which is an error then.
 - ``torch._dynamo.convert_frame.ConvertFrameAssert``: the form that ``fullgraph=True`` takes.
 - ``torch._dynamo.eval_frame.skip_code``: keeps TorchDynamo from compiling the observers as
   functions of their own, which would run them under the compiler they observe. They can still
@@ -33,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import threading
 import types
@@ -45,7 +51,7 @@ import torch._inductor.config as inductor_config
 import torch.nn.modules.module as module_hooks
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert
-from torch._dynamo.eval_frame import innermost_backend, skip_code
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, skip_code
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.trace_rules import is_callable_allowed
 from torch._dynamo.utils import counters
@@ -65,9 +71,11 @@ __all__ = [
     "CheckingBackend",
     "OuterCompiler",
     "captured_code",
+    "compile_again",
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
+    "is_inlined",
     "leave_to_python",
     "module_hooks_on",
     "outer_compiler",
@@ -109,6 +117,47 @@ def outer_compiler(callback: Any) -> OuterCompiler | None:
     if isinstance(backend, CheckingBackend):
         backend = backend.inner
     return OuterCompiler(backend, isinstance(convert, ConvertFrameAssert))
+
+
+def is_inlined(guard: Any) -> bool:
+    """Whether what TorchDynamo traces now is to hold the plain forward of a guarded model.
+
+    TorchDynamo calls this while it traces a function around the model, and takes the answer for a
+    constant. A break of the graph in front of the model lets the guard run it. Where breaks are
+    errors (``fullgraph=True``) the graph around it is checked instead: its backend is wrapped, as
+    that of the guarded forward is.
+
+    Args:
+        guard: of the model; its ``compiled_around`` makes a backend of a backend.
+    """
+    if torch.compiler.is_exporting():
+        return True
+    try:
+        root = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
+        return False
+    if isinstance(plain_python.backend_of(root), CheckingBackend):
+        return True  # the model calls itself, or is part of one that is guarded
+    if not root.one_graph:
+        return False
+    output = root.output
+    output.compiler_fn = guard.compiled_around(innermost_backend(output.compiler_fn))
+    return True
+
+
+# TorchDynamo takes what these return while it traces for a constant.
+torch._dynamo.assume_constant_result(is_inlined)
+
+
+def compile_again(model: torch.nn.Module) -> None:
+    """Let every result of ``torch.compile(model)`` look at the model's forward anew.
+
+    It decides when it is made how it calls the model: a forward in ``torch.nn`` needs a function of
+    TorchDynamo around it, a forward elsewhere, such as a guard's, must have none.
+    """
+    for wrapper in gc.get_objects():
+        if type(wrapper) is OptimizedModule and wrapper._orig_mod is model:
+            wrapper._initialize()
 
 
 def compile_forward(
@@ -196,6 +245,8 @@ class CheckingBackend:
         replay: whether only what leaves a graph is measured, until that turns bad.
         follows_python: whether nobody asked for a compiler, so that the model has to take the path
             that plain Python takes.
+        has_marks: whether modules leave marks in the graphs; otherwise their frames come from
+            data flow.
     """
 
     def __init__(
@@ -209,7 +260,9 @@ class CheckingBackend:
         weights_stay: bool = True,
         replay: bool = False,
         follows_python: bool = False,
+        has_marks: bool = True,
     ) -> None:
+        self.has_marks = has_marks
         self.follows_python = follows_python
         self.weights_stay = weights_stay
         self.replay = replay
@@ -224,7 +277,7 @@ class CheckingBackend:
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if self.follows_python:
-            plain_python.leave_to_python(graph_module)
+            plain_python.leave_try_blocks(graph_module)
         self.refresh()
         let_backend_fail(graph_module)
         watch = gaps.watching()
@@ -241,6 +294,7 @@ class CheckingBackend:
                 arguments,
                 captured_in,
                 weights_stay=self.weights_stay,
+                has_marks=self.has_marks,
             )
             handed_on = without_marks if self.replay else functools.partial(self.checked, plan)
             changed = handed_on(graph_module)

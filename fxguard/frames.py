@@ -18,6 +18,7 @@ from fxguard.batch import BETWEEN_GRAPHS, Batch, GapOperation, GraphRun, Key, Mo
 from fxguard.module_frames import merge_root, merge_single_operations
 from fxguard.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
 from fxguard.records import Frame, Row, Source, Stat
+from fxguard.regions import unwrapped
 from fxguard.sharding import has_memory
 from fxguard.sources import source_at
 from fxguard.stats import NOTES
@@ -143,6 +144,7 @@ def dtype_of(tensor: Tensor) -> str:
 @torch.no_grad()
 def stat_of(tensor: Tensor) -> Stat | str:
     """The range of a tensor that is at hand."""
+    tensor = unwrapped(tensor)
     if tensor.is_meta:
         return "meta"
     if not has_memory(tensor):
@@ -355,7 +357,10 @@ def _renamed_value(value: Value, names: tuple[str, str]) -> Value:
 def tensor_of(batch: Batch, key: Key) -> Tensor | None:
     """The tensor of a weight, an input or a constant, while the batch is open and it is there."""
     tensor = _tensor_of(batch, key)
-    return tensor if tensor is not None and has_memory(tensor) else None
+    if tensor is None:
+        return None
+    bare = unwrapped(tensor)  # the forward may have run under vmap or grad
+    return bare if has_memory(bare) else None
 
 
 def _tensor_of(batch: Batch, key: Key) -> Tensor | None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, overrides
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxguard import operations, sharding
@@ -29,6 +30,7 @@ __all__ = [
     "Observer",
     "Watch",
     "here",
+    "is_watched_by_others",
     "key_of",
     "set_watch",
     "unobserved",
@@ -104,7 +106,7 @@ class Observer(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         return observe(func, args, kwargs or {})
 
@@ -150,6 +152,17 @@ def set_function_modes(modes: Sequence[Any]) -> None:
         overrides._pop_mode()
     for mode in modes:
         overrides._push_mode(mode)
+
+
+def is_watched_by_others() -> bool:
+    """Whether torch functions of this thread go through somebody else's mode.
+
+    TorchDynamo would trace that mode, and the captured graph would run under it once more.
+    """
+    if not _len_torch_function_stack():
+        return False
+    modes = overrides._get_current_function_mode_stack()
+    return any(not isinstance(mode, (DeviceContext, Observer)) for mode in modes)
 
 
 # TorchDynamo is active while gaps run, and would compile fxguard's own functions one by one.

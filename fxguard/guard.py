@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 import types
 from collections import Counter
@@ -29,6 +30,7 @@ from fxguard.report import Report
 from fxguard.selftest import test_graph, together
 from fxguard.sharding import class_name, is_sharded
 from fxguard.sources import calling_line
+from fxguard.stand_in import RUN_LATER, stand_in_for
 
 __all__ = ["Guard", "guard_of", "instrument", "remove"]
 
@@ -152,14 +154,15 @@ class Guard:
     observe = True  # False: watch modules only, and no operations that Python runs
     methods: tuple[str, ...] = ("forward",)  # of the model: each call of one is a batch
     # What :meth:`install` took from the model, for :meth:`uninstall`: a copy has copies of it.
-    kept_for_uninstall: tuple[str, ...] = ("_own",)
+    kept_for_uninstall: tuple[str, ...] = ("own_methods",)
 
     def __init__(self, model: Module, options: Options) -> None:
         self.model = model
         self.options = options
         self.recorder = Recorder(options, model)
         self._wrappers: dict[str, Any] = {}  # the functions that stand in for the model's methods
-        self._own: dict[str, Any] = {}  # methods that were attributes of the model itself
+        self.own_methods: dict[str, Any] = {}  # methods that were attributes of the model itself
+        self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._backends: list[dynamo.CheckingBackend] = []
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
@@ -225,6 +228,8 @@ class Guard:
             count = self._breaks.total()
             reasons = ", ".join(sorted(self._breaks))
             line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
+        for reason, count in sorted(self.unchecked_calls.items()):
+            line += f"; not checked: {count} call{'' if count == 1 else 's'} {reason}"
         return line
 
     @property
@@ -268,19 +273,20 @@ class Guard:
         """Put the guard in front of the model's methods."""
         for name in self.methods:
             own = self.model.__dict__.get(name)
-            if name not in self._wrappers or own is not self._own.get(name):
-                self._wrappers[name] = _wrapper_of(getattr(self.model, name), name)
+            if name not in self._wrappers or own is not self.own_methods.get(name):
+                self._wrappers[name] = stand_in_for(getattr(self.model, name), name)
                 self._compiled.clear()  # of another method
                 if own is not None:
-                    self._own[name] = own
+                    self.own_methods[name] = own
                 else:
-                    self._own.pop(name, None)
+                    self.own_methods.pop(name, None)
             wrapper = self._wrappers[name]
             # A method of the model: others take it apart and put it together again, accelerate
             # for one. Copying the model copies both attributes, see __deepcopy__.
             object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
         object.__setattr__(self.model, GUARD, self)
         INSTALLED.add(self)
+        dynamo.compile_again(self.model)
 
     def uninstall(self) -> None:
         """Take the guard away again."""
@@ -297,17 +303,18 @@ class Guard:
                     "been instrumented; put fxguard's back first"
                 )
         for name in self._wrappers:
-            if name in self._own:
-                self.model.__dict__[name] = self._own[name]
+            if name in self.own_methods:
+                self.model.__dict__[name] = self.own_methods[name]
             else:
                 del self.model.__dict__[name]
         del self.model.__dict__[GUARD]
         INSTALLED.discard(self)
+        dynamo.compile_again(self.model)
 
     def original(self, method: str) -> Callable[..., Any]:
         """One of the model's methods without the guard."""
-        if method in self._own:
-            return self._own[method]  # type: ignore[no-any-return]
+        if method in self.own_methods:
+            return self.own_methods[method]  # type: ignore[no-any-return]
         return types.MethodType(getattr(type(self.model), method), self.model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
@@ -384,10 +391,47 @@ class Guard:
                 conclude(self.recorder)
         finally:
             self.recorder.here.batch = None
+        if isinstance(output, RUN_LATER):
+            self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output
 
+    def compiled_around(self, inner: dynamo.Backend) -> dynamo.CheckingBackend:
+        """The backend for a graph that holds the model and what somebody compiled around it.
+
+        Args:
+            inner: what the graph was meant for.
+        """
+        self._read_names()
+        backend = dynamo.CheckingBackend(
+            inner,
+            self._graph_ran_around,
+            self._names,
+            self._tensors,
+            self._read_names,
+            weights_stay=self._weights_stay,
+            replay=self.options.replay,
+            has_marks=False,
+        )
+        self._backends.append(backend)
+        return backend
+
+    def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        """One run of such a graph is a batch."""
+        try:
+            batch = self.recorder.begin()
+            if outputs is not None:
+                batch.graph_ran(run, outputs)
+                conclude(self.recorder)
+                return
+            batch.failed = run
+            error = sys.exc_info()[1]
+            assert isinstance(error, Exception)
+            conclude_failure(self.recorder, error)
+        finally:
+            self.recorder.here.batch = None
+
     def _compiled_for(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
-        if outer is None and not self.capture:
+        if outer is None and (not self.capture or gaps.is_watched_by_others()):
             return self.original(method)
         fullgraph = outer is not None and outer.fullgraph
         key = (method, None if outer is None else id(outer.backend), fullgraph)
@@ -457,32 +501,3 @@ def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:
 def in_backward() -> bool:
     """Whether autograd is running this thread's code, to compute gradients."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _wrapper_of(original: Callable[..., Any], name: str) -> Any:
-    wrapper = _make_wrapper(name)
-    functools.update_wrapper(wrapper, getattr(original, "__func__", original))
-    # Trainers and `generate` look here for the names of the model's arguments.
-    signature = inspect.signature(original)
-    model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    wrapper.__signature__ = signature.replace(parameters=[model, *signature.parameters.values()])
-    return wrapper
-
-
-def _make_wrapper(method: str) -> Any:
-    # Two functions: the outer one is skipped by TorchDynamo but what it calls is not, so that it
-    # sees who compiles; the inner one switches TorchDynamo off for fxguard's own code, and its
-    # torch.compile switches it on again. With one, fullgraph=True fails.
-    @torch.compiler.disable(recursive=False)
-    def wrapper(model: Module, /, *args: Any, **kwargs: Any) -> Any:
-        guard = model.__dict__[GUARD]
-        if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
-            return guard.original(method)(*args, **kwargs)
-        return run_guarded(guard, method, dynamo.eval_frame_callback(), args, kwargs)
-
-    return wrapper
-
-
-@torch.compiler.disable
-def run_guarded(guard: Guard, method: str, callback: Any, args: Any, kwargs: Any) -> Any:
-    return guard.run(method, dynamo.outer_compiler(callback), args, kwargs)

@@ -28,7 +28,7 @@ FUSED_MODULES = (
 
 def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
     """A module is about to run."""
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_dynamo_compiling():
         enter_module(module)
 
 
@@ -54,7 +54,7 @@ def after_module(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
     """A module has returned."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         labels, tensors = marks.flatten_call(args, kwargs, output)
         marks.module_returned(labels, *tensors)
     else:

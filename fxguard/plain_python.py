@@ -43,7 +43,7 @@ from torch.fx import GraphModule
 from fxguard.gaps import Observer
 from fxguard.sources import is_internal, lines_of_trace
 
-__all__ = ["SETTINGS", "TRY_BLOCK", "leave_to_python", "prepare_tracing"]
+__all__ = ["SETTINGS", "TRY_BLOCK", "leave_try_blocks", "prepare_tracing"]
 
 # TorchDynamo's settings while an eager model is captured. The guards on hooks take about a third of
 # a microsecond a module at each call.
@@ -52,7 +52,7 @@ SETTINGS = {"skip_nnmodule_hook_guards": False}
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
 # What models ask to choose their path: in plain Python the answer to each is no. A guard stands
-# aside while a stream is recorded, see :mod:`fxguard.stand_aside`.
+# aside while a stream is recorded.
 ASKED = (
     torch.compiler.is_compiling,
     torch.compiler.is_dynamo_compiling,
@@ -109,7 +109,7 @@ def _as_ever(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> None:
     """No answer: TorchDynamo goes on as if there were no handler."""
 
 
-def leave_to_python(graph_module: GraphModule) -> None:
+def leave_try_blocks(graph_module: GraphModule) -> None:
     """Raise what leaves a function to Python where an operation of it stands in a ``try`` block.
 
     The functions that it calls are captured on their own then.

@@ -29,6 +29,7 @@ def make_plan(
     root: str = "",
     *,
     weights_stay: bool = True,
+    has_marks: bool = True,
 ) -> Plan:
     """Read a graph from TorchDynamo, ``symbolic_trace`` or ``torch.export``.
 
@@ -40,11 +41,14 @@ def make_plan(
         root: qualified name of the module whose forward the graph is, or is a part of.
         weights_stay: whether weights are still there when a report is made; otherwise they are
             measured where they enter the graph.
+        has_marks: whether modules left marks in the graph; where they did not, module frames come
+            from data flow.
     """
     reader = PlanReader(graph_module, names, arguments or {}, root)
     reader.measured_inputs |= set() if weights_stay else {"weight"}
+    reader.has_marks = reader.has_marks and has_marks
     reader.read()
-    frames = frames_by_data_flow(reader) if names is None else reader.frames
+    frames = reader.frames if reader.has_marks else frames_by_data_flow(reader)
     return Plan(
         values=tuple(reader.table.values),
         steps=tuple(reader.steps),
