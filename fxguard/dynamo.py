@@ -141,6 +141,7 @@ def is_inlined(guard: Any) -> bool:
     if not root.one_graph:
         return False
     output = root.output
+    assert output.compiler_fn is not None
     output.compiler_fn = guard.compiled_around(innermost_backend(output.compiler_fn))
     return True
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from extras import needs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -56,10 +56,10 @@ def with_kwargs(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Te
 
 
 HOOKS: dict[str, Callable[[nn.Module], Any]] = {
-    "forward": lambda m: m.register_forward_hook(doubled),
-    "forward with keywords": lambda m: m.register_forward_hook(with_kwargs, with_kwargs=True),
-    "pre": lambda m: m.register_forward_pre_hook(halved),
-    "of the root": lambda m: None,
+    "forward": lambda m: m.a.register_forward_hook(doubled),
+    "forward with keywords": lambda m: m.a.register_forward_hook(with_kwargs, with_kwargs=True),
+    "pre": lambda m: m.a.register_forward_pre_hook(halved),
+    "of the root": lambda m: m.register_forward_hook(doubled),
 }
 
 
@@ -67,11 +67,7 @@ HOOKS: dict[str, Callable[[nn.Module], Any]] = {
 def test_hooks_come_and_go_between_batches(kind: str) -> None:
     """A hook that is added, replaced or removed after the first batch counts from the next on."""
     plain, guarded = pair()
-    add = HOOKS[kind]
-    if kind == "of the root":
-        handles = [model.register_forward_hook(doubled) for model in (plain, guarded)]
-    else:
-        handles = [add(plain.a), add(guarded.a)]
+    handles = [HOOKS[kind](model) for model in (plain, guarded)]
     assert not torch.equal(plain(X), Unit()(X)), "the hook does something"
     assert torch.equal(plain(X), guarded(X))
     for handle in handles:
@@ -118,7 +114,7 @@ def test_an_eager_model_is_not_told_that_it_is_compiled() -> None:
 
 def test_transformers_builds_no_mask_where_plain_python_builds_none() -> None:
     """Llama with a mask of ones runs with `is_causal=True`, as in plain eager mode."""
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     config = transformers.LlamaConfig(
         vocab_size=32,
         hidden_size=32,
@@ -321,12 +317,8 @@ def test_torch_export_exports_the_plain_model(strict: bool) -> None:
     assert torch.equal(found.module()(X), plain(X))
 
 
-class Loss(nn.Module):
-    """A step, such as people compile whole."""
-
-
 def step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(model(x), y)
+    return nn.functional.mse_loss(model(x), y)
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
@@ -349,7 +341,7 @@ def test_a_step_that_is_compiled_around_the_model_is_checked(fullgraph: bool, ba
         compiled(guarded, bad, torch.zeros(2, 8))
     with torch.no_grad():
         guarded.a.weight.fill_(3e38)
-    with pytest.raises(fxguard.NonFiniteError, match="linear in .*a made inf"):
+    with pytest.raises(fxguard.NonFiniteError, match=r"linear in .*a made inf"):
         compiled(guarded, X, torch.zeros(2, 8))
     fxguard.remove(guarded)
     assert not compiled(guarded, X, torch.zeros(2, 8)).isfinite()
