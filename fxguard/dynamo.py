@@ -66,6 +66,7 @@ from fxguard.plan import Plan
 from fxguard.planner import make_plan
 from fxguard.second_run import leaving_of, measure_leaving
 from fxguard.spoiled import spoiled_inputs
+from fxguard.torch_state import changes_settings, settings_now
 
 __all__ = [
     "CheckingBackend",
@@ -307,6 +308,7 @@ class CheckingBackend:
         self.graphs.append(graph_module)
         spoiled = spoiled_inputs(graph_module)
         way = Unchecked(self, plan, graph_module) if self.replay else None
+        restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
             watch = gaps.watching()
@@ -314,12 +316,15 @@ class CheckingBackend:
             names = (captured_in, watch.batch.module if watch is not None else "")
             calls = watch.batch.calls if watch is not None else ()
             kept = copied(args, spoiled) if spoiled else args
+            restore = settings_now() if restores else None
             graph_run = GraphRun(plan, graph_module, NOTHING, kept, random_state, names, calls)
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
                 with gaps.unobserved(watch):
                     outputs = compiled(*args)
             except Exception:
+                if restore is not None:
+                    restore()
                 self.report(graph_run, None)
                 raise
             if way is None:

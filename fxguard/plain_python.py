@@ -5,11 +5,12 @@ ways that a model can see, and each is undone here for our own captures only:
 
 - It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
   transformers build whole attention masks. They also ask whether a device is recording a stream,
-  which TorchDynamo cannot trace.
+  which TorchDynamo cannot trace. ``nn.MultiheadAttention`` leaves out its fused kernel.
 - It traces the observer of operations between graphs, as it traces any torch function mode.
   Some methods of tensors break the graph under a mode (``unflatten``).
 - It reads the hooks of modules once, at capture.
-- It captures a ``try`` block as if nothing in it could raise, and leaves its handlers out.
+- It captures a ``try`` block as if nothing in it could raise, and leaves its handlers and what
+  stands under ``finally`` out.
 
 What is used of TorchDynamo (present in torch 2.11 to 2.15):
 
@@ -61,12 +62,15 @@ ASKED = (
     torch.cuda.is_current_stream_capturing,
 )
 
+# Decides whether nn.MultiheadAttention uses its fused kernel in evaluation; torch itself asks it.
+MAY_FUSE = torch.nn.modules.activation._is_make_fx_tracing
+
 
 @functools.cache
 def prepare_tracing() -> None:
     """Teach TorchDynamo both answers; done once, before the first capture."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
-    asked = list(ASKED)
+    asked = [*ASKED, MAY_FUSE]
     if not torch.xpu.is_available() and hasattr(torch.xpu, "is_current_stream_capturing"):
         # TorchDynamo breaks the graph at any function of torch.xpu.
         asked.append(torch.xpu.is_current_stream_capturing)
@@ -98,7 +102,7 @@ def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
     def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         follows = getattr(backend_of(tx), "follows_python", False)
         # torch itself has to know that it is traced, and so do fxguard's hooks.
-        if follows and not is_internal(tx.f_code.co_filename):
+        if follows and (self.value is MAY_FUSE or not is_internal(tx.f_code.co_filename)):
             return ConstantVariable.create(False)
         return handler(self, tx, *args, **kwargs)
 
@@ -140,7 +144,7 @@ def _holds(code: CodeType, line: int) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _tried_lines(file: str) -> tuple[range, ...]:
-    """The lines of a file whose exceptions a handler may catch."""
+    """The lines of a file behind which a handler or a ``finally`` block stands."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):  # no Python, or none that can be read
@@ -149,5 +153,5 @@ def _tried_lines(file: str) -> tuple[range, ...]:
     return tuple(
         range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1)
         for node in ast.walk(tree)
-        if isinstance(node, kinds) and node.handlers
+        if isinstance(node, kinds)
     )

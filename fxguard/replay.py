@@ -20,6 +20,7 @@ from fxguard.plan import Check
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
 from fxguard.sharding import has_memory
+from fxguard.torch_state import settings_now
 
 __all__ = [
     "agree",
@@ -287,7 +288,11 @@ def as_before(run: GraphRun) -> Iterator[None]:
     ):
         if run.random_state is not None:
             run.random_state.restore()
-        yield
+        restore = settings_now()
+        try:
+            yield
+        finally:
+            restore()
 
 
 def agree(one: float, other: float) -> bool:

@@ -37,6 +37,7 @@ ROOMS = (
     "iterations",
     "regions",
     "joined",
+    "torch_state",
     "sources",
     "sharding",
     "ranks",

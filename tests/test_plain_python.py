@@ -204,6 +204,87 @@ def test_an_exception_that_nobody_catches_is_raised() -> None:
     assert str(found.value) == str(expected.value)
 
 
+def settings() -> tuple[Any, ...]:
+    """What ``with`` blocks of torch change."""
+    torch.autocast_increment_nesting()
+    nesting = torch.autocast_decrement_nesting()
+    backends = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), nesting, backends
+
+
+BLOCKS: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "inference_mode": torch.inference_mode,
+    "attention kernels": lambda: nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_exception_in_a_with_block_leaves_torch_as_it_was(block: str) -> None:
+    """Grad mode, autocast and the kernels of attention are set back, as Python sets them back."""
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with BLOCKS[block]():
+                return torch.linalg.cholesky(x * 1)
+
+    before = settings()
+    model = fxguard.instrument(Fails())
+    for _ in range(2):
+        with pytest.raises(torch.linalg.LinAlgError):
+            model(-torch.eye(3))
+        assert settings() == before
+    assert torch.equal(model(torch.eye(3)), torch.eye(3))
+
+
+def test_what_stands_under_finally_runs() -> None:
+    """An exception in a `try` block without a handler still runs its `finally`."""
+    seen = []
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                y = torch.linalg.cholesky(x * 1)
+            finally:
+                seen.append("finally")
+            return y
+
+    model = fxguard.instrument(Fails())
+    with pytest.raises(torch.linalg.LinAlgError):
+        model(-torch.eye(3))
+    assert seen == ["finally"]
+
+
+def test_fused_attention_is_taken_where_python_takes_it() -> None:
+    """`nn.MultiheadAttention` in evaluation gives the bits of its fused kernel."""
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    guarded = fxguard.instrument(copy.deepcopy(plain))
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        assert torch.equal(plain(x, x, x)[0], guarded(x, x, x)[0])
+    kinds = [frame.kind for frame in fxguard.guard_of(guarded).frames()]
+    assert "_native_multi_head_attention" in kinds
+
+
+def test_what_python_did_before_a_graph_raised_is_lost() -> None:
+    """docs/limitations.md: side effects of Python are made up for when the graph has returned."""
+    seen = []
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append("before")
+            return torch.linalg.cholesky(x * 1)
+
+    with pytest.raises(torch.linalg.LinAlgError):
+        Fails()(-torch.eye(3))
+    assert seen == ["before"]
+    with pytest.raises(torch.linalg.LinAlgError):
+        fxguard.instrument(Fails())(-torch.eye(3))
+    assert seen == ["before"]
+
+
 def test_a_try_block_around_the_call_of_the_model_is_no_reason_to_leave_it_to_python() -> None:
     """Only a `try` block in the model counts: this test's own is the usual way to use fxguard."""
     model = fxguard.instrument(Unit())
