@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
 import threading
@@ -104,6 +102,7 @@ def instrument(
     )
     check_can_instrument(model)
     Guard(model, options).install()
+    dynamo.compile_again(model)
     return model
 
 
@@ -114,6 +113,7 @@ def remove(model: Module) -> Module:
         FxguardError: when the model is not instrumented.
     """
     guard_of(model).uninstall()
+    dynamo.compile_again(model)
     return model
 
 
@@ -286,7 +286,6 @@ class Guard:
             object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
         object.__setattr__(self.model, GUARD, self)
         INSTALLED.add(self)
-        dynamo.compile_again(self.model)
 
     def uninstall(self) -> None:
         """Take the guard away again."""
@@ -309,7 +308,6 @@ class Guard:
                 del self.model.__dict__[name]
         del self.model.__dict__[GUARD]
         INSTALLED.discard(self)
-        dynamo.compile_again(self.model)
 
     def original(self, method: str) -> Callable[..., Any]:
         """One of the model's methods without the guard."""
