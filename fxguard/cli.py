@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import fxguard
 from fxguard.cli_traces import add_commands
@@ -17,7 +18,7 @@ from fxguard.ending import DETECTED, end, last_line, say
 from fxguard.options import Options
 from fxguard.processes import SWITCH
 from fxguard.run import find_module, run_module, run_script
-from fxguard.settings import NAMES, UnreadError, settings_of_project
+from fxguard.settings import NAMES, UnreadError, nearest, settings_of_project
 
 __all__ = ["main"]
 
@@ -25,9 +26,31 @@ WRONG_USE = 2
 PIPE_CLOSED = 141  # as a shell has it: 128 and SIGPIPE
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that knows what a mistyped word was meant to be."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage and the message, and with what may have been meant."""
+        wrong = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
+        if wrong is not None:
+            choices = re.findall(r"\w+", message.partition("choose from")[2])
+            word = wrong[1] or wrong[2]
+            message += nearest(word, self.option_strings if wrong[1] else choices)
+        super().error(message)
+
+    @property
+    def option_strings(self) -> set[str]:
+        """Every ``--option`` that it takes."""
+        return {word for word in self._option_string_actions if word.startswith("--")}
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="fxguard", description="Name the operation that first overflowed or turned into NaN."
     )
     top.add_argument("--version", action="version", version=f"fxguard {fxguard.__version__}")
@@ -50,6 +73,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add_commands(commands)
+    check = commands.add_parser(
+        "netcheck",
+        help="check the network of a distributed run, under torchrun",
+        add_help=False,
+        usage="torchrun --nproc_per_node N -m fxguard netcheck [options]",
+    )
+    check.add_argument("rest", nargs=argparse.REMAINDER)
     return top
 
 
@@ -79,8 +109,13 @@ def batch_numbers(text: str) -> tuple[int, ...]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    own, rest = _split(sys.argv[1:] if argv is None else argv)
-    given = parser().parse_args(own)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["netcheck"]:
+        return _netcheck(argv[1:])
+    own, rest = _split(argv)
+    given, unknown = parser().parse_known_args(own)
+    if unknown:
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.command == "run":
         return _start(given, [*given.rest, *rest])
     try:
@@ -94,6 +129,15 @@ def main(argv: list[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
+def _netcheck(args: list[str]) -> int:
+    # As in fxguard.netcheck, before torch is imported.
+    if "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    from fxguard import netcheck
+
+    return netcheck.main(args)
+
+
 def _start(given: argparse.Namespace, rest: list[str]) -> int:
     if given.module is None and rest[:1] == ["--"]:
         rest = rest[1:]
@@ -103,6 +147,15 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return _wrong(f"no such script: {rest[0]}")
     if given.module is not None and _cannot_find(given.module):
         return _wrong(f"no module named {given.module}")
+    name = given.module or rest[0]
+    of_script = rest if given.module is not None else rest[1:]
+    looks = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
+    if looks:
+        verb = "stands" if len(looks) == 1 else "stand"
+        say(
+            f"{', '.join(looks)} {verb} behind {name} and went to the script; "
+            f"what is meant for fxguard stands before it"
+        )
     start = Path.cwd() if given.module is not None else Path(os.path.abspath(rest[0])).parent
     try:
         settings = settings_of_project(start)

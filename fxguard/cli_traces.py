@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from fxguard.traces import Trace
 __all__ = ["add_commands"]
 
 DIFFERENT = 1  # exit status when two traces differ
+DAMAGED = 2  # when a file of a folder could not be read
 
 
 def add_commands(commands: Any) -> None:
@@ -26,15 +29,24 @@ def add_commands(commands: Any) -> None:
         "report",
         help="make an HTML page of a trace or a report",
         description="Make one HTML page, which needs no network, of a trace that --trace-to wrote "
-        "or of a report that --report FILE.json wrote, and print the verdict.",
+        "or of a report that --report FILE.json wrote, and print the verdict. Of a folder, one "
+        "page for each trace in it.",
     )
-    report.add_argument("file", type=Path, metavar="FILE")
+    report.add_argument("file", type=Path, metavar="FILE | FOLDER")
     report.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE.html",
         help="where to (beside FILE, with its name and .html)",
+    )
+    report.add_argument(
+        "--open",
+        action="store_true",
+        help="show the page in a browser; of several, the first with a detection",
+    )
+    report.add_argument(
+        "--json", action="store_true", help="print files, pages and verdicts as a JSON list"
     )
     report.set_defaults(do=_report)
     compare = commands.add_parser(
@@ -77,13 +89,42 @@ def _two_numbers(text: str) -> tuple[int, int]:
 
 
 def _report(given: argparse.Namespace) -> int:
-    found = load_report(given.file) if given.file.suffix == ".json" else _load(given.file)
-    page = given.output or given.file.with_suffix(".html")
-    _write(found, page)
-    well = isinstance(found, Trace) and found.is_well
-    print(fit("\n".join(found.verdict), sys.stdout, well=well))
-    print(f"page: {page}")
-    return 0
+    files = [given.file]
+    if given.file.is_dir():
+        files = sorted(given.file.glob("*.jsonl"))
+        if not files:
+            raise UsageError(f"no traces in the folder {given.file}: their names end in .jsonl")
+        if given.output is not None:
+            raise UsageError("-o names one page, and a folder gives one for each trace in it")
+    made = []
+    damaged = 0
+    for file in files:
+        try:
+            found = load_report(file) if file.suffix == ".json" else _load(file)
+        except FxguardError as error:
+            if len(files) == 1:
+                raise
+            damaged += 1  # the others can be read all the same
+            print(f"fxguard: {error}", file=sys.stderr)
+            continue
+        page = given.output or file.with_suffix(".html")
+        _write(found, page)
+        well = isinstance(found, Trace) and found.is_well
+        made.append((page, well))
+        if given.json:
+            row = {"file": str(file), "page": str(page), "healthy": well, "verdict": found.verdict}
+            print(("[" if len(made) == 1 else ",") + json.dumps(row))
+            continue
+        if len(files) > 1:
+            print(f"{file}:")
+        print(fit("\n".join(found.verdict), sys.stdout, well=well))
+        print(f"page: {page}")
+    if given.json:
+        print("]" if made else "[]")
+    if given.open and made:
+        page = min(made, key=lambda each: each[1])[0]
+        webbrowser.open(page.resolve().as_uri())
+    return DAMAGED if damaged else 0
 
 
 def _load(path: Path) -> Trace:
