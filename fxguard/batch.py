@@ -23,6 +23,7 @@ from fxguard.arguments import Call
 from fxguard.errors import InternalError
 from fxguard.nodes import memory_of
 from fxguard.plan import Plan, Value
+from fxguard.random_state import RandomState
 from fxguard.records import Source
 from fxguard.regions import unwrapped
 from fxguard.sources import Place
@@ -82,6 +83,7 @@ class GapOperation:
     framed: bool
     infinite_literal: bool = False
     limit_literal: bool = False
+    counts: bool = True  # see Step
 
 
 @dataclass(slots=True)
@@ -92,24 +94,6 @@ class ModuleReturn:
     kind: str
     calls: tuple[str, ...]
     rows: list[tuple[str, Key | None, str]]  # label, value, note
-
-
-@dataclass(slots=True)
-class RandomState:
-    """The state of the generators, to run a graph again with the same random numbers."""
-
-    cpu: Tensor
-    devices: dict[int, Tensor]
-
-    @classmethod
-    def now(cls, args: Sequence[Any]) -> RandomState:
-        used = {a.device.index for a in args if isinstance(a, Tensor) and a.device.type == "cuda"}
-        return cls(torch.get_rng_state(), {d: torch.cuda.get_rng_state(d) for d in used})
-
-    def restore(self) -> None:
-        torch.set_rng_state(self.cpu)
-        for device, state in self.devices.items():
-            torch.cuda.set_rng_state(state, device)
 
 
 @dataclass(slots=True)
@@ -208,6 +192,10 @@ class Batch:
                 return key
         return None
 
+    def forget(self, tensor: Any) -> None:
+        """A tensor was given other memory: nobody knows what it holds now."""
+        self.known.pop(id(tensor), None)
+
     # Between graphs.
 
     def value_of(self, tensor: Tensor, name: str, kind: str = "input") -> Key:
@@ -227,6 +215,7 @@ class Batch:
                     inputs=[("input[0]", origin)],
                     outputs=[("output", key)],
                     framed=False,
+                    counts=False,
                 )
             )
         return key

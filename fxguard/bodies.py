@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch.fx import Node
 from fxguard import higher_order
 from fxguard.higher_order import Body, HigherOrder
 from fxguard.module_frames import frames_by_data_flow
+from fxguard.operations import Call
 from fxguard.plan import Step
 from fxguard.sources import source_of_trace
 
@@ -19,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["read_bodies"]
 
 
-def read_bodies(reader: PlanReader, node: Node, kind: str) -> bool:
+def read_bodies(reader: PlanReader, node: Node, call: Call) -> bool:
     """Enter a higher-order operation, or count what it hides.
 
     Returns:
         Whether its results have their values now. Otherwise they are to be measured like those
         of any other operation.
     """
-    entered = higher_order.kind_of(node)
+    kind, entered = call.kind, higher_order.kind_of(node)
     if entered is None:
         return hide(reader, node, f"inside {kind}")
     if reader.table.depth:
@@ -35,13 +37,13 @@ def read_bodies(reader: PlanReader, node: Node, kind: str) -> bool:
         bodies = entered.bodies(node, reader.graph_module)
     except (LookupError, TypeError, ValueError) as reason:  # another version's arguments
         return hide(reader, node, f"inside {kind} ({reason})")
-    results = [read_body(reader, node, kind, entered, body) for body in bodies]
+    results = [read_body(reader, node, call, entered, body) for body in bodies]
     if entered.merges is None:
         reader.table.elements[node] = {
             (index,): value for index, value in enumerate(results[0]) if value is not None
         }
     else:
-        merge(reader, node, kind, entered, results)
+        merge(reader, node, call, entered, results)
     return True
 
 
@@ -58,7 +60,7 @@ def hide(reader: PlanReader, node: Node, reason: str) -> bool:
 
 
 def read_body(
-    reader: PlanReader, node: Node, kind: str, entered: HigherOrder, body: Body
+    reader: PlanReader, node: Node, call: Call, entered: HigherOrder, body: Body
 ) -> list[int | None]:
     """Read one body; returns the values of its results."""
     names = reader.names if reader.has_marks else None
@@ -73,12 +75,12 @@ def read_body(
         if operand is None and index == 0 and entered.merges == "later":
             # What the operation itself computes and gives to its body.
             value = child.table.add(name, (), "made", name.name, measure=True)
-            read = [operand for _, operand in reader.operands(node)]
-            reader.steps.append(step_of(reader, node, kind, read, [value]))
+            read = [operand for _, operand in reader.operands(call)]
+            reader.steps.append(step_of(reader, node, call, read, [value]))
         if value is not None and index < body.carried and child.has_range(value):
             # What the iteration before handed on, or what the loop began with.
             carried = child.table.add(name, (), "made", name.name, measure=True)
-            reader.steps.append(step_of(reader, node, kind, [value], [carried]))
+            reader.steps.append(step_of(reader, node, call, [value], [carried]))
             value = carried
         child.given[name] = value
     child.read()
@@ -110,24 +112,36 @@ def mark_intended(reader: PlanReader, first_check: int) -> None:
 
 
 def merge(
-    reader: PlanReader, node: Node, kind: str, entered: HigherOrder, results: list[list[int | None]]
+    reader: PlanReader,
+    node: Node,
+    call: Call,
+    entered: HigherOrder,
+    results: list[list[int | None]],
 ) -> None:
     """Results that are one body's or another's: the operation is a step of its own."""
-    operands = reader.operands(node)
-    outputs = reader.measure_results(node, [])
+    operands = reader.operands(call)
+    outputs = [value for value in reader.measure_results(node, call) if value is not None]
     if not outputs:
         return
     inputs = [value for body in results for value in body if value is not None]
     inputs = [value for value in inputs if reader.has_range(value)]
     if entered.merges in ("loop", "later"):  # a loop may not have run at all
         inputs += [value for _, value in operands]
-    reader.steps.append(step_of(reader, node, kind, inputs, outputs))
-    reader.frames.append(reader.operation_frame(node, operands))
+    reader.steps.append(step_of(reader, node, call, inputs, outputs))
+    reader.frames.append(reader.operation_frame(node, operands, outputs))
     reader.frame_nodes.append(node)
 
 
 def step_of(
-    reader: PlanReader, node: Node, kind: str, inputs: list[int], outputs: list[int]
+    reader: PlanReader, node: Node, call: Call, inputs: Sequence[int], outputs: Sequence[int]
 ) -> Step:
-    source = source_of_trace(node.meta.get("stack_trace"))
-    return Step(kind, reader.module_of(node), tuple(inputs), tuple(outputs), source=source)
+    """The step of a node, with the values that it read and made."""
+    return Step(
+        kind=call.kind,
+        module=reader.module_of(node),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        infinite_literal=call.infinite_literal,
+        limit_literal=call.limit_literal,
+        source=source_of_trace(node.meta.get("stack_trace")),
+    )

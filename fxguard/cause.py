@@ -12,41 +12,12 @@ from dataclasses import dataclass, field
 
 from fxguard.formats import FORMATS
 from fxguard.plan import NOT_MEASURED, Step, Value
+from fxguard.tables import ADDITIONS, CASTS, END_OF_MASKS, UNINITIALISED
 
 __all__ = ["Blame", "Verdict", "find_origins"]
 
 # The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
 LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
-
-ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm"})
-
-# A mask of -inf ends in these: no infinity that they make comes from it.
-END_OF_MASKS = frozenset(
-    """
-    _native_multi_head_attention _safe_softmax _softmax _transformer_encoder_layer_fwd
-    multi_head_attention_forward scaled_dot_product_attention softmax
-    """.split()
-)
-
-
-# What these make is whatever the memory held, until somebody writes there.
-UNINITIALISED = frozenset(
-    """
-    empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided
-    resize_
-    """.split()
-)
-
-# These write all of their first operand: what it held before is gone.
-OVERWRITES = frozenset(
-    """
-    bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
-    zero_
-    """.split()
-)
-
-# A mask of one dtype's largest magnitude turns into inf in a narrower one.
-CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +98,7 @@ def find_origins(
         made = [value for value in step.outputs if severity(value)]
         if not made:
             continue
-        read = step.inputs[1:] if step.kind in OVERWRITES else step.inputs
-        bad = [value for value in dict.fromkeys(read) if severity(value)]
+        bad = [value for value in dict.fromkeys(step.inputs) if severity(value)]
         for value in bad:
             if values[value].kind != "made":
                 given(value)

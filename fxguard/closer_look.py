@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fxguard import operations, stats
+from fxguard.random_state import random_state_kept
+from fxguard.tables import CASTS
 
 __all__ = ["needed_by", "reads_masked_row"]
 
@@ -22,26 +23,31 @@ WIDER = {
 }
 
 
-def needed_by(
-    kind: str, function: Callable[..., Any], args: Any, kwargs: Any, path: tuple[int, ...] = ()
-) -> float | None:
+def needed_by(target: Any, args: Any, kwargs: Any, path: tuple[int, ...] = ()) -> float | None:
     """The largest finite magnitude that an operation makes when it computes in float64.
 
+    It computes on copies, also of what it writes, and the generators are left as they were.
+
     Args:
-        kind: its name.
-        function: runs it.
+        target: the function, or the name of a tensor's method.
         args: what it was given.
         kwargs: likewise.
         path: indices of the result that is asked for, where the operation returns a tuple.
 
     Returns:
-        inf where it is infinite in float64 too; None where it cannot be computed so.
+        inf where it is infinite in float64 too; None where it cannot be computed so, and for
+        operations that are not torch's own: those may do what no tensor shows.
     """
+    if operations.is_custom(target):
+        return None
     try:
-        if kind in operations.CASTS:
+        if operations.name_of(target) in CASTS:
             return stats.describe(args[0]).largest_finite
         wide_args, wide_kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
-        result = function(*wide_args, **wide_kwargs)
+        function = getattr(wide_args[0], target) if isinstance(target, str) else target
+        rest = wide_args[1:] if isinstance(target, str) else wide_args
+        with random_state_kept((args, kwargs)):
+            result = function(*rest, **wide_kwargs)
         for index in path:
             result = result[index]
         if result is None:

@@ -59,11 +59,12 @@ from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
 from fxguard import bits, gaps, joined, marks, module_calls, plain_python, regions, stats
-from fxguard.batch import GraphRun, Postponed, RandomState
+from fxguard.batch import GraphRun, Postponed
 from fxguard.checkpointing import keep_random_state
 from fxguard.insert import Arithmetic, with_checks, without_marks
 from fxguard.plan import Plan
 from fxguard.planner import make_plan
+from fxguard.random_state import RandomState
 from fxguard.second_run import leaving_of, measure_leaving
 from fxguard.spoiled import spoiled_inputs
 from fxguard.torch_state import changes_settings, settings_now

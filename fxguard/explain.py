@@ -66,7 +66,7 @@ def spread_of(trace: Trace, verdict: Verdict, blame: Blame) -> tuple[tuple[str, 
     """
     reached = []
     for index, step in enumerate(trace.steps):
-        if index == blame.step or step.kind == "view":
+        if index == blame.step or not step.counts:
             continue
         if any(blame in verdict.sources.get(value, ()) for value in step.outputs):
             reached.append(f"{step.module} {step.kind}".strip())

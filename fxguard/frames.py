@@ -201,7 +201,8 @@ def assemble(
                 add((index, local), _renamed_value(value, event.names), number)
                 if local in event.derived:
                     origin, copy = at[event.derived[local]], at[(index, local)]
-                    trace.steps.append(Step("view", event.names[1], (origin,), (copy,)))
+                    link = Step("view", event.names[1], (origin,), (copy,), counts=False)
+                    trace.steps.append(link)
             _add_run(trace, event, lambda local, index=index: at[(index, local)])  # type: ignore[misc]
         elif isinstance(event, GapOperation):
             _add_operation(trace, event, at, batch)
@@ -310,6 +311,7 @@ def _add_operation(trace: Trace, operation: GapOperation, at: dict[Key, int], ba
             infinite_literal=operation.infinite_literal,
             limit_literal=operation.limit_literal,
             source=operation.source,
+            counts=operation.counts,
         )
     )
     if not operation.framed:

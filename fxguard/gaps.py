@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Number
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxguard import operations, sharding
+from fxguard import nodes, sharding
 from fxguard.batch import Batch, GapOperation, Key
 from fxguard.closer_look import needed_by, reads_masked_row
+from fxguard.operations import Call, is_move, name_of, read_call
 from fxguard.sources import source_of_caller
+from fxguard.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 
 __all__ = [
     "FusedObserver",
@@ -170,34 +173,45 @@ def is_watched_by_others() -> bool:
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation and report what it read and made."""
     watch = watching()
-    kind = operations.name_of(func)
-    if watch is None or watch.batch.measuring or kind in operations.NOT_OPERATIONS:
+    if watch is None or watch.batch.measuring:
         return func(*args, **kwargs)
-    if kind == "as_tensor" and not isinstance(args[0], Tensor):
+    kind = name_of(func)
+    if kind in NOT_OPERATIONS:
+        if kind == "__set__":  # x.data = y
+            watch.batch.forget(args[0])
+        return func(*args, **kwargs)
+    call = read_call(func, args, kwargs)
+    if kind == "as_tensor" and isinstance((*args, *kwargs.values())[0], Number):
         # TorchDynamo hands Python numbers to graphs with dynamic shapes like this.
         return func(*args, **kwargs)
     if not watch.weights_stay and sharding.runs_now():
         return func(*args, **kwargs)
     watch.read_names()
     batch = watch.batch
-    inputs = [(label, key_of(watch, tensor, label)) for label, tensor in _operands(args, kwargs)]
+    inputs = [(label, key_of(watch, tensor, label)) for label, tensor in _rows_of(call)]
+    apart = [(key_of(watch, x, name), x) for name, x in call.apart if _is_float(x)]
     try:
         result = func(*args, **kwargs)
     except Exception:
         batch.stopped_at = [key for _, key in inputs]
         raise
-    writes = operations.writes_first_operand(func, kwargs)
-    made = list(_tensors("output", result))
-    if writes and not made:  # ``x[i] = y`` returns nothing
-        made = [("output", tensor) for _, tensor in _operands(args[:1], {})]
-    if not writes and len(made) == 1 and inputs and _moves(kind, args, made[0][1]):
-        batch.remember(made[0][1], inputs[0][1])
-        return result
-    outputs = [
-        (label, batch.measure(tensor, "made", kind)) for label, tensor in made if _is_float(tensor)
-    ]
-    if not writes and kind not in operations.RUN_FUNCTIONS:
-        look_closer(batch, kind, func, (args, kwargs), outputs)
+    results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
+    if len(results) == 1 and is_move(call, call.first, results[0][1]):
+        moved = batch.key_of(call.first)
+        if moved is not None:
+            batch.remember(results[0][1], moved)
+            return result
+    made = [(path, batch.measure(x, "made", kind)) for path, x in results]
+    outputs = [(nodes.label_of("output", path), key) for path, key in made]
+    changed = list(call.beside)
+    if result is None:  # ``x[i] = y`` returns nothing
+        changed += [("", tensor) for tensor in call.in_place]
+    for name, tensor in changed:
+        if _is_float(tensor):
+            label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
+            outputs.append((label, batch.measure(tensor, "made", name or kind)))
+    if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
+        look_closer(batch, call, func, made)
     if outputs:
         batch.events.append(
             GapOperation(
@@ -207,9 +221,22 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 source=source_of_caller(),
                 inputs=inputs,
                 outputs=outputs,
-                framed=kind not in operations.SELECTS,
-                infinite_literal=operations.has_infinite_literal(args, kwargs),
-                limit_literal=operations.has_limit_literal(func, args, kwargs),
+                framed=not call.selects,
+                infinite_literal=call.infinite_literal,
+                limit_literal=call.limit_literal,
+            )
+        )
+    if apart:
+        batch.events.append(
+            GapOperation(
+                kind=kind,
+                module=batch.module,
+                calls=batch.calls,
+                source=source_of_caller(),
+                inputs=[*inputs[:1], *(("", before) for before, _ in apart)],
+                outputs=[("", batch.measure(x, "made", kind)) for _, x in apart],
+                framed=False,
+                counts=False,
             )
         )
     return result
@@ -219,23 +246,16 @@ CLOSER_LOOKS = 8  # in one batch: each runs the operation once more
 
 
 def look_closer(
-    batch: Batch, kind: str, func: Any, call: Any, outputs: list[tuple[str, Key]]
+    batch: Batch, call: Call, func: Any, made: list[tuple[tuple[int, ...], Key]]
 ) -> None:
     """Note what an operation that made something bad would have needed, and what it read."""
-    args, kwargs = call
-    for position, (_, (_, index)) in enumerate(outputs):
+    for path, (_, index) in made:
         if index not in batch.details or batch.closer_looks >= CLOSER_LOOKS:
             continue
         batch.closer_looks += 1
-        path = () if len(outputs) == 1 else (position,)
-        with (
-            batch.own_arithmetic(),
-            torch._C.DisableTorchFunction(),
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-        ):
-            needed = needed_by(kind, func, args, kwargs, path)
-            masked = reads_masked_row(args, kwargs)
+        with batch.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
+            needed = needed_by(func, call.args, call.kwargs, path)
+            masked = reads_masked_row(call.args, call.kwargs)
         batch.details[index] = replace(batch.details[index], needed=needed, masked_row=masked)
 
 
@@ -247,33 +267,14 @@ def key_of(watch: Watch, tensor: Tensor, label: str) -> Key:
     return watch.batch.value_of(tensor, name, kind)
 
 
-def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """Floating-point tensors among the arguments, labelled in order of use."""
-    positional = [tensor for _, tensor in _tensors("", args) if _is_float(tensor)]
-    rows = [(f"input[{index}]", tensor) for index, tensor in enumerate(positional)]
-    for name, value in kwargs.items():
-        rows += [
-            (f"input[{name}]", tensor) for _, tensor in _tensors("", value) if _is_float(tensor)
-        ]
-    return rows
-
-
-def _tensors(label: str, value: Any) -> list[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        return [(label, value)]
-    if not isinstance(value, (tuple, list)):
-        return []
-    return [row for i, item in enumerate(value) for row in _tensors(f"{label}[{i}]", item)]
+def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:
+    """The floating-point tensors that a call reads, labelled in order of use."""
+    position = 0
+    for keyword, tensor in call.reads:
+        if _is_float(tensor):
+            yield f"input[{position if keyword is None else keyword}]", tensor
+            position += keyword is None
 
 
 def _is_float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _moves(kind: str, args: tuple[Any, ...], result: Tensor) -> bool:
-    if kind not in operations.MOVES and kind not in operations.CASTS:
-        return False
-    first = args[0] if args else None
-    if not isinstance(first, Tensor):
-        return kind in operations.MOVES
-    return first.dtype == result.dtype  # ``view`` may read the bits as another dtype

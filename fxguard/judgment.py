@@ -15,6 +15,7 @@ from fxguard.precedents import Answer, Ask
 from fxguard.records import Stat
 from fxguard.replay import detail_of
 from fxguard.stats import Detail, describe
+from fxguard.tables import ADDITIONS
 
 __all__ = ["Judgment", "ask"]
 
@@ -115,7 +116,7 @@ class Judgment:
             step = maker[value]
             todo += step.inputs
             of_finite = verdict.intended.isdisjoint(step.inputs)
-            if of_finite and step.kind in cause.ADDITIONS and not step.infinite_literal:
+            if of_finite and step.kind in ADDITIONS and not step.infinite_literal:
                 detail = self.detail(cause.Blame(value, 0, "inf"))
                 if detail is not None and detail.posinf_count:
                     found.add(value)

@@ -19,6 +19,7 @@ __all__ = [
     "elements_of",
     "example_of",
     "input_name",
+    "label_of",
     "leaves",
     "memory_of",
     "path_of",
@@ -41,6 +42,11 @@ def elements_of(
     elif isinstance(example, (tuple, list)):
         for index, item in enumerate(example):
             yield from elements_of(item, (*path, index))
+
+
+def label_of(name: str, path: tuple[int, ...]) -> str:
+    """``output[1][0]``."""
+    return name + "".join(f"[{index}]" for index in path)
 
 
 def leaves(argument: Any) -> Iterator[Any]:

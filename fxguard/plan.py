@@ -47,6 +47,9 @@ class Step:
     infinite_literal: bool = False  # was given an infinity on purpose
     limit_literal: bool = False  # was given a dtype's largest magnitude, to make a mask
     source: Source | None = None
+    # False where it is no operation of its own: what an operation wrote besides its results, or a
+    # link that says that one value stands in the memory of another.
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxguard import marks, nodes, operations, regions
-from fxguard.bodies import read_bodies
+from fxguard import marks, nodes, regions, tables
+from fxguard.bodies import read_bodies, step_of
 from fxguard.higher_order import is_higher_order
 from fxguard.module_frames import frames_by_data_flow, merge_single_operations
+from fxguard.operations import Call, is_move, read_node
 from fxguard.plan import NOT_MEASURED, FramePlan, Plan, RowPlan, Step
-from fxguard.sources import source_of_trace
 from fxguard.values import ValueTable
 
 __all__ = ["PlanReader", "make_plan"]
@@ -61,7 +61,7 @@ def make_plan(
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
         later=tuple(reader.table.later),
-        operations=len(reader.steps) + reader.hidden,
+        operations=sum(step.counts for step in reader.steps) + reader.hidden,
         unchecked=tuple(sorted(reader.table.unchecked.items())),
         random=reader.random,
     )
@@ -101,12 +101,14 @@ class PlanReader:
         self.knows_results = any(
             nodes.example_of(node) is not None for node in self.nodes if node.op != "output"
         )
-        self.written = {
-            operand
-            for node in self.nodes
-            if node.op.startswith("call")
-            for operand in operations.written_operands(node)
+        self.calls = {
+            node: read_node(node, graph_module) for node in self.nodes if node.op.startswith("call")
         }
+        self.written: set[Node] = set()  # what is to be measured before that
+        for node, call in self.calls.items():
+            self.written.update(operand for _, operand in call.beside)
+            self.written.update(call.in_place)
+            self.written.update(x for _, x in call.apart if self.table.is_read_after(x, node))
 
     def read(self) -> None:
         position = 0
@@ -164,75 +166,83 @@ class PlanReader:
     # Operations.
 
     def read_operation(self, node: Node) -> None:
-        kind = self.kind_of(node)
+        call = self.calls[node]
+        kind = call.kind
         if kind in regions.ENTERS:
             self.table.enter_region()
         elif kind in regions.LEAVES:
             self.table.leave_region(node)
-        if kind in operations.NOT_OPERATIONS:
+        if kind in tables.NOT_OPERATIONS:
             return
-        self.random = self.random or operations.draws_random_numbers(node)
-        if is_higher_order(node) and read_bodies(self, node, kind):
+        self.random = self.random or call.random
+        if is_higher_order(node) and read_bodies(self, node, call):
             return
         if self.is_quantized(node, kind):
             self.quantized.add(node)
             return
-        written = operations.written_operands(node)
-        moves = not written and (kind == "getitem" or self.is_move(node, kind))
-        if moves and self.share(node):
+        if (kind == "getitem" or self.is_move(node, call)) and self.share(node, call):
             return
-        outputs = self.measure_results(node, written)
-        if not outputs:
-            return
-        inputs = self.operands(node)
-        step = Step(
-            kind=kind,
-            module=self.module_of(node),
-            inputs=tuple(value for _, value in inputs),
-            outputs=tuple(outputs),
-            infinite_literal=operations.has_infinite_literal(node.args, node.kwargs),
-            limit_literal=operations.has_limit_literal(node.target, node.args, node.kwargs),
-            source=source_of_trace(node.meta.get("stack_trace")),
-        )
-        self.steps.append(step)
-        if kind not in operations.SELECTS:
-            self.frames.append(self.operation_frame(node, inputs))
-            self.frame_nodes.append(node)
-        for operand in written:
-            for before, after in self.table.write(node, operand, outputs[0]):
-                # The operation also changed a larger tensor that ``operand`` is a part of.
-                step = self.steps[-1]
-                self.steps[-1] = replace(
-                    step, inputs=(*step.inputs, before), outputs=(*step.outputs, after)
-                )
+        results = self.measure_results(node, call)
+        changed = self.measure_changed(node, call)
+        outputs = [value for value in results if value is not None]
+        if outputs or changed:
+            inputs = self.operands(call)
+            made = (*outputs, *(value for _, _, value in changed))
+            self.steps.append(step_of(self, node, call, [value for _, value in inputs], made))
+            if not call.selects:
+                self.frames.append(self.operation_frame(node, inputs, outputs, changed))
+                self.frame_nodes.append(node)
+            for operand, value in zip(call.in_place, results, strict=False):
+                self.write(node, operand, value)
+            for _, operand, value in changed:
+                self.write(node, operand, value)
+        self.write_apart(node, call)
 
-    def kind_of(self, node: Node) -> str:
-        if node.op == "call_module":
-            return type(self.graph_module.get_submodule(str(node.target))).__name__
-        return operations.name_of(node.target)
+    def write(self, node: Node, operand: Node, value: int | None) -> None:
+        """The last step wrote an operand, which now holds a value."""
+        if value is None:
+            return
+        for before, after in self.table.write(node, operand, value):
+            # The operation also changed a larger tensor that ``operand`` is a part of.
+            step = self.steps[-1]
+            self.steps[-1] = replace(
+                step, inputs=(*step.inputs, before), outputs=(*step.outputs, after)
+            )
+
+    def write_apart(self, node: Node, call: Call) -> None:
+        """Running statistics: made of what they held, which the result is not made of."""
+        read_later = [each for _, each in call.apart if self.table.is_read_after(each, node)]
+        if not read_later:
+            return
+        read = (self.table.value_of(each) for each in (call.first, *read_later))
+        inputs = [value for value in read if value is not None]
+        made = [
+            self.table.add(each, (), "made", each.name, measure=True, after=node)
+            for each in read_later
+        ]
+        self.steps.append(replace(step_of(self, node, call, inputs, made), counts=False))
+        for operand, value in zip(read_later, made, strict=True):
+            self.write(node, operand, value)
 
     def is_quantized(self, node: Node, kind: str) -> bool:
-        if kind in operations.QUANTIZES:
+        if kind in tables.QUANTIZES:
             return True
-        return kind not in operations.DEQUANTIZES and any(
+        return kind not in tables.DEQUANTIZES and any(
             operand in self.quantized for operand in node.all_input_nodes
         )
 
-    def is_move(self, node: Node, kind: str) -> bool:
-        if kind not in operations.MOVES and kind not in operations.CASTS:
-            return False
-        before = nodes.example_of(node.all_input_nodes[0]) if node.all_input_nodes else None
-        after = nodes.example_of(node)
-        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
-            return kind in operations.MOVES
-        return before.dtype == after.dtype  # ``view`` may read the bits as another dtype
+    def is_move(self, node: Node, call: Call) -> bool:
+        if not self.knows_results:
+            return call.moves
+        before = None if call.first is None else nodes.example_of(call.first)
+        return is_move(call, before, nodes.example_of(node))
 
-    def share(self, node: Node) -> bool:
+    def share(self, node: Node, call: Call) -> bool:
         """Let the result hold the value of what it was moved or taken from."""
-        source = next(iter(node.all_input_nodes), None)
+        source = call.first
         if source is None:
             return False
-        if self.kind_of(node) != "getitem":
+        if call.kind != "getitem":
             if source not in self.table.now:
                 return False
             self.table.now[node] = self.table.now[source]
@@ -250,26 +260,19 @@ class PlanReader:
                 self.table.remember_memory(node)
         return True
 
-    def measure_results(self, node: Node, written: list[Node]) -> list[int]:
-        """Values for what the operation made, and a check for each."""
+    def measure_results(self, node: Node, call: Call) -> list[int | None]:
+        """A value for each result that the operation returned; None where it cannot be bad."""
         example = nodes.example_of(node)
-        if self.knows_results and example is None:
-            # Writes and returns nothing, as ``x[i] = y`` does.
-            return [
-                self.table.add(operand, (), "made", operand.name, measure=True, after=node)
-                for operand in written
-                if _can_overflow(nodes.example_of(operand))
-            ]
         results: list[tuple[tuple[int, ...], Any]] = list(nodes.elements_of(example))
-        if not self.knows_results:
+        if not self.knows_results and call.returns:
             results = [((), None)]
-        outputs = []
+        made: list[int | None] = []
         # A backend may not even make what nobody reads, such as flex_attention's logsumexp.
         used = {str(u.args[1]) for u in node.users if u.target is operator.getitem}
         for path, result in results:
-            if result is not None and not _can_overflow(result):
-                continue
-            if is_higher_order(node) and path and str(path[0]) not in used:
+            is_left_out = is_higher_order(node) and path and str(path[0]) not in used
+            if is_left_out or (result is not None and not _can_overflow(result)):
+                made.append(None)
                 continue
             value = self.table.add(node, path, "made", node.name, measure=True)
             if path:
@@ -277,35 +280,42 @@ class PlanReader:
             else:
                 self.table.now[node] = value
                 self.table.remember_memory(node)
-            outputs.append(value)
-        return outputs
+            made.append(value)
+        return made
+
+    def measure_changed(self, node: Node, call: Call) -> list[tuple[str, Node, int]]:
+        """(parameter, operand, value) of what it wrote and did not return."""
+        changed = list(call.beside)
+        if not call.returns or (self.knows_results and nodes.example_of(node) is None):
+            changed += [("", operand) for operand in call.in_place]  # as ``x[i] = y`` does
+        return [
+            (name, each, self.table.add(each, (), "made", each.name, measure=True, after=node))
+            for name, each in changed
+            if not self.knows_results or _can_overflow(nodes.example_of(each))
+        ]
 
     # Rows.
 
-    def operands(self, node: Node) -> list[tuple[str, int]]:
+    def operands(self, call: Call) -> list[tuple[str, int]]:
         """The tensors that the operation reads, labelled in order of use."""
-        skipped = operations.ignored_operands(node)
         rows: list[tuple[str, int]] = []
         position = 0
-        for key, argument in [*((None, a) for a in node.args), *node.kwargs.items()]:
-            for leaf in nodes.leaves(argument):
-                if not isinstance(leaf, Node) or leaf in skipped:
+        for key, operand in call.reads:
+            found = (
+                [self.table.now[operand]]
+                if operand in self.table.now
+                else self.table.elements.get(operand, {}).values()
+            )
+            for value in found:
+                if not self.has_range(value):
                     continue
-                found = (
-                    [self.table.now[leaf]]
-                    if leaf in self.table.now
-                    else self.table.elements.get(leaf, {}).values()
-                )
-                for value in found:
-                    if not self.has_range(value):
-                        continue
-                    if self.table.values[value].kind == "weight":
-                        label = self.table.values[value].name.rpartition(".")[2]
-                    elif key is not None:
-                        label = f"input[{key}]"
-                    else:
-                        label, position = f"input[{position}]", position + 1
-                    rows.append((label, value))
+                if self.table.values[value].kind == "weight":
+                    label = self.table.values[value].name.rpartition(".")[2]
+                elif key is not None:
+                    label = f"input[{key}]"
+                else:
+                    label, position = f"input[{position}]", position + 1
+                rows.append((label, value))
         return rows
 
     def has_range(self, value: int) -> bool:
@@ -314,20 +324,35 @@ class PlanReader:
 
     # Frames.
 
-    def operation_frame(self, node: Node, inputs: list[tuple[str, int]]) -> FramePlan:
+    def operation_frame(
+        self,
+        node: Node,
+        inputs: list[tuple[str, int]],
+        outputs: Sequence[int],
+        changed: Sequence[tuple[str, Node, int]] = (),
+    ) -> FramePlan:
+        """The frame of the last step."""
         step = self.steps[-1]
         is_module = node.op == "call_module"
         weights = [RowPlan(*row) for row in inputs if self.table.values[row[1]].kind == "weight"]
         others = [RowPlan(*row) for row in inputs if self.table.values[row[1]].kind != "weight"]
-        if len(step.outputs) == 1:
-            outputs = [RowPlan("output", step.outputs[0])]
+        if len(outputs) == 1:
+            made = [("output", outputs[0])]
         else:
-            outputs = [RowPlan(f"output[{i}]", value) for i, value in enumerate(step.outputs)]
+            made = [(f"output[{i}]", value) for i, value in enumerate(outputs)]
+        if not outputs and len(changed) == 1:
+            made = [("output", changed[0][2])]
+        else:
+            made += [(f"output[{name or i}]", value) for i, (name, _, value) in enumerate(changed)]
         return FramePlan(
             name=str(node.target) if is_module else step.module,
             kind=step.kind,
             is_op=not is_module,
-            rows=(*([] if is_module else weights), *others, *outputs),
+            rows=(
+                *([] if is_module else weights),
+                *others,
+                *(RowPlan(*row) for row in made),
+            ),
             source=step.source,
             step=len(self.steps) - 1,
             calls=nodes.calls_of(node),

@@ -351,7 +351,7 @@ class Recorder:
 
     def between(self, batch: Batch) -> int:
         """How many operations of a batch ran outside every graph."""
-        return sum(isinstance(e, GapOperation) and e.kind != "view" for e in batch.events)
+        return sum(isinstance(e, GapOperation) and e.counts for e in batch.events)
 
     # Tracing.
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard import higher_order, operations, stats
+from fxguard import higher_order, stats
 from fxguard.batch import GraphRun
 from fxguard.closer_look import needed_by, reads_masked_row
 from fxguard.errors import FxguardError
 from fxguard.plan import Check
+from fxguard.random_state import random_state_kept
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
 from fxguard.sharding import has_memory
@@ -188,9 +189,7 @@ def detail_of(run: GraphRun, value: int) -> stats.Detail | None:
 
     def before(slot: int, check: Check, node: Node, args: Any, kwargs: Any) -> None:
         if slot == wanted:
-            function = node.target if callable(node.target) else _method(str(node.target))
-            kind = operations.name_of(node.target)
-            closer["needed"] = needed_by(kind, function, args, kwargs, check.path)
+            closer["needed"] = needed_by(node.target, args, kwargs, check.path)
             closer["masked_row"] = reads_masked_row(args, kwargs)
 
     checks = list(enumerate(run.plan.checks))
@@ -247,10 +246,6 @@ def _read_by(replay: Replay, run: GraphRun) -> Iterator[int]:
             todo += node.all_input_nodes
 
 
-def _method(name: str) -> Callable[..., Any]:
-    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
-
-
 def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:
     """The ranges of values that only a second run can see, where the first one turned bad.
 
@@ -279,9 +274,8 @@ def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:
 def as_before(run: GraphRun) -> Iterator[None]:
     """The random state that the run began with, and nothing that anybody else could notice."""
     assert run.args is not None
-    used = [a.device.index for a in run.args if isinstance(a, Tensor) and a.device.type == "cuda"]
     with (
-        torch.random.fork_rng(devices=sorted(set(used))),
+        random_state_kept(run.args),
         torch._C.DisableTorchFunction(),
         torch.no_grad(),
         levels_restored(),

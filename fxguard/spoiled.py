@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
-from fxguard import nodes, operations
+from fxguard import nodes
 from fxguard.higher_order import bodies_of, is_higher_order
+from fxguard.operations import read_node
+from fxguard.tables import REPEATABLE
 
 __all__ = ["spoiled_inputs"]
-
-# These write what does not depend on what was there: to do it twice is to do it once.
-REPEATABLE = frozenset(
-    """
-    __setitem__ copy_ fill_ index_copy_ index_fill_ masked_fill_ scatter_ setitem zero_
-    """.split()
-)
 
 
 def spoiled_inputs(graph_module: GraphModule) -> tuple[int, ...]:
@@ -38,27 +33,25 @@ def spoiled_inputs(graph_module: GraphModule) -> tuple[int, ...]:
             continue
         operands = {memory[operand] for operand in node.all_input_nodes if operand in memory}
         if is_higher_order(node):
-            if any(_writes(body.graph_module.graph) for body in bodies_of(node, graph_module)):
+            if any(_writes(body.graph_module) for body in bodies_of(node, graph_module)):
                 spoiled |= operands
             read |= operands
             continue
-        written = operations.written_operands(node)
-        places = {memory[operand] for operand in written if operand in memory}
-        others = [operand for operand in node.all_input_nodes if operand not in written]
+        call = read_node(node, graph_module)
+        others = [operand for _, operand in call.reads if operand not in call.in_place]
         sources = {memory[operand] for operand in others if operand in memory}
-        repeatable = operations.name_of(node.target) in REPEATABLE
-        spoiled |= {place for place in places if not repeatable or place in read | sources}
-        spoiled |= {memory[o] for o in operations.ignored_operands(node) if o in memory}
-        if not (written or memory.get(node) in operands):  # a view reads nothing yet
-            read |= operands
-        elif written:
+        places = {memory[operand] for operand in call.in_place if operand in memory}
+        if call.overwrites or call.kind in REPEATABLE:
+            places &= read | sources
+        changed = (*call.beside, *call.apart)
+        spoiled |= places | {memory[operand] for _, operand in changed if operand in memory}
+        if call.written:
             read |= sources
+        elif memory.get(node) not in operands:  # a view reads nothing yet
+            read |= operands
     return tuple(i for i, node in enumerate(inputs) if memory.get(node) in spoiled & given)
 
 
-def _writes(graph: Graph) -> bool:
-    return any(
-        node.op.startswith("call")
-        and (operations.written_operands(node) or operations.ignored_operands(node))
-        for node in graph.nodes
-    )
+def _writes(graph_module: GraphModule) -> bool:
+    calls = (node for node in graph_module.graph.nodes if node.op.startswith("call"))
+    return any(read_node(node, graph_module).written for node in calls)

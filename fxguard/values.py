@@ -103,7 +103,8 @@ class ValueTable:
                 self.checks[slot] = replace(self.checks[slot], region_end=node.name)
             self._region.clear()
 
-    def _is_read_after(self, result: Node, node: Node) -> bool:
+    def is_read_after(self, result: Node, node: Node) -> bool:
+        """Whether anything uses a result once ``node`` has run."""
         return any(self._order[user] > self._order[node] for user in result.users)
 
     def value_of(self, item: Any) -> int | None:
@@ -136,7 +137,7 @@ class ValueTable:
             whole = nodes.example_of(alias)
             if part is None or whole is None or _same_elements(part, whole):
                 self.now[alias] = value
-            elif self._is_read_after(alias, node):
+            elif self.is_read_after(alias, node):
                 before = self.now[alias]
                 fresh = self.add(alias, (), "made", alias.name, measure=True, after=node)
                 self.now[alias] = fresh

@@ -13,7 +13,7 @@ from test_verdict import MASK, X, finfo_mask, report_of, softmax_of
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import cause, judgment, operations
+from fxguard import cause, judgment
 
 WAYS = ("captured", "between graphs")
 
@@ -255,11 +255,6 @@ def test_a_mask_that_is_cast_to_a_narrower_dtype_is_still_one(way: str) -> None:
     assert report_of(lambda x: softmax_of(x + mask(x)), X.half()) is None
     assert report_of(mask, X.half()) is None
     assert report_of(lambda x: (x.float() * 1e5).to(x.dtype), X.half()).origins[0].what == "to"
-
-
-def test_both_tables_of_casts_agree() -> None:
-    """The rules know nothing of torch, and so not of the other table."""
-    assert cause.CASTS == operations.CASTS
 
 
 def test_strict_lists_all_in_order_of_execution(way: str) -> None:

@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
-from fxguard import higher_order, operations, recorder
+from fxguard import higher_order, recorder, tables
 
 
 class Exponential(torch.autograd.Function):
@@ -193,9 +193,9 @@ NOT_ENTERED = {  # what is blamed then
 def test_the_tests_above_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not entered, the same fault is blamed on the whole, and coverage says what was not seen."""
     monkeypatch.setattr(higher_order, "ENTERED", {})
-    moves = operations.MOVES | {"exp", "linear"}
+    moves = tables.MOVES | {"exp", "linear"}
     if name == "vmap":  # regions are no operations: hide what is inside
-        monkeypatch.setattr(operations, "MOVES", moves)
+        monkeypatch.setattr(tables, "MOVES", moves)
     reports: list[fxguard.Report] = []
     guarded = fxguard.instrument(model_of(name), on_detect=reports.append)
     compiled = torch.compile(guarded, backend="eager", fullgraph=True)

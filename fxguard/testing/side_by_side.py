@@ -12,11 +12,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard import operations
-from fxguard.batch import GraphRun, RandomState
+from fxguard.batch import GraphRun
 from fxguard.insert import without_marks
 from fxguard.nodes import elements_of
+from fxguard.operations import read_node
 from fxguard.plan import Check, Step
+from fxguard.random_state import RandomState
 from fxguard.records import Source
 from fxguard.regions import unwrapped
 from fxguard.replay import copies_of
@@ -129,16 +130,15 @@ class _Reference(Interpreter):
             drawn: whether it drew random numbers for that.
         """
         made = [x for _, x in elements_of(low)]
-        written = [
-            node for node in operations.written_operands(node) if _is_float(self.low.env[node])
-        ]
+        call = read_node(node, self.low.module)  # type: ignore[arg-type]
+        written = [operand for operand in call.written if _is_float(self.low.env[operand])]
         if not written and not any(map(_is_float, made)):
             return low  # also a size, or the beginning or end of a region such as that of autocast
         if node.op == "get_attr":
             return converted(low, self.dtype)
         if drawn:
             return self.taken_over(node, low, written)
-        if operations.name_of(node.target) in operations.CASTS:
+        if call.casts:
             read = self.fetch_args_kwargs_from_env(node)[0][0]
             return read.to(self.dtype, copy=True)
         try:
