@@ -21,6 +21,7 @@ __all__ = ["add_commands"]
 
 DIFFERENT = 1  # exit status when two traces differ
 DAMAGED = 2  # when a file of a folder could not be read
+NOTHING = 2  # and when nothing of them could be compared
 
 
 def add_commands(commands: Any) -> None:
@@ -53,7 +54,8 @@ def add_commands(commands: Any) -> None:
         "diff",
         help="show where two traces part",
         description="Align two traces by operation and show the first operation where they part, "
-        f"then the largest difference. The exit status is {DIFFERENT} when they differ.",
+        "then the largest difference. What is compared are smallest and largest magnitudes. The "
+        f"exit status is {DIFFERENT} when they differ, {NOTHING} when nothing could be compared.",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a file that --trace-to wrote")
     compare.add_argument(
@@ -149,7 +151,9 @@ def _diff(given: argparse.Namespace) -> int:
         print(fit(found.to_table(), sys.stdout, well=True))
     else:
         print(f"A: {name_a}\nB: {name_b}\n")
-        print(fit("\n".join(found.verdict), sys.stdout, well=not found.differs))
+        print(fit("\n".join(found.verdict), sys.stdout, well=found.agrees))
+    if not found.compared:
+        return NOTHING
     return DIFFERENT if found.differs else 0
 
 

@@ -22,12 +22,17 @@ __all__ = ["Diff", "diff"]
 
 SHOWN = 20  # rows in a notebook
 
+ELEMENTS = "compared: smallest and largest magnitudes; not compared: elements"
+
 Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
     """Two traces next to each other: where they part.
+
+    What is compared are ranges: the smallest and largest magnitude of each tensor. Tensors whose
+    ranges agree may have other elements, such as the same ones in another order.
 
     Example:
         >>> found = fxguard.diff("traces/before.jsonl", "traces/after.jsonl")
@@ -52,8 +57,18 @@ class Diff:
 
     @property
     def differs(self) -> bool:
-        """Whether anything that is in both made something else."""
+        """Whether anything that is in both made something of another range."""
         return self.first is not None
+
+    @property
+    def compared(self) -> int:
+        """How many frames are in both and have numbers in both."""
+        return sum(match.compared for batch in self.batches for match in batch.aligned)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared, and the ranges of all of it agree."""
+        return self.compared > 0 and not self.differs
 
     def _differing(self) -> Iterator[Match]:
         return (match for batch in self.batches for match in batch.differing)
@@ -63,9 +78,12 @@ class Diff:
         """Where they part, in lines."""
         found = next((batch for batch in self.batches if batch.differing), None)
         if found is None:
-            compared = any(match.compared for batch in self.batches for match in batch.aligned)
-            same = "no difference" if compared else "nothing could be compared"
-            return [f"{same}: {_counted(self.batches)}", *_alone(self.batches[0])]
+            if not self.compared:
+                in_both = sum(len(batch.aligned) for batch in self.batches)
+                why = f"of {in_both} frames in both, none has numbers in both"
+                what = f"nothing could be compared: {why if in_both else 'no frame is in both'}"
+                return [what, *_alone(self.batches)]
+            return [f"ranges agree: {_counted(self.batches)}", ELEMENTS, *_alone(self.batches)]
         first, largest = self.first, self.largest
         assert first is not None
         assert largest is not None
@@ -78,7 +96,7 @@ class Diff:
             where = next(batch for batch in self.batches if largest in batch.matches)
             lines.append(f"the largest difference: {largest.frame.title}{_at(where)}")
             lines += _lines(largest)
-        return [*lines, _counted(self.batches), *_alone(found)]
+        return [*lines, _counted(self.batches), ELEMENTS, *_alone([found])]
 
     def __str__(self) -> str:
         return "\n".join([f"A: {self.a}", f"B: {self.b}", "", *self.verdict])
@@ -151,7 +169,7 @@ class Diff:
             self.verdict,
             [_sheet(batch) for batch in self.batches],
             meta=f"A: {self.a}; B: {self.b}",
-            well=not self.differs,
+            well=self.agrees,
             sides=(self.a, self.b),
         )
         Path(path).write_text(text, encoding="utf-8")
@@ -251,11 +269,12 @@ def _counted(batches: Sequence[BatchDiff]) -> str:
     return line
 
 
-def _alone(batch: BatchDiff) -> Iterator[str]:
+def _alone(batches: Sequence[BatchDiff]) -> Iterator[str]:
     """What has another name, and what is in one of the traces only."""
-    renamed = [f"{m.frame.title} -> {m.renamed_to}" for m in batch.aligned if m.renamed_to]
-    only_in_a = [match.frame.title for match in batch.only_in_a]
-    only_in_b = [match.frame.title for match in batch.only_in_b]
+    aligned = [match for batch in batches for match in batch.aligned]
+    renamed = [f"{m.frame.title} -> {m.renamed_to}" for m in aligned if m.renamed_to]
+    only_in_a = [match.frame.title for batch in batches for match in batch.only_in_a]
+    only_in_b = [match.frame.title for batch in batches for match in batch.only_in_b]
     for what, titles in (
         ("renamed", renamed),
         ("only in A", only_in_a),
@@ -271,7 +290,7 @@ def _why(match: Match, batch: BatchDiff) -> str:
         return f"its {_listed(held)} differs already"
     read = [pair for pair in match.of("input") if pair.differs]
     if not read:
-        return "what it read is the same, what it made is not"
+        return "the ranges of what it read agree, those of what it made do not"
     root = batch.aligned[-1] if batch.aligned else match
     given = [pair.a.label for pair in root.of("input") if pair.differs]
     if given and not root.frame.name:

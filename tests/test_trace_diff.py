@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard import Frame, Row, TracedBatch, cli, diff
 from fxguard.batch_diff import Match, distance
+from fxguard.trace_file import TraceWriter
 
 INF, NAN = math.inf, math.nan
 
@@ -66,7 +67,8 @@ def test_rounding_is_no_difference(name: str, dtype: torch.dtype) -> None:
     args, kwargs = entry.inputs(torch.float32, False)
     plain = frames_of(model, *args, **kwargs)
     compiled = diff(plain, frames_of(model, *args, backend="aot_eager", **kwargs))
-    assert str(compiled).splitlines()[3].startswith("no difference: 0 of")
+    assert str(compiled).splitlines()[3].startswith("ranges agree: 0 of")
+    assert compiled.agrees
     args, kwargs = entry.inputs(dtype, False)
     found = diff(plain, frames_of(model.to(dtype), *args, **kwargs))
     assert not found.differs, str(found)
@@ -236,8 +238,54 @@ def test_batches_are_paired_by_number() -> None:
 def test_nothing_to_compare() -> None:
     """Is not said to be the same."""
     note = TracedBatch(0, (Frame("a", "mul", True, (Row("output", note="not measured"),)),))
-    assert str(diff(note, note)).splitlines()[3].startswith("nothing could be compared: 0 of 0")
-    assert "1 have no numbers in one of the traces" in str(diff(note, batch(0, 1.0)))
+    for other in (note, batch(0, 1.0)):
+        found = diff(note, other)
+        assert found.verdict[0] == (
+            "nothing could be compared: of 1 frames in both, none has numbers in both"
+        )
+        assert not found.differs
+        assert not found.agrees
+
+
+def test_traces_of_two_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is in both: that is said, what there is is listed, and the status is not "equal"."""
+    paths = []
+    for name, kind in (("encoder", "softmax"), ("head.3", "conv2d")):
+        frames = (Frame(name, kind, True, (Row("output", 0.0, 1.0, dtype="float32"),)),)
+        TraceWriter(tmp_path, kind, "2.13.0").write(TracedBatch(0, frames), None)
+        paths.append(str(tmp_path / f"{kind}-0.jsonl"))
+    assert diff(*paths).verdict == [
+        "nothing could be compared: no frame is in both",
+        "only in A: encoder softmax",
+        "only in B: head.3 conv2d",
+    ]
+    assert not diff(*paths).agrees
+    assert cli.main(["diff", *paths]) == 2
+    assert "nothing could be compared" in capsys.readouterr().out
+    assert cli.main(["diff", paths[0], paths[0]]) == 0
+
+
+def test_what_agrees_is_the_ranges() -> None:
+    """Elements in another order have the same range: the words claim no more than was compared."""
+    x = torch.tensor([1.0, 2.0, 3.0])
+    found = fxguard.compare(Turned(0), Turned(1), x)
+    assert not torch.equal(Turned(0)(x), Turned(1)(x))
+    assert found.agrees
+    assert found.verdict[0].startswith("ranges agree: 0 of ")
+    assert found.verdict[1] == ("compared: smallest and largest magnitudes; not compared: elements")
+    assert found.verdict[1] in fxguard.compare(Turned(0), Turned(2), x).verdict
+    assert "no difference" not in str(found)
+
+
+class Turned(nn.Module):
+    """The same numbers in another order; from two turns on, others."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.turns = turns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.roll(x, self.turns) + 1) * (2 if self.turns > 1 else 1)
 
 
 @pytest.mark.parametrize("wrong", [3, [1, 2], None])
@@ -310,7 +358,7 @@ def test_the_command(traces: tuple[str, str], capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert said.startswith(f"A: {a}\nB: {b}\n\nthey part at blocks.0.linear Linear, batch 2\n")
     assert cli.main(["diff", a, a]) == 0
-    assert "no difference" in capsys.readouterr().out
+    assert "ranges agree: 0 of " in capsys.readouterr().out
     assert cli.main(["diff", a, b, "--tolerance", "1"]) == 0
     assert cli.main(["diff", a, b, "--batches", "0,1"]) == 0
     assert cli.main(["diff", b, "--batches", "0,2"]) == 1
