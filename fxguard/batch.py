@@ -27,6 +27,7 @@ from fxguard.random_state import RandomState
 from fxguard.records import Source
 from fxguard.regions import unwrapped
 from fxguard.sources import Place
+from fxguard.standing import Moment
 
 __all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
 
@@ -130,6 +131,7 @@ class Batch:
         self.number = number
         self.call: Call | None = None  # what the model was called with, while the batch is open
         self.caller: Place | None = None  # the user's line that called it
+        self.ended: Moment | None = None  # its weights then; None before, and where it has none
         self.events: list[GraphRun | GapOperation | ModuleReturn] = []
         self.values: list[Value] = []  # measured between graphs
         self.pairs: list[stats.Pair] = []  # their ranges, until they are read

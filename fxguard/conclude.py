@@ -129,7 +129,7 @@ def write(recorder: Recorder, writer: TraceWriter, finished: Finished) -> str | 
     """
     batch, report = finished.batch, finished.report
     with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
-        frames = tuple(recorder.frames_of(finished, progress.advance))
+        frames = tuple(recorder.frames_of(finished, progress.advance, just_ended=True))
     verdict = () if report is None else tuple(report.verdict)
     origins = () if report is None else report.origins
     blamed = tuple(origin.frame.index for origin in origins)

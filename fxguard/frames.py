@@ -71,6 +71,7 @@ def render(
     values: Sequence[Value],
     found: Sequence[Stat | str],
     model: Module | None,
+    unlike: Callable[[Tensor], str] | None = None,
 ) -> Frame:
     """One frame with its numbers.
 
@@ -79,10 +80,17 @@ def render(
         values: what its rows refer to.
         found: the range of each value.
         model: for the rows of weights and buffers, which no graph measures.
+        unlike: says of one of those why it may no longer be what it was in the batch; "" where it
+            still is. They all are where it is not given.
     """
+
+    def standing_row(label: str, tensor: Tensor) -> Row:
+        note = unlike(tensor) if unlike is not None else ""
+        return row_with(label, note or stat_of(tensor), dtype_of(tensor))
+
     rows = []
     if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
-        rows += own_rows(frame.name, module, values, found)
+        rows += own_rows(frame.name, module, values, found, standing_row)
     for row in frame.rows:
         if row.value is None:
             rows.append(Row(row.label, note=row.note))
@@ -90,14 +98,18 @@ def render(
         number, value = found[row.value], values[row.value]
         standing = _at(model, value.name) if value.kind in STANDING else None
         if standing is not None and not isinstance(number, Stat):
-            rows.append(row_of(row.label, standing))
+            rows.append(standing_row(row.label, standing))
         else:
             rows.append(row_with(row.label, number, value.dtype))
     return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
 
 
 def own_rows(
-    name: str, module: Module, values: Sequence[Value], found: Sequence[Stat | str]
+    name: str,
+    module: Module,
+    values: Sequence[Value],
+    found: Sequence[Stat | str],
+    standing_row: Callable[[str, Tensor], Row],
 ) -> list[Row]:
     """The rows of a module's own parameters: what the graph measured, where FSDP gathered them."""
     own = dict(module.named_parameters(recurse=False))
@@ -111,8 +123,10 @@ def own_rows(
     rows = []
     for label, parameter in own.items():
         number = measured.get(f"{name}.{label}".lstrip("."))
-        shown = number or stat_of(parameter)
-        rows.append(row_with(label, shown, dtype_of(parameter)))
+        if number is None:
+            rows.append(standing_row(label, parameter))
+        else:
+            rows.append(row_with(label, number, dtype_of(parameter)))
     return rows
 
 

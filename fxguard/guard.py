@@ -308,6 +308,7 @@ class Guard:
                 del self.model.__dict__[name]
         del self.model.__dict__[GUARD]
         INSTALLED.discard(self)
+        self.recorder.standing.close()
 
     def original(self, method: str) -> Callable[..., Any]:
         """One of the model's methods without the guard."""
@@ -487,6 +488,7 @@ class Guard:
             self._weights_stay = not is_sharded(self.model)
             _replace(self._names, names)
             _replace(self._tensors, tensors)
+        self.recorder.standing.read()
 
 
 def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:

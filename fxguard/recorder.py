@@ -30,6 +30,7 @@ from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
 from fxguard.second_run import measure_run
 from fxguard.sharding import class_name
+from fxguard.standing import Standing
 from fxguard.trace_file import TraceWriter
 
 __all__ = ["Recorder"]
@@ -73,6 +74,7 @@ class Recorder:
         self.precedents = Precedents()
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
+        self.standing = Standing(model)
         self.here = _Here()
 
     @property
@@ -144,6 +146,7 @@ class Recorder:
                 found = self.judge(batch, error)
         finally:
             batch.close()
+            batch.ended = self.standing.now()
             self.last, self.here.batch = found, None
         if found.report is not None:
             self.earlier.clear()
@@ -288,9 +291,16 @@ class Recorder:
         """The indices of the frames that are shown."""
         return [i for i, frame in enumerate(trace.frames) if self.shows(frame)]
 
-    def rendered(self, batch: Batch, trace: Trace, position: int, index: int) -> Frame:
+    def rendered(
+        self,
+        batch: Batch,
+        trace: Trace,
+        position: int,
+        index: int,
+        unlike: Callable[[Tensor], str] | None = None,
+    ) -> Frame:
         """A frame of a trace; ``index`` is its place among those that are shown."""
-        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.model)
+        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.model, unlike)
         return replace(frame, batch_number=batch.number, index=index)
 
     def last_frames(self, batch: Batch, trace: Trace, last: int) -> list[Frame]:
@@ -315,17 +325,29 @@ class Recorder:
         return [] if last is None else self.frames_of(last)
 
     def frames_of(
-        self, finished: Finished, on_progress: Callable[[float], object] | None = None
+        self,
+        finished: Finished,
+        on_progress: Callable[[float], object] | None = None,
+        *,
+        just_ended: bool = False,
     ) -> list[Frame]:
-        """Every frame of a finished batch; tells from 0 to 1 how far it is."""
+        """Every frame of a finished batch.
+
+        Args:
+            finished: the batch.
+            on_progress: is told from 0 to 1 how far it is.
+            just_ended: whether nothing else has run since, so that weights are as they were.
+        """
         # What was judged has the frames of what was blamed, too, and what a second run saw.
         batch, trace = finished.batch, finished.trace or frames.assemble(finished.batch)
         shown = self.shown(trace)
+        then = None if just_ended else batch.ended
+        unlike = None if then is None else self.standing.since(then)
         found = []
         for index, position in enumerate(shown):
             if on_progress is not None:
                 on_progress(index / len(shown))
-            found.append(self.rendered(batch, trace, position, index))
+            found.append(self.rendered(batch, trace, position, index, unlike))
         return found
 
     # Coverage.
@@ -361,7 +383,7 @@ class Recorder:
         lines = [
             f"{report.INDENT}*** Starting batch number={batch.number} ***",
             report.HEADER,
-            *map(report.frame_text, self.frames_of(finished)),
+            *map(report.frame_text, self.frames_of(finished, just_ended=True)),
             f"{report.INDENT}*** Finished batch number={batch.number} ***",
         ]
         return "\n".join(lines)

@@ -48,7 +48,7 @@ class Row:
     label: str  # "weight", "input[0]", "input[attention_mask]", "output[1]", ...
     abs_min: float | None = None  # None where there is no number; then `note` says why
     abs_max: float | None = None
-    note: str = ""  # "", "None", "not a tensor", "empty", "meta", "not measured"
+    note: str = ""  # "", "None", "not a tensor", "empty", "meta", "changed since"
     dtype: str = ""  # of the tensor, "float16"; "" where it is not known
 
     @property

@@ -59,6 +59,7 @@ ROOMS = (
     "checkpointing",
     "cause",
     "arguments",
+    "standing",
     "batch",
     "frames",
     "explain",
