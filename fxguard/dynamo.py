@@ -134,12 +134,12 @@ def is_inlined(guard: Any) -> bool:
     """
     if torch.compiler.is_exporting():
         return True
+    if is_checked():
+        return True  # the model calls itself, or is part of one that is guarded
     try:
         root = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced in this thread
         return False
-    if isinstance(plain_python.backend_of(root), CheckingBackend):
-        return True  # the model calls itself, or is part of one that is guarded
     if not root.one_graph:
         return False
     output = root.output
@@ -148,8 +148,22 @@ def is_inlined(guard: Any) -> bool:
     return True
 
 
-# TorchDynamo takes what these return while it traces for a constant.
-torch._dynamo.assume_constant_result(is_inlined)
+def is_checked() -> bool:
+    """Whether what TorchDynamo traces now is part of a graph that is checked."""
+    try:
+        root = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
+        return False
+    return isinstance(plain_python.backend_of(root), CheckingBackend)
+
+
+def take_for_constant(function: Callable[..., Any]) -> None:
+    """Let TorchDynamo call a function while it traces, and take what it returns for a constant."""
+    torch._dynamo.assume_constant_result(function)
+
+
+take_for_constant(is_inlined)
+take_for_constant(is_checked)
 
 
 def compile_again(model: torch.nn.Module) -> None:

@@ -101,7 +101,11 @@ class OutermostModules:
         enter, leave = self._enter, self._leave
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
-            # TorchDynamo traces this in steps that somebody else compiles: it is to see nothing.
+            if torch.compiler.is_dynamo_compiling():
+                # Somebody compiles a function around the module, or a guard the module itself.
+                if dynamo.is_checked() or is_inlined(self, module):
+                    return original(module, *args, **kwargs)
+                return call_apart(module, args, kwargs)
             if torch.compiler.is_compiling() or getattr(local, "inside", False):
                 return original(module, *args, **kwargs)
             watched = enter(module)
@@ -112,6 +116,22 @@ class OutermostModules:
 
         dynamo.leave_to_python(call)
         return call
+
+    def stays_in_graph(self, module: Module) -> bool:
+        """Whether a module that TorchDynamo traces in another function stays a part of its graph.
+
+        A break of the graph in front of a model lets its guard run it; where breaks are errors
+        the whole graph is checked. Modules that would not be captured are left in the graph, and
+        are not checked there.
+        """
+        target = unwrapped(module)
+        watched = self._watched_of(target)
+        if watched is None:
+            return True
+        if watched.guard.capture:
+            return dynamo.is_inlined(watched.guard)
+        self.on_refusal(type(target).__name__, "compiled around")
+        return True
 
     @torch.compiler.disable
     def _enter(self, module: Module) -> Watched | None:
@@ -183,6 +203,18 @@ class OutermostModules:
             guard = find_guard(part)
             if guard is not None and guard not in own:
                 raise UsageError(f"its submodule {name!r} is instrumented by itself")
+
+
+def is_inlined(outermost: OutermostModules, module: Module) -> bool:
+    return outermost.stays_in_graph(module)
+
+
+dynamo.take_for_constant(is_inlined)
+
+
+@torch.compiler.disable(recursive=False)
+def call_apart(module: Module, args: Any, kwargs: Any) -> Any:
+    return module(*args, **kwargs)
 
 
 def pays_to_capture(module: Module) -> bool:

@@ -153,21 +153,30 @@ def test_a_copy_of_a_called_model_is_a_model(tmp_path: Path, scale: str, status:
 
 COMPILED = """
 import torch
-net = torch.nn.Linear(8, 1)
+net, loss = torch.nn.Linear(8, 1), torch.nn.MSELoss()
 @torch.compile(backend="eager", fullgraph=FULL)
 def step(x, y):
-    return torch.nn.functional.mse_loss(net(x), y)
+    return loss(net(x), y)
 for _ in range(3):
-    print(step(torch.ones(2, 8), torch.ones(2, 1)).item() >= 0)
+    print(step(torch.ones(2, 8) * SCALE, torch.ones(2, 1)).item() >= 0)
 """
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_a_step_that_is_compiled_around_the_model_runs(tmp_path: Path, full: bool) -> None:
-    """``torch.compile`` around a step, with ``fullgraph=True`` too, compiles it as ever."""
-    ended = watch(tmp_path, COMPILED.replace("FULL", str(full)))
+@pytest.mark.parametrize("full", ["True", "False"])
+def test_a_step_that_is_compiled_around_the_model_is_checked(tmp_path: Path, full: str) -> None:
+    """``torch.compile`` around a step, with ``fullgraph=True`` too, compiles it, and it is checked.
+
+    What stays unchecked is said: a loss that is compiled without the model.
+    """
+    script = COMPILED.replace("FULL", full)
+    ended = watch(tmp_path, script.replace("SCALE", "1.0"))
     assert ended.status == 0, ended.err
     assert ended.out == "True\n" * 3
+    assert "checked 3 batches of Linear" in own_lines(ended)[-1]
+    assert ("1 MSELoss (compiled around)" in own_lines(ended)[-1]) == (full == "False")
+    broken = watch(tmp_path, script.replace("SCALE", "float('nan')"))
+    assert broken.status == 3, broken.err
+    assert "Traceback" not in broken.err
 
 
 def test_a_healthy_run_ends_with_one_line(tmp_path: Path) -> None:
