@@ -70,6 +70,7 @@ from fxguard.spoiled import spoiled_inputs
 from fxguard.torch_state import changes_settings, settings_now
 
 __all__ = [
+    "HOOK_ID",
     "CheckingBackend",
     "OuterCompiler",
     "captured_code",
@@ -201,8 +202,6 @@ def compile_forward(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
     settings: dict[str, Any] = {"suppress_errors": True} if leave_what_fails else {}
-    if backend.follows_python:
-        settings |= plain_python.SETTINGS
     if options:
         return with_settings(compiled, settings) if settings else compiled
     settings["recompile_limit"] = RECOMPILE_LIMIT

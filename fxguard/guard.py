@@ -7,7 +7,7 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fxguard.arguments import Call
 from fxguard.batch import GraphRun
 from fxguard.conclude import conclude, conclude_failure
 from fxguard.errors import FxguardError, UsageError
+from fxguard.hooks import dictionaries_of, hook_state
 from fxguard.instrumented import GUARD, INSTALLED, check_can_instrument, find_guard
 from fxguard.options import Options
 from fxguard.plan import Plan
@@ -134,6 +135,11 @@ def guard_of(model: Module) -> Guard:
 LEAVE_WHAT_FAILS = True
 
 
+# Ways in which a model is captured: by method, compiler and hooks. Hooks that are new at each call
+# would have it captured at each call; past these it is left to Python and the observer.
+MOST_CAPTURES = 32
+
+
 class Guard:
     """What watches one instrumented model. Made by :func:`instrument`.
 
@@ -163,6 +169,7 @@ class Guard:
         self._wrappers: dict[str, Any] = {}  # the functions that stand in for the model's methods
         self.own_methods: dict[str, Any] = {}  # methods that were attributes of the model itself
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
+        self._hooks: list[Mapping[str, Any]] = []  # where those of each submodule stand
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._backends: list[dynamo.CheckingBackend] = []
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
@@ -432,9 +439,13 @@ class Guard:
     def _compiled_for(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
         if outer is None and (not self.capture or gaps.is_watched_by_others()):
             return self.original(method)
+        # Who compiles a model has its hooks read once, as torch.compile does.
+        hooks = hook_state(self._hooks, dynamo.HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
-        key = (method, None if outer is None else id(outer.backend), fullgraph)
+        key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
         with self._lock:
+            if key not in self._compiled and len(self._compiled) >= MOST_CAPTURES:
+                return self.original(method)
             return self._compiled_once(key, method, outer)
 
     def _compiled_once(
@@ -485,6 +496,7 @@ class Guard:
         tensors = {id(p): ("weight", name) for name, p in self.model.named_parameters()}
         tensors |= {id(buffer): ("buffer", name) for name, buffer in self.model.named_buffers()}
         with self._lock:
+            self._hooks = dictionaries_of(self.model)
             self._weights_stay = not is_sharded(self.model)
             _replace(self._names, names)
             _replace(self._tensors, tensors)

@@ -1,14 +1,14 @@
 """Lets TorchDynamo capture an eager model along the path that plain Python takes.
 
-Nobody asked for a compiler, so nobody may notice one. TorchDynamo differs from Python in four
-ways that a model can see, and each is undone here for our own captures only:
+Nobody asked for a compiler, so nobody may notice one. TorchDynamo differs from Python in ways that
+a model can see. These are undone here, for our own captures only (hooks are, in
+:mod:`fxguard.hooks`):
 
 - It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
   transformers build whole attention masks. They also ask whether a device is recording a stream,
   which TorchDynamo cannot trace. ``nn.MultiheadAttention`` leaves out its fused kernel.
 - It traces the observer of operations between graphs, as it traces any torch function mode.
   Some methods of tensors break the graph under a mode (``unflatten``).
-- It reads the hooks of modules once, at capture.
 - It captures a ``try`` block as if nothing in it could raise, and leaves its handlers and what
   stands under ``finally`` out.
 
@@ -18,7 +18,6 @@ What is used of TorchDynamo (present in torch 2.11 to 2.15):
   as ``is_compiling`` are traced. Ours look first at who asks, and whose capture it is.
 - ``SymbolicTorchFunctionState``: the function modes that are traced. Guards on the modes that are
   really active stay as they are.
-- ``config.skip_nnmodule_hook_guards``: False makes the hooks of modules part of the guards.
 - ``exc.SkipFrame``: what a backend raises to leave a function to Python.
 """
 
@@ -44,11 +43,7 @@ from torch.fx import GraphModule
 from fxguard.gaps import Observer
 from fxguard.sources import is_internal, lines_of_trace
 
-__all__ = ["SETTINGS", "TRY_BLOCK", "leave_try_blocks", "prepare_tracing"]
-
-# TorchDynamo's settings while an eager model is captured. The guards on hooks take about a third of
-# a microsecond a module at each call.
-SETTINGS = {"skip_nnmodule_hook_guards": False}
+__all__ = ["TRY_BLOCK", "backend_of", "leave_try_blocks", "prepare_tracing"]
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 

@@ -75,6 +75,7 @@ ROOMS = (
     "plain_python",
     "dynamo",
     "conclude",
+    "hooks",
     "instrumented",
     "stand_in",
     "guard",

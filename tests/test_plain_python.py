@@ -79,6 +79,36 @@ def test_hooks_come_and_go_between_batches(kind: str) -> None:
     assert torch.equal(guarded(X), Unit()(X))
 
 
+def test_hooks_that_come_back_are_not_captured_again() -> None:
+    """A state of the hooks is captured once, and too many states are left to Python."""
+    model = fxguard.instrument(Unit())
+    for _ in range(4):
+        model(X)
+        with model.a.register_forward_hook(doubled):
+            assert torch.equal(model(X), Unit()(X) * 2)
+    # Each hook is a new one: that is five states.
+    assert fxguard.guard_of(model).coverage().startswith("checked 14 of 14 operations in 5 graphs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fxguard.guard.MOST_CAPTURES", 5)
+        with model.a.register_forward_hook(doubled):
+            assert torch.equal(model(X), Unit()(X) * 2)
+            with pytest.raises(fxguard.NonFiniteError):
+                model(X * math.nan)
+    assert "between graphs" in fxguard.guard_of(model).coverage()
+
+
+def test_hooks_on_all_modules_count_too() -> None:
+    """A hook for every module of the process, added after the first batch, changes the output."""
+    plain, guarded = pair()
+    hook = nn.modules.module.register_module_forward_hook(lambda m, args, out: out + 1)
+    try:
+        assert torch.equal(plain(X), guarded(X))
+        assert not torch.equal(plain(X), X)
+    finally:
+        hook.remove()
+    assert torch.equal(guarded(X), Unit()(X))
+
+
 def test_backward_hooks_count_too() -> None:
     """A full backward hook that is added after the first batch changes the gradient."""
     plain, guarded = pair()

@@ -1,0 +1,54 @@
+"""Which hooks the modules of a model have: TorchDynamo reads them once, when it captures.
+
+Its own guards on them (``skip_nnmodule_hook_guards=False``) cost some microseconds a module at each
+call, and say nothing of a hook that was replaced by another one. To look at four dictionaries of
+each module costs a tenth of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn.modules.module as module_hooks
+from torch.nn import Module
+
+__all__ = ["HookState", "dictionaries_of", "hook_state"]
+
+# A hook with keyword arguments, or one that is always called, stands in one of these as well.
+KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+# Position of a module, or of a dictionary for all modules, and the keys of its hooks. Torch gives
+# each hook a key of its own.
+HookState = tuple[tuple[int, tuple[Any, ...]], ...]
+
+
+def dictionaries_of(model: Module) -> list[Mapping[str, Any]]:
+    """The attributes of each submodule. Hooks of the model itself run around its forward."""
+    found = [vars(module) for module in model.modules() if module is not model]
+    return [attributes for attributes in found if all(kind in attributes for kind in KINDS)]
+
+
+def hook_state(dictionaries: Sequence[Mapping[str, Any]], ours: int) -> HookState:
+    """The hooks that the modules have now; equal where nothing was added, replaced or removed.
+
+    Args:
+        dictionaries: from :func:`dictionaries_of`.
+        ours: the key of fxguard's own hooks on all modules.
+    """
+    state = []
+    for position, attributes in enumerate(dictionaries):
+        # Written out: this runs at each forward.
+        if (
+            attributes["_forward_hooks"]
+            or attributes["_forward_pre_hooks"]
+            or attributes["_backward_hooks"]
+            or attributes["_backward_pre_hooks"]
+        ):
+            state.append((position, tuple(key for kind in KINDS for key in attributes[kind])))
+    for position, kind in enumerate(KINDS, start=-len(KINDS)):
+        # Another thread may be adding ours: a copy is made at once.
+        keys = tuple(key for key in tuple(getattr(module_hooks, f"_global{kind}")) if key != ours)
+        if keys:
+            state.append((position, keys))
+    return tuple(state)
