@@ -1,5 +1,23 @@
 """fxguard names the operation that first overflowed or turned into NaN.
 
+    model = fxguard.instrument(model)     # in place; then torch.compile it, if you like
+    model(**batch)                        # raises fxguard.NonFiniteError, with the report
+    fxguard.remove(model)                 # back to exactly what it was
+
+Watching a model:
+    instrument, remove                    every operation of its forward; undo it
+    guard_of(model)                       its Guard: frames(), coverage(), selftest(), last_report
+    backend, insert_checks, frames_of     for torch.compile(backend=...), and for graphs of your own
+    compare, diff, load_trace             two models, two batches, a file that trace_to wrote
+    DebugUnderflowOverflow                the class of transformers, as a drop-in
+    detect_overflow, get_abs_min_max      one tensor
+
+What it says:
+    NonFiniteError                        str(error) is the verdict, error.report the Report
+    Report, Frame, Row, Origin, Source    plain data: to_table(), to_json(), to_html()
+    logging.getLogger("fxguard")          one line for each report
+
+More: fxguard.testing, fxguard.integrations, `fxguard --help`, and help(fxguard.instrument).
 Importing this package does not import torch: a name does, when it is first used.
 """
 
@@ -7,9 +25,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from fxguard.compare_models import compare as compare
     from fxguard.compiler_backend import backend as backend
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
@@ -85,4 +106,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    # `help(fxguard)` would print the whole of every class, over a thousand lines.
+    asks: FrameType | None = sys._getframe(1)
+    while asks is not None and asks.f_globals.get("__name__") == "inspect":
+        asks = asks.f_back
+    if asks is not None and asks.f_globals.get("__name__") == "pydoc":
+        return []
     return list(__all__)

@@ -18,6 +18,7 @@ from fxguard.last_frames import Finished
 from fxguard.options import Options
 from fxguard.recorder import Recorder
 from fxguard.report import Report
+from fxguard.sharding import class_name
 from fxguard.sources import warn_user
 from fxguard.trace_file import TraceWriter
 from fxguard.traces import TracedBatch
@@ -31,7 +32,10 @@ __tracebackhide__ = True  # by pytest: it shows the test, and where the model wa
 
 def conclude(recorder: Recorder) -> None:
     """End the running batch: print, raise, warn or call, as the options say."""
-    stop_after(conclude_part(recorder), recorder.options)
+    number = conclude_part(recorder)
+    if not recorder.globs_were_checked:
+        warn_of_idle_globs(recorder)
+    stop_after(number, recorder.options)
 
 
 def stop_after(number: int, options: Options) -> None:
@@ -52,6 +56,14 @@ def conclude_part(recorder: Recorder) -> int:
             warn_user(unwritten)
     settle(recorder, finished, None)
     return number
+
+
+def warn_of_idle_globs(recorder: Recorder) -> None:
+    """Say after the first batch which globs of ``ignore`` are probably misspelt."""
+    recorder.globs_were_checked, batch = True, recorder.last_batch
+    for pattern in () if batch is None else recorder.idle_globs(batch):
+        what = "no operation of the first batch" if ":" in pattern else "no module"
+        warn_user(f"ignore={pattern!r} names {what} of this {class_name(type(recorder.model))}")
 
 
 def conclude_failure(recorder: Recorder, error: Exception) -> None:

@@ -245,6 +245,17 @@ def _add_caller(trace: Trace, caller: Source) -> None:
     ]
 
 
+def operations_of(batch: Batch) -> set[tuple[str, str]]:
+    """Module and kind of each operation that a batch may have run."""
+    found = set()
+    for event in batch.events:
+        if isinstance(event, GraphRun):
+            found |= {(_renamed(s.module, event.names), s.kind) for s in event.plan.steps}
+        elif isinstance(event, GapOperation):
+            found.add((event.module, event.kind))
+    return found
+
+
 def show_step(trace: Trace, index: int) -> None:
     """Give an operation a frame that has none of its own, such as one that joins parts."""
     if any(frame.step == index for frame in trace.frames):

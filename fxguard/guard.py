@@ -139,6 +139,12 @@ LEAVE_WHAT_FAILS = True
 # would have it captured at each call; past these it is left to Python and the observer.
 MOST_CAPTURES = 32
 
+# What a Guard has for users; the rest is for what stands in for the model's methods.
+PUBLIC = (
+    *("batch_number", "coverage", "frames", "last_report", "model", "notes", "optimizer_step"),
+    *("options", "plans", "selftest", "trace_path"),
+)
+
 
 class Guard:
     """What watches one instrumented model. Made by :func:`instrument`.
@@ -180,6 +186,14 @@ class Guard:
         self._lock = threading.RLock()
 
     # What users ask for.
+
+    def __repr__(self) -> str:
+        what = f"{class_name(type(self.model))}, batch {self.batch_number}"
+        found = "nothing found" if self.last_report is None else self.last_report.message
+        return f"<fxguard.Guard of {what}: {found}>"
+
+    def __dir__(self) -> list[str]:
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
 
     @property
     def batch_number(self) -> int:

@@ -21,7 +21,7 @@ from fxguard.explain import climb_to, spread_of
 from fxguard.frames import Trace
 from fxguard.judgment import Judgment, ask
 from fxguard.last_frames import Finished, LastFrames
-from fxguard.options import Options
+from fxguard.options import Options, names
 from fxguard.plan import FramePlan, Plan
 from fxguard.precedents import Precedents
 from fxguard.ranks import current_rank
@@ -75,6 +75,7 @@ class Recorder:
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = Standing(model)
+        self.globs_were_checked = not options.ignore
         self.here = _Here()
 
     @property
@@ -355,7 +356,9 @@ class Recorder:
     def coverage(self, plans: Sequence[Plan]) -> str:
         """How many operations of the captured graphs, and between them, are checked."""
         last = self.last_batch
-        between = 0 if last is None else self.between(last)
+        if last is None:
+            return "no batch has finished yet: nothing was checked"
+        between = self.between(last)
         unchecked: Counter[str] = Counter()
         for plan in plans:
             unchecked.update(dict(plan.unchecked))
@@ -370,6 +373,20 @@ class Recorder:
             reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
             line += f"; not checked: {reasons}"
         return line
+
+    def idle_globs(self, batch: Batch) -> list[str]:
+        """Those globs of ``ignore`` that name no module of the model, and no operation of a batch.
+
+        Operations have to be named by globs with a colon.
+        """
+        modules = [] if self.model is None else [name for name, _ in self.model.named_modules()]
+        ran = frames.operations_of(batch)
+        return [
+            pattern
+            for pattern in self.options.ignore
+            if not any(names(pattern, *operation) for operation in ran)
+            and (":" in pattern or not any(names(pattern, module, "") for module in modules))
+        ]
 
     def between(self, batch: Batch) -> int:
         """How many operations of a batch ran outside every graph."""

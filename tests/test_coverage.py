@@ -174,3 +174,13 @@ def test_the_self_test_says_what_it_cannot_test() -> None:
     result = fxguard.guard_of(model).selftest()
     assert not result
     assert "between graphs" in str(result)
+
+
+def test_before_the_first_batch_nothing_is_claimed() -> None:
+    """Coverage says that nothing was checked yet; afterwards it counts."""
+    model = fxguard.instrument(Block())
+    guard = fxguard.guard_of(model)
+    assert guard.coverage() == "no batch has finished yet: nothing was checked"
+    assert fxguard.backend().coverage() == "no batch has finished yet: nothing was checked"
+    model(torch.ones(1, 4))
+    assert guard.coverage() == "checked 2 of 2 operations in 1 graph"

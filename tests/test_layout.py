@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pydoc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -264,3 +265,14 @@ def test_no_file_is_called_utils() -> None:
     """A file is named after its idea; debug_utils keeps the name that transformers gave it."""
     assert {file.name for file in FILES if "util" in file.name} == {"debug_utils.py"}
     assert not [file for file in FILES if file.stem in ("helpers", "common", "misc")]
+
+
+def test_help_is_short_and_begins_with_what_to_call() -> None:
+    """`help(fxguard)` names every public function, and `dir` still lists all of them."""
+    text = pydoc.plain(pydoc.render_doc(fxguard))
+    assert len(text.splitlines()) < 150
+    first, _, contents = text.partition("PACKAGE CONTENTS")
+    assert contents
+    for name in ("instrument", "remove", "guard_of", "backend", "NonFiniteError", "compare"):
+        assert name in first
+        assert name in dir(fxguard)

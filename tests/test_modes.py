@@ -201,3 +201,17 @@ def test_a_forward_that_raises_leaves_the_guard_ready() -> None:
     model(GOOD)
     with pytest.raises(fxguard.NonFiniteError):
         model(BAD)
+
+
+def test_a_guard_shows_itself() -> None:
+    """Its repr says of what it is and what it has found; completion offers what users ask for."""
+    model = make(on_detect=lambda report: None)
+    guard = fxguard.guard_of(model)
+    model(GOOD)
+    assert repr(guard) == "<fxguard.Guard of Model, batch 1: nothing found>"
+    model(BAD)
+    assert repr(guard).startswith("<fxguard.Guard of Model, batch 2: batch 1: exp made inf (test_")
+    public = [name for name in dir(guard) if not name.startswith("_")]
+    assert all(hasattr(guard, name) for name in public)
+    assert {"frames", "coverage", "selftest", "last_report", "batch_number"} <= set(public)
+    assert not {"install", "uninstall", "put_away"} & set(public)

@@ -252,3 +252,12 @@ def test_a_forward_that_raises_because_of_a_nan() -> None:
 
     with pytest.raises(NumericsError, match="log made"):
         assert_finite(factor, -torch.eye(2))
+
+
+@pytest.mark.parametrize("given_", [torch.ones(4, 4), {"x": torch.ones(2)}, 3])
+def test_a_batch_in_place_of_a_strategy_is_refused_in_words(given_: Any) -> None:
+    """The message says what to give, and does not print the whole tensor."""
+    with pytest.raises(fxguard.FxguardError, match=r"give it like\(batch\)") as caught:
+        find_overflow(torch.exp, given_)
+    assert type(given_).__name__ in str(caught.value)
+    assert len(str(caught.value)) < 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,3 +45,39 @@ def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
         fxguard.FxguardError, match=f"{name} has to be True or False, got {value!r}"
     ):
         fxguard.instrument(torch.nn.Linear(2, 2), **{name: value})
+
+
+class Logs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.block(x) + 1)
+
+
+@pytest.mark.parametrize(
+    ("glob", "message"),
+    [
+        ("decoder.*", "ignore='decoder.*' names no module of this Logs"),
+        ("block.?:log", "ignore='block.?:log' names no operation of the first batch of this Logs"),
+        ("blok:relu", "ignore='blok:relu' names no operation of the first batch of this Logs"),
+    ],
+)
+def test_a_glob_that_names_nothing_is_warned_of_once(glob: str, message: str) -> None:
+    """After the first batch, at the line that called the model."""
+    model = fxguard.instrument(Logs(), ignore=[glob, "block.0"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.ones(1, 2)), model(torch.ones(1, 2))
+    assert [(str(w.message), w.filename) for w in caught] == [(message, __file__)]
+
+
+@pytest.mark.parametrize("glob", ["block.*", "block", "*:log", "block.1:*", "*"])
+def test_a_glob_that_names_something_is_not_warned_of(glob: str) -> None:
+    """The clean twin: modules, operations, in graphs and between graphs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fxguard.instrument(Logs(), ignore=[glob])(torch.ones(1, 2))
+        with torch.compiler.set_stance("force_eager"):
+            fxguard.instrument(Logs(), ignore=[glob])(torch.ones(1, 2))

@@ -202,3 +202,17 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(fxguard.FxguardError, match="there is nothing to compare"):
         numerically_stable(lambda x: x, X)
+
+
+def test_the_default_tolerance_of_bfloat16_is_no_quarter() -> None:
+    """A difference that loses 8 % of its largest element is named; one that loses 1 % is not."""
+
+    def shifted(x: Tensor, by: float) -> Tensor:
+        return (x + by) - by
+
+    x = torch.linspace(-3, 3, 1000)
+    found = numerically_stable(shifted, x, 64.0, dtype=torch.bfloat16)
+    assert not found
+    assert found.first is not None
+    assert 0.0625 < found.first.error < 0.25
+    assert numerically_stable(shifted, x, 4.0, dtype=torch.bfloat16)

@@ -1,7 +1,7 @@
 """Numerical property tests: is any operation of a model too large for its dtype, for any input?
 
 Importing this package imports neither torch nor hypothesis: a name does, when it is first used.
-Hypothesis comes with the extra ``fxguard[testing]``.
+Hypothesis comes with the extra ``testing``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        raise ImportError(f"{name} needs hypothesis: pip install 'fxguard[testing]'") from error
+        raise ImportError(f"{name} needs hypothesis: pip install hypothesis") from error
     value = getattr(module, name)
     globals()[name] = value
     return value

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
+from fxguard.errors import UsageError
 from fxguard.guard import Guard
 from fxguard.report import Report
 from fxguard.testing.watch import Model, as_call, on_loan
@@ -66,6 +67,9 @@ def find_overflow(
     Returns:
         The smallest input that was found, with its report, or None.
 
+    Raises:
+        FxguardError: when ``strategy`` is none.
+
     Example:
         >>> def test_norm():
         ...     assert find_overflow(norm, tensors(torch.float16, (4, 64), max_value=1e4)) is None
@@ -74,6 +78,11 @@ def find_overflow(
         pow made inf (norm.py:12)
           ... is None
     """
+    if not isinstance(strategy, SearchStrategy):
+        raise UsageError(
+            f"find_overflow draws its inputs from a strategy, and got a {type(strategy).__name__}: "
+            "give it like(batch) or tensors(dtype, shape); assert_finite takes one batch"
+        )
     seed = random.getrandbits(32) if seed is None else seed
     best: list[tuple[Any, Report]] = []
     runs = 0

@@ -22,7 +22,9 @@ from fxguard.testing.watch import Model, as_module
 
 __all__ = ["Deviation", "Stability", "numerically_stable"]
 
-ROUNDINGS = 32  # the default tolerance, in units of the dtype's eps
+# The default tolerance: in units of the dtype's eps, and no more than this in all. 32 roundings of
+# bfloat16 would be a quarter of the largest element.
+ROUNDINGS, MOST = 32, 1 / 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,7 +93,8 @@ def numerically_stable(
         args: what it is given.
         dtype: the precision that is tested.
         reference: the precision that it is held against.
-        rtol: the largest error that is allowed; 32 times the dtype's ``eps`` where not given.
+        rtol: the largest error that is allowed; where not given 32 times the dtype's ``eps``, and
+            at most 1/16 (for bfloat16).
         kwargs: what it is given by name.
 
     Returns:
@@ -124,7 +127,7 @@ def numerically_stable(
         )
     assert comparison.recorder.last_batch is not None
     between = comparison.recorder.between(comparison.recorder.last_batch)
-    rtol = ROUNDINGS * torch.finfo(dtype).eps if rtol is None else rtol
+    rtol = min(ROUNDINGS * torch.finfo(dtype).eps, MOST) if rtol is None else rtol
     found = Stability(
         dtype, reference, rtol, tuple(comparison.deviations), between, comparison.taken_over
     )
