@@ -131,6 +131,7 @@ class Batch:
         self.number = number
         self.call: Call | None = None  # what the model was called with, while the batch is open
         self.caller: Place | None = None  # the user's line that called it
+        self.autocast = False  # it was on where something ran between graphs
         self.ended: Moment | None = None  # its weights then; None before, and where it has none
         self.events: list[GraphRun | GapOperation | ModuleReturn] = []
         self.values: list[Value] = []  # measured between graphs
@@ -233,6 +234,7 @@ class Batch:
             bare = unwrapped(tensor)  # it may run under vmap or grad
             pair = stats.abs_min_max(bare)
             self.pairs.append(pair)
+            self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
             if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
                 self.details[index] = stats.describe(bare)
         if kind != "made":

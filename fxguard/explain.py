@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from fxguard.cause import Blame, Verdict
+from fxguard.cause import LIMITS, Blame, Verdict
 from fxguard.frames import Trace
 from fxguard.plan import Step
 from fxguard.records import Climb, Stat
+from fxguard.tables import CASTS
 
-__all__ = ["climb_to", "spread_of"]
+__all__ = ["beyond", "climb_to", "spread_of"]
 
 MOST_STEPS = 3  # that a climb tells of
 LEAST_GROWTH = 1.5  # that is worth telling
@@ -27,6 +28,24 @@ def climb_to(trace: Trace, blame: Blame) -> tuple[Climb, ...]:
     found.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
     kept = [pair for pair in found if pair[1].after / pair[1].before >= LEAST_GROWTH]
     return tuple(climb for _, climb in sorted(kept[:MOST_STEPS], key=lambda pair: pair[0]))
+
+
+def beyond(trace: Trace, blame: Blame, abs_max: Callable[[int], float]) -> list[int]:
+    """The operands that autocast turned into infinities when it cast them for an operation.
+
+    Args:
+        trace: the batch.
+        blame: what the operation made, in the dtype that autocast chose.
+        abs_max: largest magnitude of a value.
+    """
+    if blame.step is None:
+        return []
+    step, dtype = trace.steps[blame.step], trace.values[blame.value].dtype
+    limit = LIMITS.get(dtype, math.inf)
+    cast = [v for v in step.inputs if trace.values[v].dtype == "float32" != dtype]
+    if step.kind in CASTS or dtype == "float64":
+        return []
+    return [value for value in dict.fromkeys(cast) if limit < abs_max(value) < math.inf]
 
 
 def _walk(trace: Trace, blame: Blame) -> Iterator[tuple[int, Climb]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection
 
+import torch
 from torch import Tensor
 
 from fxguard import cause, frames
 from fxguard.batch import BETWEEN_GRAPHS, Batch, GraphRun
+from fxguard.explain import beyond
 from fxguard.frames import Trace
 from fxguard.plan import Step
 from fxguard.precedents import Answer, Ask
@@ -93,6 +95,22 @@ class Judgment:
         if reader is None or self.trace.keys[value][0] != BETWEEN_GRAPHS:
             return name
         return f"{name} of {reader.kind}" + (f" in {reader.module}" if reader.module else "")
+
+    def beyond_autocast(self, blame: cause.Blame) -> list[int]:
+        """Finite operands of an operation that autocast cast to a dtype that cannot hold them."""
+        found = beyond(self.trace, blame, self.abs_max)
+        return found if found and self._was_autocast(blame.value) else []
+
+    def _was_autocast(self, value: int) -> bool:
+        if self.batch.autocast or torch._C._is_any_autocast_enabled():
+            return True
+        index, _ = self.trace.keys[value]
+        if index == BETWEEN_GRAPHS:
+            return False
+        run = self.batch.events[index]
+        assert isinstance(run, GraphRun)
+        targets = (getattr(n.target, "__name__", "") for n in run.graph_module.graph.nodes)
+        return any("autocast" in name for name in targets)
 
     def is_mask(self, value: int) -> bool:
         """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""

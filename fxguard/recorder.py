@@ -25,7 +25,7 @@ from fxguard.options import Options, names
 from fxguard.plan import FramePlan, Plan
 from fxguard.precedents import Precedents
 from fxguard.ranks import current_rank
-from fxguard.records import Frame, Origin, OriginKey
+from fxguard.records import Frame, Origin, OriginKey, Row
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
 from fxguard.second_run import measure_run
@@ -244,6 +244,7 @@ class Recorder:
             dtype=dtype,
             limit=cause.LIMITS.get(dtype),
             follows=any(verdict.sources.get(value) for value in read),
+            autocast=self.autocast(judgment, blame),
             climb=climb_to(trace, blame) if blame.problem == "inf" else (),
             spread=titles,
             spread_count=count,
@@ -265,6 +266,21 @@ class Recorder:
             row_count=detail.row_count,
             needed=detail.needed if blame.problem == "inf" else None,
             masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
+        )
+
+    def autocast(self, judgment: Judgment, blame: cause.Blame) -> tuple[Row, ...]:
+        """The operands that autocast turned into infinities, as rows of the operation."""
+        trace, found = judgment.trace, judgment.beyond_autocast(blame)
+        rows = trace.frames[self.position(trace, blame)].rows if found else ()
+        labels = {row.value: row.label for row in reversed(rows)}
+        values = {value: trace.values[value] for value in found}
+        return tuple(
+            Row(
+                labels.get(value, known.name.rpartition(".")[2]),
+                abs_max=judgment.abs_max(value),
+                dtype=known.dtype,
+            )
+            for value, known in values.items()
         )
 
     # Frames.

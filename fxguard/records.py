@@ -139,6 +139,7 @@ class Origin:
     dtype: str = ""  # of the bad tensor, "float16"
     limit: float | None = None  # the largest number that this dtype holds
     needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
+    autocast: tuple[Row, ...] = ()  # what autocast cast to `dtype`, which cannot hold it
     masked_row: bool = False  # NaN, made of a row of nothing but -inf: every position is masked
     follows: bool = False  # made of a bad value that another origin had made
     climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way there

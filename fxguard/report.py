@@ -256,6 +256,9 @@ def _what_it_read(origin: Origin) -> Iterable[str]:
     ]
     if ranges:
         yield f"  it read {', '.join(ranges)}"
+    for row in origin.autocast:
+        limit = "" if origin.limit is None else f", which holds {_number(origin.limit)}"
+        yield f"  autocast casts {row.label} up to {row.abs_max:.2e} to {origin.dtype}{limit}"
     if origin.masked_row:
         yield "  row fully masked: it read a row in which every element is -inf"
     if origin.problem != "inf" or origin.limit is None:
