@@ -22,7 +22,7 @@ from fxguard import bits, stats
 from fxguard.arguments import Call
 from fxguard.errors import InternalError
 from fxguard.nodes import memory_of
-from fxguard.plan import Plan, Value
+from fxguard.plan import FramePlan, Plan, Value
 from fxguard.random_state import RandomState
 from fxguard.records import Source
 from fxguard.regions import unwrapped
@@ -58,6 +58,7 @@ class GraphRun:
     derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
     # Where the graph raised: the values that the operation which raised had read.
     stopped_at: tuple[int, ...] = ()
+    raised: FramePlan | None = None  # that operation
     postponed: Postponed | None = None  # what to do when the statistics are asked for
     repeated: bool = True  # False: a second run gave other numbers, and no further one is asked
 
@@ -146,7 +147,8 @@ class Batch:
         self.closer_looks = 0  # at bad values made between graphs
         self.labels: dict[Key, str] = {}  # names that the user gave to values
         self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
-        self.stopped_at: list[Key] = []  # what the last operation between graphs that raised read
+        # The last operation between graphs that raised, and what it raised.
+        self.raised: tuple[GapOperation, BaseException] | None = None
         self.measuring = False  # what runs now is fxguard's own arithmetic
 
     # Graphs.
@@ -231,12 +233,15 @@ class Batch:
         self.values.append(Value(kind, name, dtype, None if note else index, note))
         # Neither the user's autograd nor an observer is to see this.
         with self.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
-            bare = unwrapped(tensor)  # it may run under vmap or grad
-            pair = stats.abs_min_max(bare)
+            try:
+                bare = unwrapped(tensor)  # it may run under vmap or grad
+                pair = stats.abs_min_max(bare)
+                if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
+                    self.details[index] = stats.describe(bare)
+            except Exception:  # a tensor that knows few operations: the model is healthy
+                pair = stats.mark(stats.NO_DATA)
             self.pairs.append(pair)
             self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
-            if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
-                self.details[index] = stats.describe(bare)
         if kind != "made":
             self.tensors[index] = weakref.ref(tensor)
         key = (BETWEEN_GRAPHS, index)
@@ -276,7 +281,31 @@ class Batch:
     def calls(self) -> tuple[str, ...]:
         return tuple(call.key for call in self.modules)
 
+    def add_raised(self, error: BaseException) -> None:
+        """Add the operation between graphs that raised what ended the forward."""
+        behind: BaseException | None = error
+        while behind is not None and self.raised is not None:
+            if behind is self.raised[1]:
+                self.events.append(self.raised[0])
+                return
+            behind = behind.__cause__ or behind.__context__
+
     # The end.
+
+    def unmeasured(self) -> int:
+        """How many operations made what could not be measured."""
+        count = 0
+        between = [] if self.between is None else self.between[:, 1].tolist()
+        for event in self.events:
+            if isinstance(event, GraphRun) and event.postponed is None:
+                highs = event.statistics[:, 1].tolist()
+                if stats.NO_DATA in highs:
+                    slots = {n for n, high in enumerate(highs) if high == stats.NO_DATA}
+                    lacking = {i for i, v in enumerate(event.plan.values) if v.slot in slots}
+                    count += sum(not lacking.isdisjoint(s.outputs) for s in event.plan.steps)
+            elif isinstance(event, GapOperation) and event.counts:
+                count += any(between[index] == stats.NO_DATA for _, (_, index) in event.outputs)
+        return count
 
     def statistics(self) -> list[Tensor]:
         """Every number of the batch, one tensor for each graph run and one for the gaps."""

@@ -48,8 +48,16 @@ def abs_min_max(value: Any) -> stats.Pair:
 
     Returns:
         Two tensors of shape ``[]`` as from there, but where there is a NaN the first may be the
-        smallest magnitude of the others.
+        smallest magnitude of the others. ``NO_DATA`` for what cannot be measured: a tensor that
+        knows few operations is no reason for a healthy model to raise.
     """
+    try:
+        return _abs_min_max(value)
+    except Exception:
+        return stats.mark(stats.NO_DATA)
+
+
+def _abs_min_max(value: Any) -> stats.Pair:
     if (
         type(value) not in _PLAIN
         or not value.is_cpu

@@ -283,13 +283,15 @@ def reached_by_failure(trace: Trace, batch: Batch) -> list[int]:
     What graphs returned to Python, what the operation that raised had read, and what was made
     between graphs and read by no operation.
     """
-    keys = list(batch.stopped_at)
+    keys: list[Key] = []
     read = {value for step in trace.steps for value in step.inputs}
     for index, event in enumerate(batch.events):
         if isinstance(event, GraphRun):
             values = event.stopped_at or event.plan.outputs
             keys += [(index, value) for value in values if value is not None]
         elif isinstance(event, GapOperation):
+            raised = not event.outputs
+            keys += [key for _, key in event.inputs if raised]
             keys += [key for _, key in event.outputs if trace.at[key] not in read]
     return [trace.at[key] for key in keys if key in trace.at]
 
@@ -311,7 +313,7 @@ def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:
                 outputs=tuple(map(number, step.outputs)),
             )
         )
-    for frame in run.plan.frames:
+    for frame in (*run.plan.frames, *([] if run.raised is None else [run.raised])):
         trace.frames.append(
             replace(
                 frame,
@@ -345,6 +347,8 @@ def _add_operation(trace: Trace, operation: GapOperation, at: dict[Key, int], ba
     for label, key in operation.outputs:
         named = f"{label} ({batch.labels[key]})" if key in batch.labels else label
         rows.append(RowPlan(named, at[key]))
+    if not operation.outputs:
+        rows.append(RowPlan("output", note="raised"))
     trace.frames.append(
         FramePlan(
             operation.module,

@@ -192,8 +192,8 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     apart = [(key_of(watch, x, name), x) for name, x in call.apart if _is_float(x)]
     try:
         result = func(*args, **kwargs)
-    except Exception:
-        batch.stopped_at = [key for _, key in inputs]
+    except Exception as error:
+        batch.raised = happened(batch, call, inputs, []), error
         raise
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
@@ -213,33 +213,31 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         look_closer(batch, call, func, made)
     if outputs:
-        batch.events.append(
-            GapOperation(
-                kind=kind,
-                module=batch.module,
-                calls=batch.calls,
-                source=source_of_caller(),
-                inputs=inputs,
-                outputs=outputs,
-                framed=not call.selects,
-                infinite_literal=call.infinite_literal,
-                limit_literal=call.limit_literal,
-            )
-        )
+        batch.events.append(happened(batch, call, inputs, outputs))
     if apart:
-        batch.events.append(
-            GapOperation(
-                kind=kind,
-                module=batch.module,
-                calls=batch.calls,
-                source=source_of_caller(),
-                inputs=[*inputs[:1], *(("", before) for before, _ in apart)],
-                outputs=[("", batch.measure(x, "made", kind)) for _, x in apart],
-                framed=False,
-                counts=False,
-            )
-        )
+        read = [*inputs[:1], *(("", before) for before, _ in apart)]
+        written = [("", batch.measure(x, "made", kind)) for _, x in apart]
+        beside = happened(batch, call, read, written)
+        batch.events.append(replace(beside, framed=False, counts=False))
     return result
+
+
+def happened(
+    batch: Batch, call: Call, inputs: list[tuple[str, Key]], outputs: list[tuple[str, Key]]
+) -> GapOperation:
+    """An operation that has run, or raised, with the values that it read and made."""
+    return GapOperation(
+        kind=call.kind,
+        module=batch.module,
+        calls=batch.calls,
+        source=source_of_caller(),
+        inputs=inputs,
+        outputs=outputs,
+        framed=not (outputs and call.selects),
+        infinite_literal=call.infinite_literal,
+        limit_literal=call.limit_literal,
+        counts=bool(outputs),
+    )
 
 
 CLOSER_LOOKS = 8  # in one batch: each runs the operation once more

@@ -133,6 +133,8 @@ class Recorder:
         if batch.failed is not None:
             run = run_until_it_raises(batch.failed)
             batch.graph_ran(run, ())
+        else:
+            batch.add_raised(error)
         return self._finish(error)
 
     def _finish(self, error: Exception | None) -> Finished:
@@ -180,7 +182,7 @@ class Recorder:
         """Say whether something was found in a batch that was read and is not closed yet."""
         if error is not None:
             self.measure(batch)
-        if all(map(_all_finite, batch.statistics())):
+        elif all(map(_all_finite, batch.statistics())):
             return Finished(batch)
         # A forward that raised is judged by what it raised for, too.
         case = None if error is not None else self.precedents.case_of(batch)
@@ -378,6 +380,8 @@ class Recorder:
         unchecked: Counter[str] = Counter()
         for plan in plans:
             unchecked.update(dict(plan.unchecked))
+        if last is not None and (count := last.unmeasured()):
+            unchecked["that made what cannot be measured"] = count
         known = sum(plan.operations for plan in plans) + between
         graphs = f"{len(plans)} graph" + ("" if len(plans) == 1 else "s")
         line = f"checked {known - unchecked.total()} of {known} operations in {graphs}"

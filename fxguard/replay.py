@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from fxguard import higher_order, stats
+from fxguard import higher_order, nodes, stats
 from fxguard.batch import GraphRun
 from fxguard.closer_look import needed_by, reads_masked_row
 from fxguard.errors import FxguardError
-from fxguard.plan import Check
+from fxguard.operations import read_node
+from fxguard.plan import Check, FramePlan, RowPlan
 from fxguard.random_state import random_state_kept
 from fxguard.records import Stat
 from fxguard.regions import levels_restored, unwrapped
 from fxguard.sharding import has_memory
+from fxguard.sources import source_of_trace
 from fxguard.torch_state import settings_now
 
 __all__ = [
@@ -217,33 +219,80 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
             statistics[slot] = torch.tensor([float(x) for x in stats.abs_min_max(value)])
 
     replay = Replay(run.graph_module, list(enumerate(checks)), visit)
-    stopped_at: tuple[int, ...] = ()
     try:
         with as_before(run):
             replay.run(*copies_of(run))
     except Exception:  # as the first run did; what it stopped at is the question
-        stopped_at = tuple(_read_by(replay.last, run))
-    return replace(run, statistics=statistics, stopped_at=stopped_at)
+        run = replace(run, stopped_at=tuple(_read_by(replay, run)[0]))
+        run = replace(run, raised=_frame_of(replay.last, run))
+    return replace(run, statistics=statistics)
 
 
-def _read_by(replay: Replay, run: GraphRun) -> Iterator[int]:
-    """Values that the operation which raised had read, also through integers made of them."""
-    made: dict[str, list[int]] = {}
-    for index, value in enumerate(run.plan.values):
-        if value.slot is not None and value.can_be_bad:
-            check = run.plan.checks[value.slot]
-            if check.inside == replay.inside:
-                made.setdefault(check.node, []).append(index)
-    todo, seen = list(replay.node.all_input_nodes if replay.node else ()), set()
+def _frame_of(replay: Replay, run: GraphRun) -> FramePlan | None:
+    """The frame of the operation that raised: what it had read."""
+    node, plan = replay.node, run.plan
+    if node is None:
+        return None
+    rows = []
+    for index, value in enumerate(run.stopped_at):
+        known = plan.values[value]
+        is_weight = known.kind == "weight"
+        label = known.name.rpartition(".")[2] if is_weight else f"input[{index}]"
+        rows.append(RowPlan(label, value))
+    stack = list(nodes.stack_of(node).items())
+    return FramePlan(
+        name=nodes.path_of(*stack[-1], {}) if stack else run.names[0],
+        kind=read_node(node, replay.module).kind,  # type: ignore[arg-type]
+        is_op=True,
+        rows=(*rows, RowPlan("output", note="raised")),
+        source=source_of_trace(node.meta.get("stack_trace")),
+    )
+
+
+def _read_by(replay: Replay, run: GraphRun) -> tuple[list[int], bool]:
+    """Values that the operation which raised had read, also through integers made of them.
+
+    Returns:
+        The values, and whether the operation had read something else that came from outside.
+    """
+    found: list[int] = []
+    from_outside = True
+    if replay.last_body is not None:
+        found, from_outside = _read_by(replay.last_body, run)
+    holders = _holders(replay, run)
+    todo = list(replay.node.all_input_nodes) if replay.node is not None and from_outside else []
+    seen: set[Node] = set()
+    from_outside = False
     while todo:
-        node = todo.pop()
+        node = todo.pop(0)
         if node in seen:
             continue
         seen.add(node)
-        if node.name in made:
-            yield from made[node.name]
-        else:
+        found += holders.get(node.name, ())
+        if node.name not in holders:
             todo += node.all_input_nodes
+            from_outside |= node.op == "placeholder"
+    return list(dict.fromkeys(found)), from_outside
+
+
+def _holders(replay: Replay, run: GraphRun) -> dict[str, list[int]]:
+    """The results of a graph, or of a body, to the values that they hold."""
+    graph: Graph = replay.module.graph  # type: ignore[assignment]
+    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    attributes = {str(node.target): node.name for node in graph.nodes if node.op == "get_attr"}
+    holders: dict[str, list[int]] = {}
+    for index, value in enumerate(run.plan.values):
+        name: str | None = None
+        if value.slot is not None:
+            check = run.plan.checks[value.slot]
+            name = check.node if check.inside == replay.inside else None
+        elif value.argument is not None:
+            name = None if replay.inside else inputs[value.argument]
+        elif value.kind != "made":
+            name = attributes.get(value.name)
+        if name is not None and value.can_be_bad:
+            holders.setdefault(name, []).append(index)
+    return holders
 
 
 def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:

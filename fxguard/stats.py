@@ -24,6 +24,7 @@ __all__ = [
     "decode",
     "describe",
     "has_numbers",
+    "mark",
     "numbers",
     "reducible",
 ]
@@ -75,6 +76,8 @@ SPARSE_ROWS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 Pair = tuple[Tensor, Tensor]
 
+CPU = torch.device("cpu")
+
 
 def has_numbers(value: Tensor) -> bool:
     """Whether a tensor has data, of a dtype that stands for numbers."""
@@ -109,6 +112,8 @@ def numbers(value: Tensor) -> Tensor:
         value = torch.cat([part.reshape(-1) for part in value.unbind()])  # there are holes
     elif value.is_nested or value.layout in SPARSE_ROWS:
         value = value.values()
+        if value.is_complex():  # a view of its parts would ask the whole tensor for strides
+            value = value.clone()
     elif value.layout is torch.sparse_coo:
         value = value._values()
     elif value.layout is not torch.strided:
@@ -147,15 +152,15 @@ def abs_min_max(value: Any) -> Pair:
     if isinstance(value, (tuple, list)):
         return _combine([abs_min_max(item) for item in value if isinstance(item, CONTAINERS)])
     if not isinstance(value, Tensor):
-        return _mark(NOT_A_TENSOR, torch.device("cpu"))
+        return mark(NOT_A_TENSOR)
     if parts := inside(value):
         return _combine([abs_min_max(part) for part in parts])
     if not has_numbers(value):
-        return _mark(NO_DATA, torch.device("cpu"))
+        return mark(NO_DATA)
     magnitude = magnitudes(numbers(value))
     if _known_only_at_run_time(magnitude.numel()):
         return _of_any_size(magnitude)
-    return _mark(EMPTY, magnitude.device)
+    return mark(EMPTY, magnitude.device)
 
 
 def reducible(value: Any) -> Tensor | None:
@@ -190,7 +195,7 @@ def _of_any_size(magnitude: Tensor) -> Pair:
 
 def _combine(pairs: Sequence[Pair]) -> Pair:
     if not pairs:
-        return _mark(NOT_A_TENSOR, torch.device("cpu"))
+        return mark(NOT_A_TENSOR)
     if len(pairs) == 1:
         return pairs[0]
     lows = torch.stack([low.to(torch.float64) for low, _ in pairs])
@@ -200,7 +205,8 @@ def _combine(pairs: Sequence[Pair]) -> Pair:
     return torch.where(high < 0, high, torch.where(absent, math.inf, lows).amin()), high
 
 
-def _mark(reason: float, device: torch.device) -> Pair:
+def mark(reason: float, device: torch.device = CPU) -> Pair:
+    """What stands in place of two numbers, with the reason."""
     value = torch.full((), reason, dtype=torch.float32, device=device)
     return value, value
 

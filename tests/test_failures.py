@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -159,3 +160,93 @@ def test_the_named_backend_reports_too() -> None:
         model(BAD)
     assert isinstance(caught.value.__cause__, torch.linalg.LinAlgError)
     assert backend.last_report is caught.value.report
+
+
+# What raises is the first operation.
+
+
+def bad_rows(report: fxguard.Report) -> list[tuple[str, str]]:
+    return [(row.label, row.note) for row in report.frames[-1].rows]
+
+
+class First(nn.Module):
+    """Factors a matrix before anything else."""
+
+    def __init__(self, *, captured: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(3))
+        run = self.factored
+        self.run = run if captured else torch.compiler.disable(run)
+
+    def factored(self, x: Tensor, given: Tensor) -> Tensor:
+        # The weight is read as it is, or the input is.
+        return torch.linalg.cholesky(self.weight if given.shape[0] == 1 else x) + 1
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        result: Tensor = self.run(x, given)
+        return result
+
+
+INPUT, WEIGHT = torch.ones(2), torch.ones(1)  # which one is read
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "in Python"])
+def test_an_operation_that_raises_on_a_bad_input_is_reported(captured: bool) -> None:
+    """The report ends with the operation that raised and what it had read."""
+    model = fxguard.instrument(First(captured=captured))
+    bad = torch.eye(3)
+    bad[0, 0] = torch.nan
+    for _ in range(2):  # also once the batch before was a failure
+        with pytest.raises(fxguard.NonFiniteError) as caught:
+            model(bad, INPUT)
+        assert isinstance(caught.value.__cause__, torch.linalg.LinAlgError)
+        assert "`x`" in caught.value.report.origins[0].what
+        assert caught.value.report.frames[-1].kind == "linalg_cholesky"
+        assert bad_rows(caught.value.report) == [("input[0]", ""), ("output", "raised")]
+    assert isinstance(error_of(model, -torch.eye(3), INPUT), torch.linalg.LinAlgError)
+    assert torch.equal(model(torch.eye(3), INPUT), torch.eye(3) + 1)
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "in Python"])
+def test_an_operation_that_raises_on_a_bad_weight_is_reported(captured: bool) -> None:
+    """No graph measures weights: they are looked at where the operation that raised read them."""
+    model = fxguard.instrument(First(captured=captured))
+    with torch.no_grad():
+        model.weight[1, 1] = torch.nan
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        model(torch.eye(3), WEIGHT)
+    assert isinstance(caught.value.__cause__, torch.linalg.LinAlgError)
+    assert caught.value.report.origins[0].what == "weight weight"
+    # The weight is bad still, and what raises now does not read it.
+    assert isinstance(error_of(model, -torch.eye(3), INPUT), torch.linalg.LinAlgError)
+
+
+@pytest.mark.parametrize("stance", ["default", "force_eager"], ids=["captured", "in Python"])
+def test_a_quantized_module_that_raises_on_nan_is_reported(stance: str) -> None:
+    """What it cannot quantize is named; a healthy input gives the plain model's bits."""
+    linear = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval()
+    plain = torch.ao.quantization.quantize_dynamic(linear, {nn.Linear})
+    model = fxguard.instrument(copy.deepcopy(plain))
+    x = torch.linspace(-1, 1, 16).view(2, 8)
+    with torch.compiler.set_stance(stance):
+        assert torch.equal(model(x), plain(x))
+        with pytest.raises(fxguard.NonFiniteError) as caught:
+            model(x * torch.nan)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert caught.value.report.origins[0].problem == "nan"
+
+
+def test_an_operation_whose_error_was_handled_is_not_reported() -> None:
+    """The model raises something else later on, for another reason."""
+
+    class Later(nn.Module):
+        @torch.compiler.disable
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                x = torch.linalg.cholesky(x)
+            except torch.linalg.LinAlgError:
+                x = torch.eye(3)
+            return x @ torch.ones(2, 2)
+
+    error = error_of(fxguard.instrument(Later()), torch.full((3, 3), torch.nan))
+    assert not isinstance(error, fxguard.FxguardError)

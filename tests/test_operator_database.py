@@ -136,7 +136,7 @@ def refuses(x: Tensor) -> Tensor:
 
 
 def not_measured(value: Tensor) -> Tensor:
-    return stats._mark(stats.NO_DATA, value.device)
+    return stats.mark(stats.NO_DATA, value.device)
 
 
 def measured_wrong(value: Tensor, measure: Any = bits.abs_min_max) -> Tensor:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxguard import Report, guard_of, instrument
+from fxguard import Report, guard_of, instrument, stats
 from fxguard.records import Stat
 from fxguard.stats import abs_min_max, collect, decode, describe, numbers
 
@@ -313,6 +313,57 @@ def test_sparse_tensors_show_their_stored_elements(layout: str) -> None:
     bad[1, 3] = math.nan
     assert read(measured(LAYOUTS[layout](bad))) == [exact(Stat(math.nan, math.nan))]
     assert describe(LAYOUTS[layout](bad)).nan_count == 1
+
+
+COMPLEX_LAYOUTS = {
+    **LAYOUTS,
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.mark.parametrize("capture", [True, False], ids=["captured", "in Python"])
+@pytest.mark.parametrize("layout", COMPLEX_LAYOUTS)
+def test_complex_sparse_tensors_are_measured(layout: str, capture: bool) -> None:
+    """A model that is given one runs as without fxguard, and a NaN in it is found."""
+
+    class Negative(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -x
+
+    if not capture:
+        Negative.forward = torch.compiler.disable(Negative.forward)
+    model = instrument(Negative(), on_detect=(reports := []).append)
+    for value in (3.0, math.nan):
+        dense = (NONZERO + 1j * NONZERO).clone()
+        dense[0, 1] = value
+        made = model(COMPLEX_LAYOUTS[layout](dense)).to_dense()
+        torch.testing.assert_close(made, -dense, rtol=0, atol=0, equal_nan=True)
+        frame = guard_of(model).frames()[0]
+        largest = dense.to_sparse().values().abs().max().item()
+        assert frame.rows[-1].abs_max == pytest.approx(largest, nan_ok=True)
+    assert len(reports) == 1
+    assert reports[0].origins[0].nan_count == 1
+
+
+@pytest.mark.parametrize("capture", [True, False], ids=["captured", "in Python"])
+def test_what_cannot_be_measured_is_counted(capture: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement that raises, of a tensor that knows few operations, ends no healthy model."""
+
+    def fails(dense: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no abs here")
+
+    class Exp(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.exp(x) * torch.ones(2, 2, dtype=torch.complex64)
+
+    if not capture:
+        Exp.forward = torch.compiler.disable(Exp.forward)
+    monkeypatch.setattr(stats, "magnitudes", fails)
+    model = instrument(Exp())
+    assert torch.equal(model(torch.zeros(2, 2)), torch.ones(2, 2, dtype=torch.complex64))
+    assert "that made what cannot be measured" in guard_of(model).coverage()
+    assert [row.note for row in guard_of(model).frames()[-1].rows][-1] == "not measured"
 
 
 @pytest.mark.parametrize("layout", ["to_sparse_bsr", "to_sparse_bsc"])
