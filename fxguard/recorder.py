@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -25,12 +26,12 @@ from fxguard.options import Options, names
 from fxguard.plan import FramePlan, Plan
 from fxguard.precedents import Precedents
 from fxguard.ranks import current_rank
-from fxguard.records import Frame, Origin, OriginKey, Row
+from fxguard.records import Frame, Growth, Origin, OriginKey, Row
 from fxguard.replay import numbers_inside, run_until_it_raises
 from fxguard.report import Report
 from fxguard.second_run import measure_run
 from fxguard.sharding import class_name
-from fxguard.standing import Standing
+from fxguard.standing import Standing, grown, magnitudes
 from fxguard.trace_file import TraceWriter
 
 __all__ = ["Recorder"]
@@ -75,6 +76,8 @@ class Recorder:
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = Standing(model)
+        # Number of the first batch of training, and how large weights were then.
+        self.at_first: tuple[int, dict[str, float]] | None = None
         self.globs_were_checked = not options.ignore
         self.here = _Here()
 
@@ -153,8 +156,10 @@ class Recorder:
             self.last, self.here.batch = found, None
         if found.report is not None:
             self.earlier.clear()
-        elif not self.options.trace_batch_nums and not batch.postponed:  # those have no frames
-            self.earlier.add(batch, self.frame_count(batch))
+        elif not self.options.trace_batch_nums:
+            self.see_weights(batch.number)
+            if not batch.postponed:  # those have no frames
+                self.earlier.add(batch, self.frame_count(batch))
         return found
 
     def frame_count(self, batch: Batch) -> int:
@@ -214,10 +219,29 @@ class Recorder:
             error="" if error is None else _one_line(error),
             weights=0 if self.model is None else len(list(self.model.parameters())),
             buffers=0 if self.model is None else len(list(self.model.buffers())),
+            grown=self.grown(),
             repeated=batch.repeated,
             optimizer_step=self.optimizer_step,
         )
         return Finished(batch, trace, report)
+
+    def grown(self) -> tuple[Growth, ...]:
+        """Weights that are far larger than in the first batch of training."""
+        if self.model is None or self.at_first is None or not any(self.at_first[1].values()):
+            return ()
+        number, before = self.at_first
+        try:
+            return grown(magnitudes(self.model), before, number)
+        except RuntimeError:  # as below
+            return ()
+
+    def see_weights(self, number: int) -> None:
+        """Note how large weights are when training begins: once, and not in evaluation."""
+        if self.model is None or self.at_first is not None or not torch.is_grad_enabled():
+            return
+        self.at_first = number, {}
+        with contextlib.suppress(RuntimeError):  # a kernel that is not there, no memory
+            self.at_first = number, magnitudes(self.model)
 
     def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
         """Name a blamed value."""

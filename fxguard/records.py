@@ -6,7 +6,7 @@ import math
 import os.path
 from dataclasses import dataclass
 
-__all__ = ["Climb", "Frame", "Origin", "OriginKey", "Row", "SelfTest", "Source", "Stat"]
+__all__ = ["Climb", "Frame", "Growth", "Origin", "OriginKey", "Row", "SelfTest", "Source", "Stat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,16 @@ class Frame:
     def title(self) -> str:
         """``encoder.block.0 mul``; the bare kind for the root module."""
         return f"{self.name} {self.kind}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A weight that is far larger than it was."""
+
+    name: str  # "conv1.weight"
+    now: float  # largest magnitude
+    before: float  # the same, at the end of an earlier batch
+    batch_number: int  # of that one
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.page import Sheet, page
-from fxguard.records import Frame, Origin, Row
+from fxguard.records import Frame, Growth, Origin, Row
 
 __all__ = ["Report", "frame_text", "row_text", "strict_json"]
 
@@ -45,6 +45,7 @@ class Report:
     optimizer_step: int | None = None  # steps made before; None where nobody said
     weights: int = 0  # how many the model has; 0 where there is no model
     buffers: int = 0
+    grown: tuple[Growth, ...] = ()  # weights that are far larger than they were, the worst first
     repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
 
     def __str__(self) -> str:
@@ -63,7 +64,7 @@ class Report:
     @property
     def verdict(self) -> list[str]:
         """What happened, in lines: each origin, what led to it, and what came of it."""
-        lines = [line for origins in self._told_together() for line in self._lines(origins)]
+        lines = [*self._growth(), *self._told()]
         if not self.repeated:
             lines.append(
                 "a second run of the graph did not repeat this: the bad values were seen where "
@@ -85,7 +86,23 @@ class Report:
               it read input[0] up to 7.07e+02, input[1] up to 7.69e+02
               it needs 2.634e+05, 4.02 times what float16 holds (65504)
         """
-        return "\n".join([self.message, *self.verdict[1 if self.origins else 0 :]])
+        said = list(self._growth())
+        rest = self.verdict[len(said) + bool(self.origins) :]
+        return "\n".join([self.message, *said, *rest])
+
+    def _growth(self) -> Iterable[str]:
+        """Of weights that a learning rate has blown up: what overflowed is what came of it."""
+        if self.grown:
+            worst, more = self.grown[0], len(self.grown) - 1
+            others = f"; {more} more weight{'s' if more > 1 else ''} grew like it" if more else ""
+            yield (
+                f"{worst.name} up to {worst.now:.2g}, it was {worst.before:.2g} in batch "
+                f"{worst.batch_number}{others}"
+            )
+
+    def _told(self) -> Iterable[str]:
+        for origins in self._told_together():
+            yield from self._lines(origins)
 
     def _told_together(self) -> list[list[Origin]]:
         """The origins in order, weights that hold the same together; buffers likewise."""

@@ -8,22 +8,28 @@ or, where a fused kernel of an optimizer leaves neither, a step of that optimize
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fxguard import stats
+from fxguard.records import Growth
+from fxguard.sharding import has_memory
 
-__all__ = ["Moment", "Standing"]
+__all__ = ["Moment", "Standing", "grown", "magnitudes"]
 
 CHANGED = "changed since"  # notes of a row, in place of numbers
 UNKNOWN = "not kept"
+
+GROWTH = 1e4  # of a weight's magnitude that training does not explain
 
 VERSION = attrgetter("_version")
 
@@ -144,3 +150,37 @@ def _place(tensor: Tensor) -> int:
         return tensor.data_ptr()
     except RuntimeError:
         return 0
+
+
+@torch.no_grad()
+def magnitudes(model: Module) -> dict[str, float]:
+    """The largest magnitude of each weight that is trained, by name; one pass, without copies."""
+    found = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and type(parameter) is Parameter
+        and parameter.dtype in stats.FLOATS
+        and parameter.numel()
+        and not parameter.is_meta
+        and has_memory(parameter)
+    }
+    # All are begun before the first is waited for.
+    norms = [torch.linalg.vector_norm(parameter, math.inf) for parameter in found.values()]
+    return dict(zip(found, map(float, norms), strict=True))
+
+
+def grown(now: Mapping[str, float], before: Mapping[str, float], batch: int) -> tuple[Growth, ...]:
+    """The weights that have grown beyond reason, the one that grew most first.
+
+    Args:
+        now: their magnitudes.
+        before: those at the end of an earlier batch.
+        batch: the number of that one.
+    """
+    found = [
+        Growth(name, largest, before[name], batch)
+        for name, largest in now.items()
+        if math.isfinite(largest) and 0 < before.get(name, 0.0) < largest / GROWTH
+    ]
+    return tuple(sorted(found, key=lambda weight: weight.before / weight.now))
