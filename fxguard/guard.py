@@ -22,6 +22,7 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.hooks import dictionaries_of, hook_state
 from fxguard.instrumented import GUARD, INSTALLED, check_can_instrument, find_guard
 from fxguard.options import Options
+from fxguard.pickled import REDUCE, reduce_plain
 from fxguard.plan import Plan
 from fxguard.recorder import Recorder
 from fxguard.records import Frame, Origin, SelfTest
@@ -306,6 +307,7 @@ class Guard:
             # for one. Copying the model copies both attributes, see __deepcopy__.
             object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
         object.__setattr__(self.model, GUARD, self)
+        object.__setattr__(self.model, REDUCE, types.MethodType(reduce_plain, self.model))
         INSTALLED.add(self)
 
     def uninstall(self) -> None:
@@ -328,6 +330,7 @@ class Guard:
             else:
                 del self.model.__dict__[name]
         del self.model.__dict__[GUARD]
+        del self.model.__dict__[REDUCE]
         INSTALLED.discard(self)
         self.recorder.standing.close()
 
@@ -351,7 +354,8 @@ class Guard:
 
     def __reduce__(self) -> Any:
         raise FxguardError(
-            "an instrumented model cannot be pickled whole; save its state_dict, or call "
+            "a guard cannot be pickled; an instrumented model can, where its class leaves the "
+            "attributes of the model to pickle: else save its state_dict, or call "
             "fxguard.remove(model) first"
         )
 

@@ -78,6 +78,7 @@ ROOMS = (
     "conclude",
     "hooks",
     "instrumented",
+    "pickled",
     "stand_in",
     "guard",
     "compiler_backend",
