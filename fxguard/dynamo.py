@@ -37,6 +37,7 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import inspect
@@ -81,6 +82,7 @@ __all__ = [
     "is_inlined",
     "leave_to_python",
     "module_hooks_on",
+    "object_at",
     "outer_compiler",
 ]
 
@@ -122,7 +124,16 @@ def outer_compiler(callback: Any) -> OuterCompiler | None:
     return OuterCompiler(backend, isinstance(convert, ConvertFrameAssert))
 
 
-def is_inlined(guard: Any) -> bool:
+def object_at(address: int) -> Any:
+    """The object of which this is the ``id``, which has to be alive.
+
+    While it traces, TorchDynamo of torch 2.11 hands nothing but constants to the functions that it
+    calls, and takes an ``id`` for one.
+    """
+    return ctypes.cast(address, ctypes.py_object).value
+
+
+def is_inlined(guard_id: int) -> bool:
     """Whether what TorchDynamo traces now is to hold the plain forward of a guarded model.
 
     TorchDynamo calls this while it traces a function around the model, and takes the answer for a
@@ -131,7 +142,7 @@ def is_inlined(guard: Any) -> bool:
     that of the guarded forward is.
 
     Args:
-        guard: of the model; its ``compiled_around`` makes a backend of a backend.
+        guard_id: ``id`` of the model's guard, whose ``compiled_around`` makes a backend of one.
     """
     if torch.compiler.is_exporting():
         return True
@@ -145,6 +156,7 @@ def is_inlined(guard: Any) -> bool:
         return False
     output = root.output
     assert output.compiler_fn is not None
+    guard = object_at(guard_id)
     output.compiler_fn = guard.compiled_around(innermost_backend(output.compiler_fn))
     return True
 

@@ -50,10 +50,16 @@ def enter_module(module: torch.nn.Module) -> None:
         from_below.enter_context(FusedObserver())
 
 
-def after_module(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    """A module has returned."""
+def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+    """A module has returned.
+
+    Args:
+        module: the module.
+        args: its positional arguments.
+        rest: its keyword arguments and what it returned. The former are missing where another
+            thread takes the hooks off just then, in a call that nobody watches.
+    """
+    kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
     if torch.compiler.is_dynamo_compiling():
         labels, tensors = marks.flatten_call(args, kwargs, output)
         marks.module_returned(labels, *tensors)

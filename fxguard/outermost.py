@@ -103,7 +103,7 @@ class OutermostModules:
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
                 # Somebody compiles a function around the module, or a guard the module itself.
-                if dynamo.is_checked() or is_inlined(self, module):
+                if dynamo.is_checked() or is_inlined(id(self), id(module)):
                     return original(module, *args, **kwargs)
                 return call_apart(module, args, kwargs)
             if torch.compiler.is_compiling() or getattr(local, "inside", False):
@@ -129,7 +129,7 @@ class OutermostModules:
         if watched is None:
             return True
         if watched.guard.capture:
-            return dynamo.is_inlined(watched.guard)
+            return dynamo.is_inlined(id(watched.guard))
         self.on_refusal(type(target).__name__, "compiled around")
         return True
 
@@ -205,8 +205,9 @@ class OutermostModules:
                 raise UsageError(f"its submodule {name!r} is instrumented by itself")
 
 
-def is_inlined(outermost: OutermostModules, module: Module) -> bool:
-    return outermost.stays_in_graph(module)
+def is_inlined(outermost_id: int, module_id: int) -> bool:
+    outermost: OutermostModules = dynamo.object_at(outermost_id)
+    return outermost.stays_in_graph(dynamo.object_at(module_id))
 
 
 dynamo.take_for_constant(is_inlined)

@@ -54,7 +54,7 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
     def wrapper(model: Module, /, *args: Any, **kwargs: Any) -> Any:
         guard = model.__dict__[GUARD]
         if torch.compiler.is_dynamo_compiling():
-            is_plain = dynamo.is_inlined(guard)
+            is_plain = dynamo.is_inlined(id(guard))
         else:
             is_plain = torch.compiler.is_exporting()
         if not is_plain:
