@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fxguard.align import align
-from fxguard.formats import FORMATS
+from fxguard.formats import is_mask
 from fxguard.records import Frame, Row
 from fxguard.traces import TracedBatch
 
@@ -190,5 +190,4 @@ def distance(a: Row, b: Row) -> float | None:
 
 def _is_mask(row: Row) -> bool:
     assert row.abs_max is not None
-    limit = FORMATS.get(row.dtype)
-    return limit is not None and math.isclose(row.abs_max, limit.max, rel_tol=1e-5)
+    return is_mask(row.dtype, row.abs_max)

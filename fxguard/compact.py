@@ -5,17 +5,28 @@ Trace files and HTML pages hold frames this way. Knows nothing of torch.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
 from fxguard.records import Frame, Row, Source
 
-__all__ = ["INFINITE", "as_json", "numbers_of", "of_type", "plan_of", "read_text"]
+__all__ = [
+    "INFINITE",
+    "as_json",
+    "collector_paused",
+    "have_same_plan",
+    "numbers_of",
+    "of_type",
+    "plan_of",
+    "read_text",
+]
 
-DIGITS = 6  # significant ones: float32 has seven, and the last is seldom of interest
 INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
 
 
@@ -37,17 +48,39 @@ def plan_of(frames: Iterable[Frame]) -> dict[str, Any]:
 
 def numbers_of(rows: Sequence[Row]) -> list[Any]:
     """``[abs min, abs max]`` of each row, or the note that stands in their place."""
-    return [
-        row.note or "None"
-        if row.abs_min is None or row.abs_max is None
-        else [_number(row.abs_min), _number(row.abs_max)]
-        for row in rows
-    ]
+    found: list[Any] = []
+    for row in rows:
+        low, high = row.abs_min, row.abs_max
+        if low is None or high is None:
+            found.append(row.note or "None")
+        else:
+            found.append([rounded(low), rounded(high)])
+    return found
 
 
-def _number(value: float) -> float | str:
-    rounded = float(f"{value:.{DIGITS}g}")
-    return next((name for name, x in INFINITE.items() if str(x) == str(rounded)), rounded)
+def rounded(value: float) -> float | str:
+    """A magnitude as it stands in JSON: with as many digits as say something, or a word."""
+    if value < math.inf:
+        return float(f"{value:.6g}")  # float32 has seven, and the last is seldom of interest
+    return "nan" if math.isnan(value) else "inf"
+
+
+def have_same_plan(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
+    """Whether frames are certainly those of one plan: they were read from the same line of a file.
+
+    Two for which this is False may have equal plans.
+    """
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if x.name is not y.name or x.kind is not y.kind or x.is_op != y.is_op:
+            return False
+        if x.source is not y.source or len(x.rows) != len(y.rows):
+            return False
+        for one, other in zip(x.rows, y.rows, strict=True):
+            if one.label is not other.label or one.dtype is not other.dtype:
+                return False
+    return True
 
 
 def of_type(data: Any, *kinds: type) -> Any:
@@ -74,6 +107,18 @@ def read_text(path: Path) -> str:
         raise
     except OSError as error:  # a folder, a circle of links, somebody else's file
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Millions of rows are no garbage: looking through them again and again takes half the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def as_json(data: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "Format"]
+__all__ = ["FORMATS", "Format", "is_mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +39,16 @@ FORMATS: dict[str, Format] = {
         Format("float8_e5m2fnuz", 1.75 * 2.0**15, 2.0**-15),
     )
 }
+
+
+def is_mask(dtype: str, magnitude: float) -> bool:
+    """Whether a magnitude is the largest number of its dtype, which masks are made of.
+
+    Numbers in files have six digits, so that one in 100,000 more or less is the same.
+
+    Example:
+        >>> is_mask("float16", 65504.0)
+        True
+    """
+    limit = FORMATS.get(dtype)
+    return limit is not None and abs(magnitude - limit.max) <= 1e-5 * limit.max

@@ -325,7 +325,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 def _sheet(batch: BatchDiff) -> Sheet:
     """Both batches on a page: the frames of both, and rows next to each other."""
-    frames, other, notes = [], [], {}
+    frames, other, differences, notes = [], [], [], {}
     for index, match in enumerate(batch.matches):
         if match.a is None or match.b is None:
             notes[index] = f"only in {'A' if match.b is None else 'B'}"
@@ -334,10 +334,13 @@ def _sheet(batch: BatchDiff) -> Sheet:
         ours, theirs = _side_by_side(match)
         frames.append(replace(match.frame, rows=ours))
         other.append(theirs)
+        far = {id(pair.a): pair.distance for pair in match.rows}
+        rows = match.frame.rows
+        differences.append([_rounded(far[id(row)]) if id(row) in far else "" for row in rows])
     marked = frozenset(i for i, match in enumerate(batch.matches) if match.differs)
     a, b = batch.a.number, batch.b.number
     label = str(a) if a == b else f"{a} against {b}"
-    return Sheet(label, frames, (), marked, other, notes)
+    return Sheet(label, frames, (), marked, other, differences, notes)
 
 
 def _side_by_side(match: Match) -> tuple[tuple[Row, ...], list[Row | None]]:

@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fxguard.compact import INFINITE, as_json, numbers_of, of_type, plan_of, read_text
+from fxguard.compact import (
+    INFINITE,
+    as_json,
+    collector_paused,
+    numbers_of,
+    of_type,
+    plan_of,
+    read_text,
+)
 from fxguard.errors import UsageError
 from fxguard.records import Frame, Row, Source
 from fxguard.traces import Trace, TracedBatch
@@ -162,7 +170,11 @@ def load_trace(path: str | Path, *, on_progress: Callable[[float], object] | Non
             was cut off is left out, and :attr:`Trace.cut` says so. Also where it cannot be read.
         OSError: when there is no such file.
     """
-    path = Path(path)
+    with collector_paused():
+        return _read(Path(path), on_progress)
+
+
+def _read(path: Path, on_progress: Callable[[float], object] | None) -> Trace:
     lines = read_text(path).split("\n")
     cut = lines[-1] != ""
     plans: dict[int, Plan] = {}
@@ -235,35 +247,31 @@ def _batch(entry: dict[str, Any], plans: dict[int, Plan]) -> TracedBatch:
     plan = plans[_int(entry["of_plan"])]
     if len(rows) != plan.row_count:
         raise ValueError("a batch has other rows than its plan")
-    numbers = iter(rows)
-    frames = tuple(
-        Frame(
-            name,
-            kind,
-            is_op,
-            tuple([_row(label, dtype, next(numbers)) for label, dtype in of_rows]),
-            source,
-            number,
-            index,
-        )
-        for index, (name, kind, is_op, source, of_rows) in enumerate(plan.frames)
-    )
+    frames: list[Frame] = []
+    at = 0
+    for name, kind, is_op, source, of_rows in plan.frames:
+        made = []
+        for label, dtype in of_rows:
+            made.append(_row(label, dtype, rows[at]))
+            at += 1
+        frames.append(Frame(name, kind, is_op, tuple(made), source, number, len(frames)))
     step = entry.get("optimizer_step")
     verdict = tuple(map(_str, _list(entry.get("verdict", []))))
     blamed = tuple(map(_int, _list(entry.get("blamed", []))))
     for index in blamed:
         _at(frames, index, "frame")
-    return TracedBatch(number, frames, None if step is None else _int(step), verdict, blamed)
+    return TracedBatch(number, tuple(frames), None if step is None else _int(step), verdict, blamed)
 
 
 def _row(label: str, dtype: str, numbers: Any) -> Row:
+    if type(numbers) is list and len(numbers) == 2:
+        least, largest = numbers
+        # Most are two numbers, and there are millions of them.
+        if type(least) is float and type(largest) is float and least >= 0 and largest >= 0:
+            return Row(label, least, largest, "", dtype)
     if isinstance(numbers, str):
         return Row(label, None, None, numbers, dtype)
-    least, largest = _list(numbers, 2)
-    if type(least) is not float or not least >= 0:  # most are
-        least = _magnitude(least)
-    if type(largest) is not float or not largest >= 0:
-        largest = _magnitude(largest)
+    least, largest = map(_magnitude, _list(numbers, 2))
     return Row(label, least, largest, "", dtype)
 
 

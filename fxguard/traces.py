@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxguard.errors import UsageError
-from fxguard.formats import FORMATS
+from fxguard.formats import FORMATS, is_mask
 from fxguard.page import Sheet, page
 from fxguard.plot import plot
 from fxguard.records import Frame, Row
@@ -36,7 +36,7 @@ class TracedBatch:
     def returned_bad(self) -> bool:
         """Whether the model returned an inf or a NaN."""
         root = self.frames[-1] if self.frames else None  # absent where its forward raised
-        return root is not None and not (root.name or root.is_op) and any(_made(root, bad=True))
+        return root is not None and not (root.name or root.is_op) and _made_bad(root)
 
     def sheet(self) -> Sheet:
         """The batch as it stands on a page."""
@@ -67,9 +67,7 @@ class Trace:
         for batch in self.batches:
             if batch.verdict:
                 return [f"batch {batch.number}: {batch.verdict[0]}", *batch.verdict[1:]]
-        bad = [
-            frame for batch in self.batches for frame in batch.frames if any(_made(frame, bad=True))
-        ]
+        bad = [frame for batch in self.batches for frame in batch.frames if _made_bad(frame)]
         returned = next((batch for batch in self.batches if batch.returned_bad), None)
         if returned is not None:
             lines = [f"batch {returned.number}: the model returned inf or NaN"]
@@ -144,11 +142,9 @@ class Trace:
         return f"<pre>{text}</pre>{table}"
 
 
-def _made(frame: Frame, *, bad: bool) -> Iterator[Row]:
-    """The rows of what a frame made that hold a number, a bad one or a good one."""
-    for row in frame.rows:
-        if row.label.startswith("output") and row.abs_max is not None and row.is_bad == bad:
-            yield row
+def _made_bad(frame: Frame) -> bool:
+    """Whether a frame made an inf or a NaN."""
+    return any(row.is_bad and row.label.startswith("output") for row in frame.rows)
 
 
 def _place(frame: Frame) -> str:
@@ -158,20 +154,21 @@ def _place(frame: Frame) -> str:
 
 def _nearest(batches: Sequence[TracedBatch]) -> list[str]:
     """The operation that came nearest to the limit of its dtype, in lines."""
-    found: list[tuple[float, Row, Frame]] = []
+    limits = {name: each.max for name, each in FORMATS.items()}
+    best: tuple[float, Row, Frame] | None = None
     for batch in batches:
         for frame in batch.frames:
-            for row in _made(frame, bad=False):
-                ratio = (
-                    FORMATS[row.dtype].max / row.abs_max
-                    if row.dtype in FORMATS and row.abs_max
-                    else 0
-                )
-                if ratio > 1.00001:  # the largest number itself is what masks are made of
-                    found.append((ratio, row, frame))
-    if not found:
+            for row in frame.rows:
+                high = row.abs_max
+                if not high or not high < math.inf or not row.label.startswith("output"):
+                    continue
+                ratio = limits.get(row.dtype, 0.0) / high
+                nearer = ratio > 1 and (best is None or ratio < best[0])
+                if nearer and not is_mask(row.dtype, high):
+                    best = (ratio, row, frame)
+    if best is None:
         return []
-    ratio, row, frame = min(found, key=lambda each: each[0])
+    ratio, row, frame = best
     return [
         f"nearest to its limit: {_place(frame)}",
         f"  it made {row.abs_max:.4g}; {row.dtype} holds {ratio:.3g} times that, "

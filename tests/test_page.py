@@ -406,6 +406,80 @@ def test_a_diff(show: Any, tmp_path: Path) -> None:
     assert drawn(page) > 5000
 
 
+F16, F32 = 65504.0, 3.4028234663852886e38
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (Row("output", 0.0, F32, dtype="float32"), Row("output", 0.0, F16, dtype="float16")),
+        (Row("output", 0.0, F16, dtype="float32"), Row("output", 0.0, F16 / 2, dtype="float16")),
+        (Row("output", 1.0, 2.0, dtype="float32"), Row("output", 1.5, 2.5, dtype="float32")),
+        (Row("output", 0.0, 0.0), Row("output", 0.0, 0.0)),
+        (Row("output", NAN, NAN), Row("output", NAN, NAN)),
+        (Row("output", 0.0, INF), Row("output", 1.0, INF)),
+        (Row("output", 0.0, 1.0), Row("output", 0.0, INF)),
+        (Row("output", 0.0, INF), Row("output", NAN, NAN)),
+        (Row("output", note="None"), Row("output", 0.0, 1.0)),
+    ],
+)
+def test_a_page_and_its_verdict_agree(show: Any, tmp_path: Path, a: Row, b: Row) -> None:
+    """The differences of a page are those of `diff`, by the same rules: masks differ by nothing."""
+    frames = [(Frame("a", "where", True, (row,)),) for row in (a, b)]
+    found = diff(*(TracedBatch(0, each) for each in frames))
+    found.to_html(tmp_path / "diff.html")
+    page = show(tmp_path / "diff.html")
+    page.fill("#search", "where")
+    [pair] = found.batches[0].aligned[0].rows
+    far = "-" if pair.distance is None else f"{pair.distance:.1e}" if pair.distance else "0"
+    cells = next(cells for cells in rows_shown(page) if cells[0] == "output")
+    assert cells[-2] == far
+    assert found.differs == bool(pair.distance)
+
+
+def test_rows_that_are_equal_stand_in_the_file_once(show: Any, tmp_path: Path) -> None:
+    """What reads what another has made, and what stays from batch to batch, has its numbers."""
+
+    def batch(number: int, *made: float) -> TracedBatch:
+        read = (1.0, *made)
+        frames = [
+            Frame(
+                f"layer{i}",
+                "mul",
+                True,
+                (
+                    Row("weight", 0.5, 0.75),
+                    Row("input[0]", 0.25, read[i]),
+                    Row("output", 0.25, x) if x else Row("output", note="None"),
+                ),
+            )
+            for i, x in enumerate(made)
+        ]
+        return TracedBatch(number, tuple(frames))
+
+    batches = (batch(0, 2.0, 4.0), batch(1, 2.0, 8.0), batch(2, INF, NAN), batch(3, 0.0, 3.0, 2.0))
+    trace = Trace("Net", None, "2.13.0", batches)
+    trace.to_html(tmp_path / "trace.html")
+    text = (tmp_path / "trace.html").read_text()
+    assert text.count("[0.5,0.75]") == 1
+    page = show(tmp_path / "trace.html")
+    for number, each in enumerate(batches):
+        page.evaluate(
+            "n => { const it = document.getElementById('batch');"
+            "it.value = n; it.dispatchEvent(new Event('input')); }",
+            number,
+        )
+        wanted = [
+            [row.label, row.note]
+            if row.note
+            else [row.label, f"{row.abs_min:.2e}", f"{row.abs_max:.2e}"]
+            for frame in each.frames
+            for row in frame.rows
+        ]
+        shown = [cells[: len(want)] for cells, want in zip(rows_shown(page), wanted, strict=True)]
+        assert shown == wanted
+
+
 def test_numbers_are_those_of_the_report(show: Any, tmp_path: Path) -> None:
     """To the last digit, where two are as near too: Python and JavaScript round those otherwise."""
     ties = [(100 + i + 0.5) * 10.0**e for i in range(60) for e in (0, 3)]

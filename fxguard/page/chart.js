@@ -47,15 +47,13 @@ function extent() {
   let low = Infinity;
   let lowestHigh = Infinity;
   let high = 0;
-  const limits = new Set(Object.values(DATA.formats).map(([max]) => max));
-  const isMask = (x) => [...limits].some((limit) => Math.abs(x - limit) < limit * 1e-5);
   for (const sheet of DATA.sheets)
-    for (const rows of [sheet.rows, sheet.other || []])
-      for (const row of rows) {
+    for (const [side, rows] of [sheet.rows, sheet.other || []].entries())
+      for (const [at, row] of rows.entries()) {
         if (typeof row === "string" || typeof row[1] === "string") continue;
         if (row[0] > 0) low = Math.min(low, row[0]);
         if (row[1] > 0) lowestHigh = Math.min(lowestHigh, row[1]);
-        if (row[1] > high && !isMask(row[1])) high = row[1];
+        if (row[1] > high && !sheet.masks[side].has(at)) high = row[1];
       }
   low = Math.max(low, Math.min(FLOOR, lowestHigh));
   return [Number.isFinite(low) ? low : 1e-3, high || 1];

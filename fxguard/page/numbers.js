@@ -4,6 +4,15 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const SIDES = DATA.sides ? ["A", "B"] : [""];
 const WORDS = { inf: Infinity, nan: NaN };
 
+// A row that is a number refers to an equal one: 0 to the same place of the sheet before, else so
+// many rows back.
+DATA.sheets.forEach((sheet, number) => {
+  const { rows } = sheet;
+  for (let i = 0; i < rows.length; i++)
+    if (typeof rows[i] === "number") rows[i] = rows[i] ? rows[i - rows[i]] : DATA.sheets[number - 1].rows[i];
+  sheet.masks = [new Set(sheet.masks), new Set(sheet.other_masks)];
+});
+
 const $ = (id) => document.getElementById(id);
 
 /** A new element. Text is never read as HTML. */
@@ -24,8 +33,9 @@ function framesOf(number) {
     const source = place === null ? null : plan.sources[place];
     const rows = labels.map((label, i) => {
       const at = next++;
-      const sides = sheet.other ? [sheet.rows[at], sheet.other[at]] : [sheet.rows[at]];
-      return { label, dtype: plan.dtypes[dtypes[i]], sides: sides.map(range) };
+      const sides = (sheet.other ? [sheet.rows[at], sheet.other[at]] : [sheet.rows[at]]).map(range);
+      sides.forEach((it, side) => { it.mask = sheet.masks[side].has(at); });
+      return { label, dtype: plan.dtypes[dtypes[i]], sides, difference: sheet.differences?.[at] ?? "" };
     });
     return {
       index, name, kind, isOp: Boolean(isOp), rows,
@@ -53,7 +63,7 @@ function range(written) {
 function made(rows, side) {
   const found = { low: null, high: null, bad: false, headroom: Infinity };
   for (const row of rows) {
-    const { low, high } = row.sides[side];
+    const { low, high, mask } = row.sides[side];
     if (!row.label.startsWith("output") || high === null) continue;
     if (/^(u?int|bool)/.test(row.dtype)) continue; // limits say nothing of what a router returns
     if (!Number.isFinite(high)) {
@@ -66,8 +76,7 @@ function made(rows, side) {
     found.high = found.high === null ? high : Math.max(found.high, high);
     const dtypes = row.dtype.split(" / ");
     const limit = (DATA.formats[dtypes[side] ?? dtypes[0]] || [null])[0];
-    // The largest number itself is what masks are made of.
-    if (limit !== null && high > 0 && high < limit * 0.99999)
+    if (limit !== null && high > 0 && high < limit && !mask)
       found.headroom = Math.min(found.headroom, Math.log2(limit / high));
   }
   return found;
@@ -86,17 +95,6 @@ function shown(x, decimals = 2) {
 
 const place = (source) => `${source.file.split(/[\\/]/).pop()}:${source.line}`;
 
-/** How far apart two ranges are, as fxguard.diff has it; "" where one is missing. */
-function apart(a, b) {
-  if (a.high === null || b.high === null) return "";
-  if (Number.isNaN(a.high) || Number.isNaN(b.high))
-    return Number.isNaN(a.high) === Number.isNaN(b.high) ? "0" : "inf";
-  if (a.high === b.high && a.low === b.low) return "0";
-  const scale = Math.max(a.high, b.high);
-  if (scale === Infinity) return a.high === b.high ? "0" : "inf";
-  return shown(Math.max(Math.abs(a.high - b.high), Math.abs(a.low - b.low)) / scale, 1);
-}
-
 /** The rows of a frame as a table's rows. */
 function rowsOf(frame) {
   return frame.rows.map((row) => {
@@ -109,7 +107,7 @@ function rowsOf(frame) {
       for (const x of [side.low, side.high])
         cells.push(element("td", { class: Number.isFinite(x) ? "number" : "number bad" }, shown(x)));
     }
-    if (SIDES.length > 1) cells.push(element("td", { class: "number" }, apart(...row.sides)));
+    if (SIDES.length > 1) cells.push(element("td", { class: "number" }, row.difference));
     cells.push(element("td", {}, row.dtype));
     return element("tr", {}, ...cells);
   });
