@@ -127,8 +127,8 @@ class Session:
 def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
     name = class_name(type(guard.model))
-    recorder = guard.recorder
-    between = 0 if recorder.last_batch is None else recorder.between(recorder.last_batch)
+    recorder, batch = guard.recorder, guard.recorder.last_batch
+    between = 0 if batch is None else recorder.between(batch)
     unchecked: Counter[str] = Counter()
     for plan in guard.plans:
         unchecked.update(dict(plan.unchecked))
@@ -138,6 +138,7 @@ def summary_of(guard: Guard) -> Summary:
         operations={name: known - unchecked.total()},
         unchecked=Counter({f"{why} in {name}": count for why, count in unchecked.items()}),
         least=headroom_of(guard),
+        idle_globs=None if batch is None else set(recorder.idle_globs(batch)),
     )
 
 

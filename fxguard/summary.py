@@ -30,6 +30,7 @@ class Summary:
     least: Headroom | None = None
     detections: int = 0  # batches in which something was found
     processes: int = 0  # that are in it
+    idle_globs: set[str] | None = None  # of `ignore`, that named nothing; None before any model
 
     def merge(self, other: Summary) -> None:
         """Add what another guard, or another process, has seen."""
@@ -41,6 +42,9 @@ class Summary:
             self.least = other.least
         self.detections += other.detections
         self.processes += other.processes
+        if other.idle_globs is not None:
+            before = other.idle_globs if self.idle_globs is None else self.idle_globs
+            self.idle_globs = before & other.idle_globs
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -51,6 +55,7 @@ class Summary:
             "unchecked": dict(self.unchecked),
             "least": least,
             "detections": self.detections,
+            "idle_globs": None if self.idle_globs is None else sorted(self.idle_globs),
         }
 
     @classmethod
@@ -62,6 +67,7 @@ class Summary:
             unchecked=Counter(data["unchecked"]),
             least=None if data["least"] is None else Headroom(*data["least"]),
             detections=data["detections"],
+            idle_globs=None if data["idle_globs"] is None else set(data["idle_globs"]),
             processes=1,
         )
 
@@ -85,6 +91,8 @@ class Summary:
         if self.unchecked:
             reasons = [f"{count} {why}" for why, count in sorted(self.unchecked.items())]
             text += f"; not checked: {', '.join(reasons)}"
+        for pattern in sorted(self.idle_globs or ()):
+            text += f"; ignore={pattern!r} named nothing"
         return text
 
     def _model(self, name: str) -> str:

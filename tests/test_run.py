@@ -205,6 +205,17 @@ def test_losses_are_checked_without_a_capture(tmp_path: Path) -> None:
     assert watch(tmp_path, script.replace("torch.ones(2)", "torch.full((2,), 1e30)")).status == 3
 
 
+def test_a_glob_is_idle_where_no_model_has_what_it_names(tmp_path: Path) -> None:
+    """A glob for one model is no mistake at another; one that names nothing is told at the end."""
+    script = "import torch\nloss, net = torch.nn.MSELoss(), torch.nn.Sequential(torch.nn.ReLU())\n"
+    script += "loss(net(torch.ones(2)), torch.zeros(2))\n"
+    ended = watch(tmp_path, script, "--ignore", "0", "--ignore", "decoder.*")
+    assert ended.status == 0
+    (line,) = ended.err.splitlines()
+    assert line.endswith("; ignore='decoder.*' named nothing")
+    assert "'0'" not in line
+
+
 PARTS = """
 import torch
 class Coder(torch.nn.Module):
