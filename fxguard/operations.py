@@ -362,7 +362,7 @@ def name_of(target: Any) -> str:
         name = getattr(target, "__name__", None) or type(target).__name__
     if name.startswith("__") and name.endswith("__") and name not in tables.NOT_OPERATIONS:
         name = name.strip("_")
-    return name
+    return tables.OPERATORS.get(name, name)
 
 
 def _overwrites(name: str, args: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "MOVES",
     "NOT_IN_PLACE",
     "NOT_OPERATIONS",
+    "OPERATORS",
     "OVERWRITES",
     "QUANTIZES",
     "RANDOM",
@@ -28,6 +29,28 @@ __all__ = [
     "UNSAID_WRITES",
     "UnsaidWrite",
 ]
+
+# Python's names of operators, which stand in graphs and in calls of tensors, to torch's.
+OPERATORS = {
+    "floordiv": "floor_divide",
+    "iadd": "add_",
+    "ifloordiv": "floor_divide_",
+    "imod": "remainder_",
+    "imul": "mul_",
+    "ipow": "pow_",
+    "isub": "sub_",
+    "itruediv": "div_",
+    "mod": "remainder",
+    "radd": "add",
+    "rdiv": "div",
+    "rfloordiv": "floor_divide",
+    "rmatmul": "matmul",
+    "rmod": "remainder",
+    "rmul": "mul",
+    "rpow": "pow",
+    "rsub": "sub",
+    "truediv": "div",
+}
 
 # What a result is.
 
@@ -101,7 +124,7 @@ RANDOM = frozenset(
 # These write their first operand, and their names do not say so.
 IN_PLACE = frozenset(
     """
-    iadd iand ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem
+    iand ilshift imatmul ior irshift ixor setitem
     """.split()
 )
 
@@ -162,7 +185,7 @@ LIMITERS = frozenset(
     """.split()
 )
 
-ADDITIONS = frozenset({"add", "add_", "iadd", "sub", "sub_", "isub", "baddbmm"})
+ADDITIONS = frozenset({"add", "add_", "sub", "sub_", "baddbmm"})
 
 # A mask of -inf ends in these: no infinity that they make comes from it.
 END_OF_MASKS = frozenset(

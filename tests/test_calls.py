@@ -263,6 +263,32 @@ def test_an_overflow_is_blamed_on_what_made_it(name: str, captured: bool) -> Non
     assert len(reports) == 2
 
 
+def operators(model: Model, x: Tensor) -> Tensor:
+    x = 1 / (x / 2) // 0.1 % 3
+    x -= 1
+    x += 1
+    x *= 2
+    x /= 2
+    x **= 2
+    x = 1 + x - 2 * x
+    x = 2 ** (1 - x) @ torch.eye(3)
+    return 7 // abs(-x) + 1 % x
+
+
+def test_operators_have_one_name() -> None:
+    """Graphs and calls of tensors name Python's operators differently; reports do not."""
+    named = []
+    for captured in (True, False):
+        model = fxguard.instrument(Model(operators, captured=captured))
+        model(torch.full((3,), 0.5))
+        named.append([frame.kind for frame in fxguard.guard_of(model).frames()])
+    assert named[0] == named[1]
+    assert set(named[0]) == {
+        *("div", "floor_divide", "remainder", "sub_", "add_", "mul_", "div_", "pow_"),
+        *("add", "sub", "mul", "pow", "matmul", "eye", "neg", "abs", "Model"),
+    }
+
+
 def test_what_out_held_is_no_row(captured: bool) -> None:
     """The frame shows what was multiplied, and what was made; the whole row of ``out=`` is new."""
     model = Model(CASES["out"].function, captured=captured)

@@ -243,7 +243,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["add", "sub", "iadd", "add_"])
+@pytest.mark.parametrize("kind", ["add", "sub", "sub_", "add_"])
 def test_adding_to_a_mask_of_the_lowest_number_is_intended(dtype: str, kind: str) -> None:
     """finfo.min plus a negative score is -inf on purpose; a NaN made of it still counts."""
     program = Program()
