@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about what is 
 
 # The database, the mode, the dtype, how many samples of each operation, and in how many parts.
 RUNS = [
-    ("op_db", "default", torch.float32, 4, 20),
+    ("op_db", "default", torch.float32, 4, 40),
     *(("op_db", mode, torch.float32, 1, 10) for mode in ("python", "replay", "aot_eager")),
     *(
         ("op_db", "default", dtype, 1, 10)
