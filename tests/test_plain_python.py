@@ -166,6 +166,30 @@ def test_transformers_builds_no_mask_where_plain_python_builds_none() -> None:
         assert len([row for row in attention.rows if row.label.startswith("input")]) == 3
 
 
+def test_what_torchdynamo_cannot_trace_runs_as_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixtral in float32 takes `grouped_mm` in eager mode, which has no fake result: it is checked
+    between graphs, and its bits are those of plain Python."""
+    monkeypatch.setattr("fxguard.guard.LEAVE_WHAT_FAILS", True)
+    transformers = needs("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    torch.manual_seed(0)
+    plain = transformers.MixtralForCausalLM(config).eval()
+    guarded = fxguard.instrument(copy.deepcopy(plain))
+    ids = torch.arange(8)[None]
+    assert torch.equal(plain(ids).logits, guarded(ids).logits)
+    coverage = fxguard.guard_of(guarded).coverage()
+    assert "between graphs" in coverage and "not checked" not in coverage
+    assert any("grouped_mm" in frame.kind for frame in fxguard.guard_of(guarded).frames())
+
+
 def test_methods_of_tensors_that_are_written_in_python_break_no_graph() -> None:
     """`unflatten` is one of the graph's operations, as for TorchDynamo alone."""
 

@@ -154,6 +154,9 @@ def mixtral() -> nn.Module:
         num_local_experts=4,
         num_experts_per_tok=2,
         max_position_embeddings=64,
+        # The default, grouped_mm, is one that TorchDynamo cannot trace in float32: see
+        # test_plain_python.py.
+        experts_implementation="batched_mm",
     )
     return MixtralForCausalLM(config)
 
