@@ -410,7 +410,7 @@ def test_vmap_around_a_guarded_model_is_checked() -> None:
 
     model = fxguard.instrument(Unit())
     assert torch.equal(torch.vmap(model)(X), torch.vmap(Unit())(X))
-    with pytest.raises(fxguard.NonFiniteError, match="holds NaN"):
+    with pytest.raises(fxguard.NonFiniteError, match="NaN"):
         torch.vmap(model)(X * math.nan)
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -469,11 +469,14 @@ def test_a_step_that_is_compiled_around_the_model_is_checked(fullgraph: bool, ba
     for one, other in zip(plain.parameters(), guarded.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
     assert fxguard.guard_of(guarded).batch_number == 2
+    frames = fxguard.guard_of(guarded).frames()
+    assert [frame.title for frame in frames if not frame.is_op] == ["a Linear", "Unit"]
+    assert all(frame.source is not None for frame in frames if frame.is_op)
     operations = "3 of 3" if fullgraph else "2 of 2"  # the loss is part of one graph with the model
     assert f"checked {operations} operations" in fxguard.guard_of(guarded).coverage()
     bad = X.clone()
     bad[1, 3] = math.nan
-    with pytest.raises(fxguard.NonFiniteError, match="holds NaN"):
+    with pytest.raises(fxguard.NonFiniteError, match="NaN"):
         compiled(guarded, bad, torch.zeros(2, 8))
     with torch.no_grad():
         guarded.a.weight.fill_(3e38)
