@@ -319,8 +319,8 @@ def test_fused_attention_is_taken_where_python_takes_it() -> None:
     x = torch.randn(2, 5, 16)
     with torch.no_grad():
         assert torch.equal(plain(x, x, x)[0], guarded(x, x, x)[0])
-    kinds = [frame.kind for frame in fxguard.guard_of(guarded).frames()]
-    assert "_native_multi_head_attention" in kinds
+    steps = [step.kind for plan in fxguard.guard_of(guarded).plans for step in plan.steps]
+    assert steps == ["_native_multi_head_attention"]
 
 
 def test_what_python_did_before_a_graph_raised_is_lost() -> None:
