@@ -57,7 +57,7 @@ class Armed:
 
     def make_call(self, original: Any) -> Any:
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling():
                 return original(module, *args, **kwargs)
             self.begin()
             return Module.__call__(module, *args, **kwargs)

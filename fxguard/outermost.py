@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._guards import CompileContext
 from torch.nn import Module
 
 from fxguard import dynamo
@@ -106,7 +107,9 @@ class OutermostModules:
                 if dynamo.is_checked() or is_inlined(id(self), id(module)):
                     return original(module, *args, **kwargs)
                 return call_apart(module, args, kwargs)
-            if torch.compiler.is_compiling() or getattr(local, "inside", False):
+            # What a compiler runs is no model; is_compiling() is true for all threads at once.
+            compiles = CompileContext.current_compile_id() is not None
+            if compiles or getattr(local, "inside", False):
                 return original(module, *args, **kwargs)
             watched = enter(module)
             try:
