@@ -12,10 +12,16 @@ import sys
 __all__ = ["start"]
 
 
+_was_called = False
+
+
 def start() -> None:
     """Watch this process, where the variable FXGUARD says so."""
-    if not os.environ.get("FXGUARD"):
+    global _was_called
+    # Where two installations name this entry point, torch comes here twice.
+    if _was_called or not os.environ.get("FXGUARD"):
         return
+    _was_called = True
     try:
         from fxguard.autoload import arm
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from fxguard import nodes
-from fxguard.plan import FramePlan, RowPlan
+from fxguard.plan import WHOLE_GRAPH, FramePlan, RowPlan
 
 if TYPE_CHECKING:
     from fxguard.planner import PlanReader
@@ -37,8 +37,8 @@ def merge_root(frames: list[FramePlan]) -> list[FramePlan]:
     if len(frames) != 2 or frames[1].is_op or frames[1].name or not frames[0].is_op:
         return frames
     operation, root = frames
-    if operation.calls or operation.source is not None:
-        return frames  # the user wrote it, and the frame shows its line
+    if operation.calls or operation.source is not None or operation.kind == WHOLE_GRAPH:
+        return frames  # the user wrote it, and the frame shows its line; or it stands for many
     return [replace(root, step=operation.step)]
 
 

@@ -113,6 +113,8 @@ def clean_path(source: str) -> str:
     """``L['self']._modules['encoder'].block`` to ``encoder.block``."""
     path = re.sub(r"\._modules\['([^']+)'\]", r".\1", source)
     path = re.sub(r"^[LG]\['\w+'\](\.__self__)?\.?", "", path)
+    if path.endswith("__self__"):  # of a method that the model called: of the model itself
+        return ""
     return path.removeprefix("self.") if path != "self" else ""
 
 

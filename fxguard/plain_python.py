@@ -16,8 +16,8 @@ What is used of TorchDynamo (present in torch 2.11 to 2.15):
 
 - ``TorchInGraphFunctionVariable._get_handlers()``: the table that says how calls of functions such
   as ``is_compiling`` are traced. Ours look first at who asks, and whose capture it is.
-- ``SymbolicTorchFunctionState``: the function modes that are traced. Guards on the modes that are
-  really active stay as they are.
+- ``SymbolicTorchFunctionState.in_torch_function_mode``: whether a call is traced through the modes
+  that are active. The stack of modes stays as it is: a graph that changes it puts it back.
 - ``exc.SkipFrame``: what a backend raises to leave a function to Python.
 """
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -36,6 +36,7 @@ from torch._dynamo.exc import SkipFrame
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.trace_rules import get_torch_obj_rule_map
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._dynamo.variables.torch_function import SymbolicTorchFunctionState
 from torch.fx import GraphModule
@@ -72,16 +73,17 @@ def prepare_tracing() -> None:
         get_torch_obj_rule_map()[asked[-1]] = TorchInGraphFunctionVariable
     for function in asked:
         handlers[function] = _python_answers(handlers.get(function, _as_ever))
-    original = SymbolicTorchFunctionState.__init__
+    state: Any = SymbolicTorchFunctionState
+    state.in_torch_function_mode = lambda self: not all(map(_is_observer, self.mode_stack))
 
-    def without_observer(self: Any, py_stack: Iterable[Any], *args: Any, **kwargs: Any) -> None:
-        modes = list(py_stack)
-        # TorchDynamo counts modes from the bottom: only the last one can be left out.
-        if modes and isinstance(modes[-1], Observer):
-            modes.pop()
-        original(self, modes, *args, **kwargs)
 
-    SymbolicTorchFunctionState.__init__ = without_observer  # type: ignore[method-assign]
+def _is_observer(mode: Any) -> bool:
+    """Whether an entry of the stack of modes that TorchDynamo traces is ours."""
+    if isinstance(mode, LazyVariableTracker):
+        if not mode.is_realized():
+            return isinstance(mode.original_value(), Observer)
+        mode = mode.realize()
+    return isinstance(getattr(mode, "value", None), Observer)
 
 
 def backend_of(tx: Any) -> Any:

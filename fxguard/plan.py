@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 
 from fxguard.records import Source
 
-__all__ = ["LATER", "NOT_MEASURED", "Check", "FramePlan", "Plan", "RowPlan", "Step", "Value"]
+__all__ = [
+    "LATER",
+    "NOT_MEASURED",
+    "WHOLE_GRAPH",
+    "Check",
+    "FramePlan",
+    "Plan",
+    "RowPlan",
+    "Step",
+    "Value",
+]
 
 
 NOT_MEASURED = "not measured"  # the note of a value that no check reaches
+WHOLE_GRAPH = "graph"  # the kind of a step that stands for all of a graph's operations
 LATER = "measured later"  # the note of a value that is measured when something turned bad
 
 

@@ -359,6 +359,8 @@ class PlanReader:
         )
 
     def read_module_return(self, node: Node) -> None:
+        if not self.module_of(node):  # the model called itself; its frame comes with the batch
+            return
         labels: Any = node.args[0]
         rows = []
         for label, tensor, note in marks.rows_of(labels, node.args[1:]):

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from fxguard import bits, frames, stats
 from fxguard.batch import GraphRun, Postponed, expect_rows
-from fxguard.plan import FramePlan, Plan, RowPlan, Step
+from fxguard.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import Stat
 from fxguard.regions import unwrapped
 from fxguard.replay import agree, as_before, copies_of
 
 __all__ = ["leaving_of", "measure_leaving", "measure_run"]
-
-GRAPH = "graph"  # stands for all its operations, where nobody knows what they did
 
 
 def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -96,8 +94,8 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     run.plan = replace(
         plan,
         values=tuple(replace(v, slot=slots.get(i), later=None) for i, v in enumerate(plan.values)),
-        steps=(Step(GRAPH, name, (*entered, *weights), made),),
-        frames=(FramePlan(name, GRAPH, True, tuple(table), step=0, calls=run.calls),),
+        steps=(Step(WHOLE_GRAPH, name, (*entered, *weights), made),),
+        frames=(FramePlan(name, WHOLE_GRAPH, True, tuple(table), step=0, calls=run.calls),),
         checks=(),  # none of them has made a number: no further run is compared with these
         later=(),
     )

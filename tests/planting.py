@@ -28,7 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 import fxguard
-from fxguard import dynamo, gaps, marks
+from fxguard import dynamo, gaps, marks, plain_python
 
 __all__ = ["ENTERED", "FAULTS", "NOTHING", "Planter", "Site"]
 
@@ -124,6 +124,8 @@ class Planter:
         capture, observe = dynamo.CheckingBackend.__call__, gaps.observe
 
         def planted_capture(backend: Any, graph_module: GraphModule, inputs: list[Any]) -> Any:
+            if backend.follows_python:
+                plain_python.leave_try_blocks(graph_module)  # then there is no such graph
             self.rewrite(graph_module)
             compiled = capture(backend, graph_module, inputs)
 
@@ -228,7 +230,9 @@ class Planter:
     def module_of(self, node: Node) -> str:
         """The innermost module call around a node; the root's name where there is none."""
         stack = node.meta.get("nn_module_stack")
-        return self.names[int(list(stack)[-1].partition("@")[0])] if stack else ""
+        if not stack:  # a graph that begins in the middle, in the module that runs now
+            return self.running_module()
+        return self.names[int(list(stack)[-1].partition("@")[0])]
 
     def note(self, sites: list[int], read: Any, made: Any) -> None:
         """Note what an operation made without a planting, and whether it read a mask."""

@@ -168,7 +168,7 @@ def on_a_terminal(script: Path, **environment: str) -> str:
     ours, theirs = pty.openpty()
     command = [sys.executable, str(script)]
     env = {**os.environ, "TERM": "xterm", **environment}
-    subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, env=env, check=True)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env, check=True)
     os.close(theirs)
     said = b""
     while True:
@@ -193,4 +193,4 @@ def test_a_real_terminal(tmp_path: Path) -> None:
     piped = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True
     )
-    assert piped.stdout == plain
+    assert piped.stderr == plain

@@ -131,7 +131,9 @@ def test_ranks(
             continue
         blamed = rank if rank in faulty else min(faulty)
         assert each["report"]["rank"] == blamed
-        message = f"rank {blamed}: batch 2: {what} (ranks_at_work.py:"
+        message = f"rank {blamed}: batch 2: {what}"
+        if case.fault != "weight":  # a line that only read a weight explains nothing
+            message += " (ranks_at_work.py:"
         if case.on_detect == "raise":
             assert each["raised"].startswith(message)
         else:

@@ -284,7 +284,7 @@ def test_models_in_spawned_processes_are_checked(
         assert "2 batches of Linear (1 operation), in 2 processes; nothing found" in line
     else:
         assert "Traceback" not in ended.err
-        assert "holds NaN" in line
+        assert "argument `input` of Linear.forward: 2 NaN" in line
 
 
 LOADER = """
@@ -336,7 +336,7 @@ def test_the_variable_does_what_the_command_does(tmp_path: Path, entry_point: Pa
     ended = run(tmp_path, broken, "script.py", path=entry_point, FXGUARD="1")
     assert (ended.status, ended.out) == (3, "")
     assert "Traceback" not in ended.err
-    assert "holds NaN" in own_lines(ended)[-1]
+    assert "argument `input` of Linear.forward: 2 NaN" in own_lines(ended)[-1]
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", "off"])
