@@ -7,7 +7,7 @@ a model can see. These are undone here, for our own captures only (hooks are, in
 - It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
   transformers build whole attention masks. They also ask whether a device is recording a stream,
   which TorchDynamo cannot trace. ``nn.MultiheadAttention`` leaves out its fused kernel.
-- It traces the observer of operations between graphs, as it traces any torch function mode.
+- It traces operations through the observer, as through any torch function mode.
   Some methods of tensors break the graph under a mode (``unflatten``).
 - It captures a ``try`` block as if nothing in it could raise, and leaves its handlers and what
   stands under ``finally`` out.
@@ -44,7 +44,7 @@ from torch.fx import GraphModule
 from fxguard.gaps import Observer
 from fxguard.sources import is_internal, lines_of_trace
 
-__all__ = ["TRY_BLOCK", "backend_of", "leave_try_blocks", "prepare_tracing"]
+__all__ = ["backend_of", "leave_try_blocks", "prepare_tracing"]
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
