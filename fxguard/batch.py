@@ -50,10 +50,12 @@ class GraphRun:
     plan: Plan
     graph_module: GraphModule  # as it was captured, without checks
     statistics: Tensor  # [len(plan.checks), 2]
-    args: tuple[Any, ...] | None  # None once the batch is closed
+    # What it ran on, with copies of what it wrote; None once the batch is closed.
+    args: tuple[Any, ...] | None
     random_state: RandomState | None  # before the run, where the graph draws random numbers
     names: tuple[str, str]  # the module it was captured in, and the one it ran in
     calls: tuple[str, ...]  # calls of modules around it that no graph knows of
+    live: tuple[Any, ...] = ()  # the arguments themselves, until the batch has linked them
     inputs: dict[int, Key] = field(default_factory=dict)  # values made by an earlier event
     derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
     # Where the graph raised: the values that the operation which raised had read.
@@ -70,6 +72,8 @@ class Postponed:
     values: tuple[int, ...]  # of the plan: what left the graph
     leaving: Any  # their ranges, as they were measured; shape [count, 2] once they are read
     ways: Callable[[], Iterable[Callable[..., Any]]]  # checked forms of the graph, best first
+    # Of the plan: what inputs held before the graph wrote them, where no copy was made.
+    overwritten: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -156,17 +160,24 @@ class Batch:
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Add one run of a graph; ``outputs`` are what it returned, without the statistics."""
         index = len(self.events)
-        assert run.args is not None
+        args, run.live = run.live, ()
         for position, value in run.plan.inputs:
-            tensor = run.args[position]
+            tensor = args[position]
             key = self.key_of(tensor)
             if key is not None:
                 run.inputs[value] = key
                 continue
+            if run.plan.values[value].kind == "buffer":
+                continue  # it holds what it held before the batch, or nobody knows who wrote it
             origin = self.origin_of(tensor)
             if origin is not None:
                 run.derived[value] = origin
             self.remember(tensor, (index, value))
+        for position, written in run.plan.written:
+            if written is None:
+                self.forget(args[position])
+            else:
+                self.remember(args[position], (index, written))
         for tensor, output in zip(outputs, run.plan.outputs, strict=False):
             if output is not None:
                 self.remember(tensor, (index, output))

@@ -44,7 +44,7 @@ import inspect
 import threading
 import types
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -333,7 +333,7 @@ class CheckingBackend:
         self.plans.append(plan)
         self.graphs.append(graph_module)
         spoiled = spoiled_inputs(graph_module)
-        way = Unchecked(self, plan, graph_module) if self.replay else None
+        way = Unchecked(self, plan, graph_module, spoiled) if self.replay else None
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
@@ -343,7 +343,9 @@ class CheckingBackend:
             calls = watch.batch.calls if watch is not None else ()
             kept = copied(args, spoiled) if spoiled else args
             restore = settings_now() if restores else None
-            graph_run = GraphRun(plan, graph_module, NOTHING, kept, random_state, names, calls)
+            graph_run = GraphRun(
+                plan, graph_module, NOTHING, kept, random_state, names, calls, live=args
+            )
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
                 with gaps.unobserved(watch):
@@ -357,7 +359,7 @@ class CheckingBackend:
                 *outputs, graph_run.statistics = outputs
             with torch._C.DisableTorchFunction():
                 if way is not None:
-                    graph_run.postponed = way.measure(outputs)
+                    graph_run.postponed = way.measure((*outputs, *args))
                 self.report(graph_run, outputs)
             return outputs
 
@@ -410,16 +412,25 @@ def copied(args: Sequence[Any], spoiled: Sequence[int]) -> tuple[Any, ...]:
 class Unchecked:
     """A graph that runs as it is: only what leaves it is measured."""
 
-    def __init__(self, backend: CheckingBackend, plan: Plan, graph_module: GraphModule) -> None:
+    def __init__(
+        self,
+        backend: CheckingBackend,
+        plan: Plan,
+        graph_module: GraphModule,
+        copied: Collection[int],
+    ) -> None:
         self.backend = backend
         self.plan = plan
         self.graph_module = graph_module
         self.leaving = leaving_of(plan)
         self.values = tuple(value for _, value in self.leaving)
+        not_copied = {position for position, _ in plan.written if position not in copied}
+        self.overwritten = tuple(value for at, value in plan.inputs if at in not_copied)
 
-    def measure(self, outputs: Sequence[Any]) -> Postponed:
-        """What is known of a run that returned this."""
-        return Postponed(self.values, measure_leaving(outputs, self.leaving), self.checked_forms)
+    def measure(self, left: Sequence[Any]) -> Postponed:
+        """What is known of a run that left this: its outputs, and then its inputs."""
+        numbers = measure_leaving(left, self.leaving)
+        return Postponed(self.values, numbers, self.checked_forms, self.overwritten)
 
     def checked_forms(self) -> Iterator[Callable[..., Any]]:
         """The graph with checks: under its own backend, and then without one."""

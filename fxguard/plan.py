@@ -108,8 +108,11 @@ class Plan:
     values: tuple[Value, ...] = ()
     steps: tuple[Step, ...] = ()  # in order of execution
     frames: tuple[FramePlan, ...] = ()  # in order of display
-    # (position among the graph's inputs, value) of those that are no weights or buffers.
+    # (position among the graph's inputs, value) of those that are no weights.
     inputs: tuple[tuple[int, int], ...] = ()
+    # Likewise of those that the graph wrote, with the value that they hold when it ends; None where
+    # that is not known.
+    written: tuple[tuple[int, int | None], ...] = ()
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
     # Of values that only a second run can see, with the operations in which they are.

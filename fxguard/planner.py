@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,8 +56,9 @@ def make_plan(
         inputs=tuple(
             (value.argument, index)
             for index, value in enumerate(reader.table.values)
-            if value.kind == "input" and value.argument is not None
+            if value.kind in ("input", "buffer") and value.argument is not None
         ),
+        written=reader.left_written,
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
         later=tuple(reader.table.later),
@@ -93,6 +94,8 @@ class PlanReader:
         self.frames: list[FramePlan] = []
         self.frame_nodes: list[Node] = []  # which node each frame belongs to
         self.outputs: tuple[int | None, ...] = ()
+        self.entered: list[tuple[int, Node, int]] = []  # position, input of the graph, its value
+        self.left_written: tuple[tuple[int, int | None], ...] = ()  # Plan.written
         self.quantized: set[Node] = set()
         self.measured_inputs = {"input"}
         self.hidden = 0  # operations in the bodies of higher-order operations
@@ -104,11 +107,16 @@ class PlanReader:
         self.calls = {
             node: read_node(node, graph_module) for node in self.nodes if node.op.startswith("call")
         }
-        self.written: set[Node] = set()  # what is to be measured before that
+        written: set[Node] = set()
         for node, call in self.calls.items():
-            self.written.update(operand for _, operand in call.beside)
-            self.written.update(call.in_place)
-            self.written.update(x for _, x in call.apart if self.table.is_read_after(x, node))
+            written.update(operand for _, operand in call.beside)
+            written.update(call.in_place)
+            written.update(x for _, x in call.apart if self.table.is_read_after(x, node))
+        # What is to be measured before that: a write to a part of a buffer changes the buffer.
+        memories = {nodes.memory_of(nodes.example_of(node)) for node in written} - {None}
+        self.written = written | {
+            node for node in self.nodes if nodes.memory_of(nodes.example_of(node)) in memories
+        }
 
     def read(self) -> None:
         position = 0
@@ -128,6 +136,26 @@ class PlanReader:
                 self.name_value(str(node.args[0]), self.table.value_of(node.args[1]))
             else:
                 self.read_operation(node)
+        self.left_written = tuple(self.written_inputs())
+
+    def written_inputs(self) -> Iterator[tuple[int, int | None]]:
+        """The graph's inputs that it wrote: (position, the value that each holds in the end)."""
+        if not self.entered:
+            return
+        for placeholder, (last, parts) in self.table.in_parts.items():
+            before = self.table.now[placeholder]
+            value = self.table.add(
+                placeholder, (), "made", placeholder.name, measure=True, after=last
+            )
+            self.table.now[placeholder] = value
+            link = Step("view", self.module_of(last), (before, *parts), (value,), counts=False)
+            self.steps.append(link)
+        unknown = {x for call in self.calls.values() for _, x in call.apart}
+        for position, node, value in self.entered:
+            if self.table.now[node] != value:
+                yield position, self.table.now[node]
+            elif node in unknown:  # running statistics, which nothing in the graph reads again
+                yield position, None
 
     # What stands in the graph before any operation.
 
@@ -146,6 +174,7 @@ class PlanReader:
         self.table.now[node] = self.table.add(
             node, (), kind, name, measure=measure, argument=position
         )
+        self.entered.append((position, node, self.table.now[node]))
         self.table.remember_memory(node)
 
     def read_attribute(self, node: Node) -> None:

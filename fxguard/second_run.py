@@ -7,6 +7,7 @@ is what left it before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,19 +26,20 @@ __all__ = ["leaving_of", "measure_leaving", "measure_run"]
 
 
 def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """What leaves a graph and can be bad: (position among the outputs, value)."""
+    """What leaves a graph and can be bad: (position among outputs and then inputs, value)."""
     found: dict[int, int] = {}
-    for position, value in enumerate(plan.outputs):
+    written = ((len(plan.outputs) + position, value) for position, value in plan.written)
+    for position, value in (*enumerate(plan.outputs), *written):
         if value is not None and plan.values[value].can_be_bad:
             found.setdefault(value, position)
     return tuple((position, value) for value, position in found.items())
 
 
 @torch.no_grad()
-def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
-    """The ranges of what left a graph, for :func:`fxguard.bits.collect`."""
+def measure_leaving(left: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
+    """The ranges of what left a graph, its outputs and then its inputs, for ``bits.collect``."""
     with torch._C.DisableTorchFunction():
-        return [bits.abs_min_max(unwrapped(outputs[position])) for position, _ in leaving]
+        return [bits.abs_min_max(unwrapped(left[position])) for position, _ in leaving]
 
 
 def measure_run(run: GraphRun) -> None:
@@ -59,6 +61,7 @@ def measure_run(run: GraphRun) -> None:
         expect_rows(numbers, len(run.plan.checks))
         if _repeats(run.plan, numbers, postponed):
             run.statistics = numbers
+            _forget_overwritten(run, postponed.overwritten)
             return
     run.repeated = False
     _stand_alone(run, postponed)
@@ -74,6 +77,32 @@ def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
     return True
 
 
+def _forget_overwritten(run: GraphRun, overwritten: Sequence[int]) -> None:
+    """Leave out what the second run could not see: it found there what the first had written.
+
+    Where nothing bad was written over an input that is bad, it was bad before.
+    """
+    plan, highs = run.plan, run.statistics[:, 1].tolist()
+    bad = {
+        index
+        for index, value in enumerate(plan.values)
+        if value.slot is not None and not math.isfinite(highs[value.slot])
+    }
+    lost = {
+        value
+        for value in bad.intersection(overwritten)
+        if any(value in s.inputs and not bad.isdisjoint({*s.inputs} - {value}) for s in plan.steps)
+    }
+    if lost:
+        run.plan = replace(
+            plan,
+            values=tuple(
+                replace(value, kind="made", slot=None, note="not kept") if i in lost else value
+                for i, value in enumerate(plan.values)
+            ),
+        )
+
+
 def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     """One step for the whole graph, with the numbers of what entered and left it."""
     assert isinstance(postponed.leaving, Tensor)
@@ -81,8 +110,9 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     plan, rows, name = run.plan, postponed.leaving.tolist(), run.names[1]
     numbers = {value: stats.decode(*row) for value, row in zip(postponed.values, rows, strict=True)}
     for position, value in plan.inputs:
-        numbers.setdefault(value, frames.stat_of(run.args[position]))
-    entered = [value for _, value in plan.inputs]
+        if plan.values[value].kind == "input":
+            numbers.setdefault(value, frames.stat_of(run.args[position]))
+    entered = [value for _, value in plan.inputs if plan.values[value].kind == "input"]
     weights = [i for i, v in enumerate(plan.values) if v.kind in ("weight", "buffer")]
     made = tuple(value for value in postponed.values if value not in entered)
     table = [

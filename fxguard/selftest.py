@@ -98,7 +98,9 @@ def _blames(
     given = [x.clone() if isinstance(x, Tensor) else x for x in inputs]  # a graph may write them
     *_, statistics = compiled(*given)
     batch = Batch(0)
-    batch.graph_ran(GraphRun(plan, graph, statistics, tuple(given), None, ("", ""), ()), ())
+    batch.graph_ran(
+        GraphRun(plan, graph, statistics, tuple(given), None, ("", ""), (), live=tuple(given)), ()
+    )
     batch.read()
     trace = frames.assemble(batch)
     blames = Judgment(batch, trace, lambda step: False).verdict.both

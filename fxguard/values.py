@@ -42,6 +42,9 @@ class ValueTable:
         self._order = {node: position for position, node in enumerate(graph_nodes)}
         self._memory: dict[Node, int] = {}
         self._aliases: dict[int, list[Node]] = {}  # memory to the results that stand in it
+        # Inputs of the graph of which a part was written, and which nothing reads from then on: the
+        # last node that wrote one, and what the parts hold.
+        self.in_parts: dict[Node, tuple[Node, list[int]]] = {}
 
     def add(
         self,
@@ -137,11 +140,15 @@ class ValueTable:
             whole = nodes.example_of(alias)
             if part is None or whole is None or _same_elements(part, whole):
                 self.now[alias] = value
+                self.in_parts.pop(alias, None)
             elif self.is_read_after(alias, node):
                 before = self.now[alias]
                 fresh = self.add(alias, (), "made", alias.name, measure=True, after=node)
                 self.now[alias] = fresh
                 changed.append((before, fresh))
+            elif alias.op == "placeholder":
+                _, parts = self.in_parts.get(alias, (node, []))
+                self.in_parts[alias] = (node, [*parts, value])
         return changed
 
 
