@@ -144,6 +144,7 @@ class Batch:
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, stats.Detail] = {}  # of bad ones
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among them
+        self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and of which it has a copy
         self.known: dict[int, Known] = {}
         self.memories: dict[int | None, tuple[StorageWeakRef, Key]] = {}
         self.modules: list[ModuleCall] = []
@@ -172,6 +173,8 @@ class Batch:
             origin = self.origin_of(tensor)
             if origin is not None:
                 run.derived[value] = origin
+            if run.args is not None and run.args[position] is not tensor:
+                self.copied[index, value] = tensor
             self.remember(tensor, (index, value))
         for position, written in run.plan.written:
             if written is None:
@@ -370,6 +373,7 @@ class Batch:
                 event.random_state = None
         self.failed = None
         self.call = None
+        self.copied.clear()
         self.known.clear()
         self.memories.clear()
 

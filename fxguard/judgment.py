@@ -83,7 +83,8 @@ class Judgment:
         kind, name = self.trace.values[value].kind, self.trace.values[value].name
         if kind != "input":
             return f"{kind} {name}"
-        tensor = frames.tensor_of(self.batch, self.trace.keys[value])
+        key = self.trace.keys[value]
+        tensor = self.batch.copied.get(key, frames.tensor_of(self.batch, key))
         if tensor is not None and self.batch.call is not None:
             with contextlib.suppress(Exception):  # whatever a container of the user's raises
                 if argument := self.batch.call.name_of(tensor):

@@ -89,6 +89,17 @@ def test_the_input_of_a_module_of_torch_has_the_name_in_its_documentation(
     assert reports[0].message == "batch 0: argument `input` of Linear.forward: 1 NaN, in row 5"
 
 
+def test_an_argument_that_is_written_in_place_keeps_its_name() -> None:
+    """The report has the numbers of before, of a copy."""
+
+    class Writes(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            return image.add_(1) * 2
+
+    message = report_of(Writes(), ONE.clone()).message
+    assert message == "batch 0: argument `image` of Writes.forward: 1 NaN, in row 5"
+
+
 WHERE = {
     "1 NaN, in row 0": with_nan(2, 3, at=(0, 1)),
     "2 NaN, in rows 0 and 2": with_nan(3, 3, at=([0, 2], [1, 1])),

@@ -320,6 +320,39 @@ def test_workers_of_a_data_loader_are_checked(
         assert "return torch.log(x - 5)" in own_lines(ended)[-1]
 
 
+RANKS = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+bad = dist.get_rank() == 1 and sys.argv[1] == "bad"
+model(torch.full((1, 2), float("nan") if bad else 1.0)).sum().backward()
+dist.destroy_process_group()
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.mark.parametrize("how", ["around torchrun", "variable"])
+def test_the_rank_that_fails_is_named(tmp_path: Path, entry_point: Path, how: str) -> None:
+    """The whole job is watched, and ends with the status of a detection."""
+    command = (*TORCHRUN, "script.py", "bad")
+    if how == "variable":
+        ended = run(tmp_path, RANKS, *command, path=entry_point, FXGUARD="1")
+    else:
+        ended = run(tmp_path, RANKS, "-m", "fxguard", "run", *command, path=entry_point)
+    assert ended.status == 3, ended.err
+    assert "during batch_number=0 rank=1" in ended.err
+    assert "rank 1: batch 0: argument `input` of Linear.forward: 2 NaN" in own_lines(ended)[-1]
+
+
+def test_ranks_that_are_well_are_counted_together(tmp_path: Path, entry_point: Path) -> None:
+    """One line for the job, and not one for each rank."""
+    command = (*TORCHRUN, "script.py", "good")
+    ended = run(tmp_path, RANKS, *command, path=entry_point, FXGUARD="1")
+    assert ended.status == 0, ended.err
+    (line,) = own_lines(ended)
+    assert "2 batches of Linear (1 operation), in 2 processes; nothing found" in line
+
+
 # The variable FXGUARD.
 
 CALLS = "import torch\ntorch.nn.Linear(2, 2)(torch.full((1, 2), SCALE))\nprint('end')\n"
