@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -338,7 +339,9 @@ class Guard:
         """One of the model's methods without the guard."""
         if method in self.own_methods:
             return self.own_methods[method]  # type: ignore[no-any-return]
-        return types.MethodType(getattr(type(self.model), method), self.model)
+        found = inspect.getattr_static(type(self.model), method)
+        # A static method takes no model, and neither does a function that is written in C.
+        return found.__get__(self.model) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         # The copy of the model is a model of its own: it counts its own batches.

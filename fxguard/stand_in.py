@@ -7,6 +7,7 @@ it) and where there are no numbers to check (fake tensors).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -47,6 +48,7 @@ def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
 
 def stand_in_for(original: Callable[..., Any], method: str) -> Any:
     """A function that takes the place of a method of a guarded model, and looks like it."""
+    takes_model = isinstance(original, types.MethodType)
 
     # TorchDynamo skips this function where it is the outermost one of a compilation, but not what
     # it calls, so that `guarded` sees who compiles. Somebody who compiles a function around the
@@ -61,14 +63,18 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
             return guarded(guard, method, args, kwargs)
         if method in guard.own_methods:
             return guard.own_methods[method](*args, **kwargs)
+        if not takes_model:
+            return original(*args, **kwargs)
         return getattr(type(model), method)(model, *args, **kwargs)
 
     functools.update_wrapper(wrapper, getattr(original, "__func__", original))
-    # Trainers and `generate` look here for the names of the model's arguments.
-    signature = inspect.signature(original)
-    model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     stand_in: Any = wrapper
-    stand_in.__signature__ = signature.replace(parameters=[model, *signature.parameters.values()])
+    model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    with contextlib.suppress(ValueError):  # what is written in C need not have a signature
+        # Trainers and `generate` look here for the names of the model's arguments.
+        signature = inspect.signature(original)
+        parameters = [model, *signature.parameters.values()]
+        stand_in.__signature__ = signature.replace(parameters=parameters)
     dynamo.leave_to_python(wrapper)
     return stand_in
 

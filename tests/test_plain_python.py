@@ -509,3 +509,37 @@ def test_a_compiled_model_stays_compiled_before_during_and_after(
         assert torch.equal(compiled(X), model(X))
         assert compiled(X * math.nan).isnan().all()
         assert counted.frame_count == 1
+
+
+# Forwards that are no methods written in Python.
+
+
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.log(x)
+
+
+class WrittenInC(nn.Module):
+    forward = torch.log
+
+
+def its_own() -> nn.Module:
+    model = nn.Module()
+    model.forward = torch.log
+    return model
+
+
+@pytest.mark.parametrize("make", [Static, WrittenInC, its_own])
+def test_a_forward_that_takes_no_model(make: Callable[[], nn.Module]) -> None:
+    """It is called as Python calls it, checked, exported, compiled around, and can be put back."""
+    model = fxguard.instrument(make())
+    assert torch.equal(model(X), torch.zeros(2, 8))
+    with pytest.raises(fxguard.NonFiniteError, match="log made inf"):
+        model(X - 1)
+    if make is Static:  # torch.export asks the others for a signature, guarded or not
+        assert torch.equal(torch.export.export(model, (X,)).module()(X), torch.zeros(2, 8))
+    around = torch.compile(lambda x: model(x) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(around(X), X)
+    fxguard.remove(model)
+    assert torch.equal(model(X - 1), torch.full((2, 8), -math.inf))
