@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +58,7 @@ def make_plan(
             for index, value in enumerate(reader.table.values)
             if value.kind in ("input", "buffer") and value.argument is not None
         ),
-        written=reader.left_written,
+        written=tuple(reader.inputs_written),
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
         later=tuple(reader.table.later),
@@ -95,7 +95,7 @@ class PlanReader:
         self.frame_nodes: list[Node] = []  # which node each frame belongs to
         self.outputs: tuple[int | None, ...] = ()
         self.entered: list[tuple[int, Node, int]] = []  # position, input of the graph, its value
-        self.left_written: tuple[tuple[int, int | None], ...] = ()  # Plan.written
+        self.inputs_written: list[tuple[int, int | None]] = []  # Plan.written
         self.quantized: set[Node] = set()
         self.measured_inputs = {"input"}
         self.hidden = 0  # operations in the bodies of higher-order operations
@@ -136,26 +136,25 @@ class PlanReader:
                 self.name_value(str(node.args[0]), self.table.value_of(node.args[1]))
             else:
                 self.read_operation(node)
-        self.left_written = tuple(self.written_inputs())
+        if self.entered:
+            self.read_end()
 
-    def written_inputs(self) -> Iterator[tuple[int, int | None]]:
-        """The graph's inputs that it wrote: (position, the value that each holds in the end)."""
-        if not self.entered:
-            return
+    def read_end(self) -> None:
+        """Find what the graph's inputs hold when it ends."""
         for placeholder, (last, parts) in self.table.in_parts.items():
-            before = self.table.now[placeholder]
-            value = self.table.add(
-                placeholder, (), "made", placeholder.name, measure=True, after=last
-            )
+            name, before = placeholder.name, self.table.now[placeholder]
+            value = self.table.add(placeholder, (), "made", name, measure=True, after=last)
             self.table.now[placeholder] = value
             link = Step("view", self.module_of(last), (before, *parts), (value,), counts=False)
             self.steps.append(link)
-        unknown = {x for call in self.calls.values() for _, x in call.apart}
-        for position, node, value in self.entered:
-            if self.table.now[node] != value:
-                yield position, self.table.now[node]
-            elif node in unknown:  # running statistics, which nothing in the graph reads again
-                yield position, None
+        # Running statistics that nothing in the graph reads again have no value.
+        unknown = {operand for call in self.calls.values() for _, operand in call.apart}
+        for position, node, before in self.entered:
+            now = self.table.now[node]
+            if now != before:
+                self.inputs_written.append((position, now))
+            elif node in unknown:
+                self.inputs_written.append((position, None))
 
     # What stands in the graph before any operation.
 
