@@ -359,7 +359,7 @@ class CheckingBackend:
                 *outputs, graph_run.statistics = outputs
             with torch._C.DisableTorchFunction():
                 if way is not None:
-                    graph_run.postponed = way.measure((*outputs, *args))
+                    graph_run.postponed = way.measure(outputs)
                 self.report(graph_run, outputs)
             return outputs
 
@@ -427,9 +427,9 @@ class Unchecked:
         not_copied = {position for position, _ in plan.written if position not in copied}
         self.overwritten = tuple(value for at, value in plan.inputs if at in not_copied)
 
-    def measure(self, left: Sequence[Any]) -> Postponed:
-        """What is known of a run that left this: its outputs, and then its inputs."""
-        numbers = measure_leaving(left, self.leaving)
+    def measure(self, outputs: Sequence[Any]) -> Postponed:
+        """What is known of a run that returned this."""
+        numbers = measure_leaving(outputs, self.leaving)
         return Postponed(self.values, numbers, self.checked_forms, self.overwritten)
 
     def checked_forms(self) -> Iterator[Callable[..., Any]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fxguard import bits, frames, stats
 from fxguard.batch import GraphRun, Postponed, expect_rows
-from fxguard.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
+from fxguard.plan import NOT_MEASURED, WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import Stat
 from fxguard.regions import unwrapped
 from fxguard.replay import agree, as_before, copies_of
@@ -26,20 +26,19 @@ __all__ = ["leaving_of", "measure_leaving", "measure_run"]
 
 
 def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """What leaves a graph and can be bad: (position among outputs and then inputs, value)."""
+    """What leaves a graph and can be bad: (position among the outputs, value)."""
     found: dict[int, int] = {}
-    written = ((len(plan.outputs) + position, value) for position, value in plan.written)
-    for position, value in (*enumerate(plan.outputs), *written):
+    for position, value in enumerate(plan.outputs):
         if value is not None and plan.values[value].can_be_bad:
             found.setdefault(value, position)
     return tuple((position, value) for value, position in found.items())
 
 
 @torch.no_grad()
-def measure_leaving(left: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
-    """The ranges of what left a graph, its outputs and then its inputs, for ``bits.collect``."""
+def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
+    """The ranges of what left a graph, for :func:`fxguard.bits.collect`."""
     with torch._C.DisableTorchFunction():
-        return [bits.abs_min_max(unwrapped(left[position])) for position, _ in leaving]
+        return [bits.abs_min_max(unwrapped(outputs[position])) for position, _ in leaving]
 
 
 def measure_run(run: GraphRun) -> None:
@@ -109,10 +108,10 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     assert run.args is not None
     plan, rows, name = run.plan, postponed.leaving.tolist(), run.names[1]
     numbers = {value: stats.decode(*row) for value, row in zip(postponed.values, rows, strict=True)}
-    for position, value in plan.inputs:
-        if plan.values[value].kind == "input":
-            numbers.setdefault(value, frames.stat_of(run.args[position]))
     entered = [value for _, value in plan.inputs if plan.values[value].kind == "input"]
+    for position, value in plan.inputs:
+        if value in entered and value not in postponed.overwritten:
+            numbers.setdefault(value, frames.stat_of(run.args[position]))
     weights = [i for i, v in enumerate(plan.values) if v.kind in ("weight", "buffer")]
     made = tuple(value for value in postponed.values if value not in entered)
     table = [
@@ -121,10 +120,16 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
         for index, value in enumerate(listed)
     ]
     slots: dict[int, int] = {value: slot for slot, value in enumerate(numbers)}
+    # What it wrote in place is taken to be as bad as what it read.
+    written = {value for _, value in plan.written if value is not None} - slots.keys()
+    notes = dict.fromkeys(postponed.overwritten, "not kept") | dict.fromkeys(written, NOT_MEASURED)
     run.plan = replace(
         plan,
-        values=tuple(replace(v, slot=slots.get(i), later=None) for i, v in enumerate(plan.values)),
-        steps=(Step(WHOLE_GRAPH, name, (*entered, *weights), made),),
+        values=tuple(
+            replace(value, slot=slots.get(i), later=None, note=notes.get(i, value.note))
+            for i, value in enumerate(plan.values)
+        ),
+        steps=(Step(WHOLE_GRAPH, name, (*entered, *weights), (*made, *written)),),
         frames=(FramePlan(name, WHOLE_GRAPH, True, tuple(table), step=0, calls=run.calls),),
         checks=(),  # none of them has made a number: no further run is compared with these
         later=(),

@@ -15,9 +15,9 @@ __all__ = ["spoiled_inputs"]
 def spoiled_inputs(graph_module: GraphModule) -> tuple[int, ...]:
     """Positions of the inputs that have to be copied before a run, to make a second one possible.
 
-    Running statistics and counters are among them. A cache whose new rows are written before
-    anything of it is read is not: the second run finds the same rows there and writes them again.
-    (What the cache held before that is gone: its range shows the new rows too.)
+    Running statistics and counters are among them. A cache whose new rows are written at once and
+    before anything of it is read is not: the second run finds the same rows there and writes them
+    again. (What the cache held before that is gone: its range shows the new rows too.)
     """
     graph = graph_module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -26,7 +26,7 @@ def spoiled_inputs(graph_module: GraphModule) -> tuple[int, ...]:
         for _, tensor in nodes.elements_of(nodes.example_of(node)):
             memory[node] = nodes.memory_of(tensor) or id(node)
     given = {memory[node] for node in inputs if node in memory}
-    read: set[int] = set()
+    read: set[int] = set()  # or written
     spoiled: set[int] = set()
     for node in graph.nodes:
         if not node.op.startswith("call"):
@@ -42,7 +42,9 @@ def spoiled_inputs(graph_module: GraphModule) -> tuple[int, ...]:
         sources = {memory[operand] for operand in others if operand in memory}
         places = {memory[operand] for operand in call.in_place if operand in memory}
         if call.overwrites or call.kind in REPEATABLE:
-            places &= read | sources
+            at_once = {memory[node] for node in inputs if node in call.in_place}
+            places -= at_once - read - sources
+            read |= at_once
         changed = (*call.beside, *call.apart)
         spoiled |= places | {memory[operand] for _, operand in changed if operand in memory}
         if call.written:
