@@ -118,6 +118,13 @@ def _erase_marks(graph: Graph) -> None:
             graph.erase_node(node)
 
 
+def _add_examples(body: Graph) -> None:
+    """Before torch 2.13 loops look whether examples of what a body returns share memory."""
+    for node in body.output_node().all_input_nodes:
+        if nodes.example_of(node) is None:
+            node.meta["example_value"] = torch.empty((), device="meta")
+
+
 def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     """The same inputs; the output is a pair of what it was and the statistics."""
     info = codegen.pytree_info
@@ -268,6 +275,7 @@ class _Changed:
         if old not in self.bodies:  # some bodies are run by more than one operation
             name = f"{node.args[position].target}_checked"  # type: ignore[union-attr]
             self.bodies[old] = (name, inner.module())
+            _add_examples(inner.graph)
         with self.graph.inserting_before(node):
             node.update_arg(position, self.graph.get_attr(self.bodies[old][0]))
 

@@ -53,6 +53,7 @@ TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 ASKED = (
     torch.compiler.is_compiling,
     torch.compiler.is_dynamo_compiling,
+    torch.compiler.is_exporting,
     torch._utils.is_compiling,
     torch._dynamo.external_utils.is_compiling,
     torch.cuda.is_current_stream_capturing,

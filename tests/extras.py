@@ -1,4 +1,7 @@
-"""What some tests need and not every machine has: skipped without it, except in CI, which fails."""
+"""What some tests need and not every machine has: skipped without it, except in CI, which fails.
+
+And the version of torch, for the few that find in torch itself what they expect of fxguard.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ import shutil
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
-__all__ = ["needs", "needs_program"]
+__all__ = ["TORCH", "needs", "needs_program"]
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def needs(module: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from extras import TORCH
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -83,6 +84,7 @@ def test_dropout_is_repeated(model_class: type[nn.Module], replay: bool, backend
     assert "not checked" not in fxguard.guard_of(model).coverage()
 
 
+@pytest.mark.skipif(TORCH < (2, 12), reason="torch 2.11 draws the same numbers by itself")
 def test_without_it_gradients_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch makes of it, and why this is here. If it fails, checkpointing.py can go."""
     monkeypatch.setattr(dynamo, "keep_random_state", lambda graph: graph)

@@ -90,7 +90,7 @@ def whole_reports(found: Found) -> int:
 
 
 # What DTensors do in a module, next to the operations of the model.
-OF_DTENSORS = (" from_local", " redistribute", " to_local", " linear")
+OF_DTENSORS = (" from_local", "redistribute", "to_local", " linear")  # "prim_to_local" in 2.11
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from extras import TORCH
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -97,10 +98,12 @@ def test_the_error_ends_with_the_report(
     kind: type[nn.Module], backend: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The operation is named, and the original exception is the cause."""
-    plain = error_of(kind(), BAD)
+    plain: Exception | None = error_of(kind(), BAD)
     model: Any = fxguard.instrument(kind())
     if backend is not None:
         model = torch.compile(model, backend=backend)
+        if TORCH < (2, 12) and kind in (Factor, Checkpointed):
+            plain = None  # AOTAutograd's cholesky gave NaN then, and raised nothing
     model(GOOD)
     with pytest.raises(fxguard.NonFiniteError) as caught:
         model(BAD)
@@ -109,7 +112,7 @@ def test_the_error_ends_with_the_report(
     report = caught.value.report
     assert report.origins[0].what == RAISING[kind]
     assert report.origins[0].frame.source is not None
-    assert report.error.startswith(type(cause).__name__)
+    assert report.error.startswith("" if cause is None else type(cause).__name__)
     assert str(report) in capsys.readouterr().err
     guard = fxguard.guard_of(model)
     assert guard.batch_number == 2

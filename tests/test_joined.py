@@ -94,7 +94,7 @@ class Everything(nn.Module):
     ("train", "dynamic"),
     [
         (True, None),
-        (False, True),
+        pytest.param(False, True, marks=pytest.mark.campaign),
         pytest.param(True, True, marks=pytest.mark.campaign),
         pytest.param(False, None, marks=pytest.mark.campaign),
     ],

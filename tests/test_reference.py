@@ -14,7 +14,12 @@ import fxguard
 from fxguard.report import frame_text
 
 VARIANTS = [
-    pytest.param(name, train, masked, id=f"{name}-{mode}-{mask}")
+    pytest.param(
+        *(name, train, masked),
+        id=f"{name}-{mode}-{mask}",
+        # CI: each model in evaluation, and in training with a mask where it takes one.
+        marks=() if train == masked else pytest.mark.campaign,
+    )
     for name, entry in zoo.ZOO.items()
     for train, mode in ((True, "train"), (False, "eval"))
     for masked, mask in (

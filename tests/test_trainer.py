@@ -158,7 +158,13 @@ ARGUMENTS = {
 }
 
 
-CAMPAIGN = ("plain", "accumulation", "checkpointing", "compiled")  # the others have them all
+CAMPAIGN = (
+    "plain",
+    "accumulation",
+    "checkpointing",
+    "compiled",
+    "fp16",
+)  # the others have them all
 
 
 @pytest.mark.parametrize(
