@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,6 +12,12 @@ import pytest
 import torch
 
 from fxguard import guard
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector leave alone what was imported: it would look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -256,7 +256,7 @@ def test_the_backend_counts_the_batches_of_each_thread() -> None:
     assert second.batch_number == 3
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+@pytest.mark.parametrize("name", ["bert", "llama", pytest.param("t5", marks=pytest.mark.campaign)])
 def test_autocast_keeps_every_bit(name: str) -> None:
     """Under autocast, outside or inside the model, the results stay the same."""
     entry = zoo.ZOO[name]

@@ -106,7 +106,10 @@ LEFT_OUT = {
     "gpt2": {"that are empty"},
     "mixtral": {"that are empty"},
 }
-TESTED = ["t5", "llama", "gpt2", "bert", "mixtral", "whisper", "vit", "resnet", "cnn", "in_place"]
+LONG = [
+    pytest.param(name, marks=pytest.mark.campaign) for name in ("t5", "gpt2", "mixtral", "whisper")
+]
+TESTED = ["llama", "bert", "vit", "resnet", "cnn", "in_place", *LONG]
 
 
 @pytest.mark.parametrize("name", TESTED)

@@ -79,7 +79,9 @@ def test_a_script_sees_what_python_shows_it(tmp_path: Path, where: str) -> None:
     assert str(tmp_path) in plain.out
 
 
-@pytest.mark.parametrize("name", ["script", "package", "package.part"])
+@pytest.mark.parametrize(
+    "name", ["script", pytest.param("package", marks=pytest.mark.campaign), "package.part"]
+)
 def test_a_module_sees_what_python_shows_it(tmp_path: Path, name: str) -> None:
     """Likewise for ``python -m name``, packages included."""
     package = tmp_path / "package"
@@ -305,8 +307,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-@pytest.mark.parametrize(("shift", "status"), [("1", 0), ("5", 3)])
+@pytest.mark.parametrize(
+    ("how", "shift", "status"),
+    [
+        ("fork", "1", 0),
+        ("spawn", "5", 3),
+        pytest.param("fork", "5", 3, marks=pytest.mark.campaign),
+        pytest.param("spawn", "1", 0, marks=pytest.mark.campaign),
+    ],
+)
 def test_workers_of_a_data_loader_are_checked(
     tmp_path: Path, entry_point: Path, how: str, shift: str, status: int
 ) -> None:
