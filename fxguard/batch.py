@@ -316,7 +316,8 @@ class Batch:
                 if stats.NO_DATA in highs:
                     slots = {n for n, high in enumerate(highs) if high == stats.NO_DATA}
                     lacking = {i for i, v in enumerate(event.plan.values) if v.slot in slots}
-                    count += sum(not lacking.isdisjoint(s.outputs) for s in event.plan.steps)
+                    steps = (step for step in event.plan.steps if step.counts)
+                    count += sum(not lacking.isdisjoint(step.outputs) for step in steps)
             elif isinstance(event, GapOperation) and event.counts:
                 count += any(between[index] == stats.NO_DATA for _, (_, index) in event.outputs)
         return count

@@ -52,7 +52,7 @@ def hide(reader: PlanReader, node: Node, reason: str) -> bool:
     for body in higher_order.bodies_of(node, reader.graph_module):
         child = type(reader)(body.graph_module, reader.names, {}, reader.root)
         child.read()
-        count = len(child.steps) + child.hidden
+        count = sum(step.counts for step in child.steps) + child.hidden
         reader.hidden += count
         reader.table.unchecked[reason] += count
         reader.random = True  # it may draw random numbers

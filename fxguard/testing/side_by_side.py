@@ -61,6 +61,8 @@ class SideBySide:
         # What is measured after a node has run, and the operation that made it.
         self.after: dict[str, list[tuple[Step, list[Check]]]] = {}
         for step in run.plan.steps:
+            if not step.counts:
+                continue
             slots = [run.plan.values[value].slot for value in step.outputs]
             checks = [run.plan.checks[slot] for slot in slots if slot is not None]
             if checks and not checks[0].inside:
