@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +33,13 @@ class Index(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.embedding(torch.sqrt(x).long().clamp(max=3) + 0)
+
+
+@pytest.fixture(autouse=True)
+def exceptions_go() -> Iterator[None]:
+    """In torch 2.11 a checkpoint that raised leaves its hooks in place until the exception goes."""
+    yield
+    gc.collect()
 
 
 class Factor(nn.Module):
