@@ -47,7 +47,9 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def fit(text: str, stream: TextIO, *, well: bool = False) -> str:
-    """The text of a report as a stream is to get it: with colours, or only safe, or as it is.
+    r"""The text of a report as a stream is to get it: with colours, or only safe, or as it is.
+
+    Characters that the stream's encoding lacks are written as escapes, ``\u2028``.
 
     Args:
         text: ``str(report)``, a verdict or a trace.
@@ -55,8 +57,11 @@ def fit(text: str, stream: TextIO, *, well: bool = False) -> str:
         well: whether the first line is good news.
     """
     if wants_colour(stream):
-        return coloured(text, well=well)
-    return _safe(text) if is_terminal(stream) else text
+        text = coloured(text, well=well)
+    elif is_terminal(stream):
+        text = _safe(text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
@@ -74,11 +79,7 @@ def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
     if stream is None:
         return
     try:
-        text = fit(text, stream) + "\n"
-        try:
-            stream.write(text)
-        except UnicodeEncodeError as error:
-            stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+        stream.write(fit(text, stream) + "\n")
         if flush:
             stream.flush()
     except Exception:  # also of whatever object somebody has put there

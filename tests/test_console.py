@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxguard.console import Progress, coloured, fit, wants_colour
+from fxguard.console import Progress, coloured, fit, wants_colour, write
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -194,3 +194,16 @@ def test_a_real_terminal(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, check=True
     )
     assert piped.stderr == plain
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("utf-8", "ü \\ud800 mul"), ("ascii", "\\xfc \\ud800 mul"), (None, "ü \\ud800 mul")],
+)
+def test_what_an_encoding_lacks_is_an_escape(encoding: str | None, shown: str) -> None:
+    """A trace of somebody else's may hold half of a surrogate pair, which nothing can write."""
+    stream = io.StringIO() if encoding is None else io.TextIOWrapper(io.BytesIO(), encoding)
+    assert fit("ü \ud800 mul", stream) == shown
+    write("ü \ud800 mul", stream)
+    stream.seek(0)
+    assert stream.read() == f"{shown}\n"
