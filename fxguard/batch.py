@@ -168,14 +168,15 @@ class Batch:
             if key is not None:
                 run.inputs[value] = key
                 continue
-            if run.plan.values[value].kind == "buffer":
-                continue  # it holds what it held before the batch, or nobody knows who wrote it
             origin = self.origin_of(tensor)
             if origin is not None:
                 run.derived[value] = origin
             if run.args is not None and run.args[position] is not tensor:
                 self.copied[index, value] = tensor
             self.remember(tensor, (index, value))
+        for position, value in run.plan.buffers:  # what the batch has not written is the model's
+            if (key := self.key_of(args[position])) is not None:
+                run.inputs[value] = key
         for position, written in run.plan.written:
             if written is None:
                 self.forget(args[position])

@@ -417,15 +417,16 @@ class Unchecked:
         backend: CheckingBackend,
         plan: Plan,
         graph_module: GraphModule,
-        copied: Collection[int],
+        spoiled: Collection[int],
     ) -> None:
         self.backend = backend
         self.plan = plan
         self.graph_module = graph_module
         self.leaving = leaving_of(plan)
         self.values = tuple(value for _, value in self.leaving)
-        not_copied = {position for position, _ in plan.written if position not in copied}
-        self.overwritten = tuple(value for at, value in plan.inputs if at in not_copied)
+        not_copied = {position for position, _ in plan.written if position not in spoiled}
+        given = (*plan.inputs, *plan.buffers)
+        self.overwritten = tuple(value for position, value in given if position in not_copied)
 
     def measure(self, outputs: Sequence[Any]) -> Postponed:
         """What is known of a run that returned this."""

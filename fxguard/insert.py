@@ -119,7 +119,7 @@ def _erase_marks(graph: Graph) -> None:
 
 
 def _add_examples(body: Graph) -> None:
-    """Before torch 2.13 loops look whether examples of what a body returns share memory."""
+    """Loops of torch 2.11 look whether examples of what a body returns share memory."""
     for node in body.output_node().all_input_nodes:
         if nodes.example_of(node) is None:
             node.meta["example_value"] = torch.empty((), device="meta")

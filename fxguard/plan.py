@@ -108,8 +108,9 @@ class Plan:
     values: tuple[Value, ...] = ()
     steps: tuple[Step, ...] = ()  # in order of execution
     frames: tuple[FramePlan, ...] = ()  # in order of display
-    # (position among the graph's inputs, value) of those that are no weights.
+    # (position among the graph's inputs, value) of those that are no weights or buffers.
     inputs: tuple[tuple[int, int], ...] = ()
+    buffers: tuple[tuple[int, int], ...] = ()  # the same of buffers
     # Likewise of those that the graph wrote, with the value that they hold when it ends; None where
     # that is not known.
     written: tuple[tuple[int, int | None], ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,11 +53,8 @@ def make_plan(
         values=tuple(reader.table.values),
         steps=tuple(reader.steps),
         frames=tuple(merge_single_operations(frames)),
-        inputs=tuple(
-            (value.argument, index)
-            for index, value in enumerate(reader.table.values)
-            if value.kind in ("input", "buffer") and value.argument is not None
-        ),
+        inputs=tuple(reader.inputs_of_kind("input")),
+        buffers=tuple(reader.inputs_of_kind("buffer")),
         written=tuple(reader.inputs_written),
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
@@ -155,6 +152,12 @@ class PlanReader:
                 self.inputs_written.append((position, now))
             elif node in unknown:
                 self.inputs_written.append((position, None))
+
+    def inputs_of_kind(self, kind: str) -> Iterator[tuple[int, int]]:
+        """Position and value of the graph's inputs that are of a kind."""
+        for position, _, value in self.entered:
+            if self.table.values[value].kind == kind:
+                yield position, value
 
     # What stands in the graph before any operation.
 

@@ -108,9 +108,9 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     assert run.args is not None
     plan, rows, name = run.plan, postponed.leaving.tolist(), run.names[1]
     numbers = {value: stats.decode(*row) for value, row in zip(postponed.values, rows, strict=True)}
-    entered = [value for _, value in plan.inputs if plan.values[value].kind == "input"]
+    entered = [value for _, value in plan.inputs]
     for position, value in plan.inputs:
-        if value in entered and value not in postponed.overwritten:
+        if value not in postponed.overwritten:
             numbers.setdefault(value, frames.stat_of(run.args[position]))
     weights = [i for i, v in enumerate(plan.values) if v.kind in ("weight", "buffer")]
     made = tuple(value for value in postponed.values if value not in entered)

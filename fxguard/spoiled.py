@@ -42,7 +42,7 @@ def spoiled_inputs(graph_module: GraphModule) -> tuple[int, ...]:
         sources = {memory[operand] for operand in others if operand in memory}
         places = {memory[operand] for operand in call.in_place if operand in memory}
         if call.overwrites or call.kind in REPEATABLE:
-            at_once = {memory[node] for node in inputs if node in call.in_place}
+            at_once = {memory[given_node] for given_node in inputs if given_node in call.in_place}
             places -= at_once - read - sources
             read |= at_once
         changed = (*call.beside, *call.apart)

@@ -18,7 +18,7 @@ __all__ = ["OF_PYTHON_3_13_0", "TORCH", "needs", "needs_program"]
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 # TorchDynamo warns of that release of Python at every capture.
-OF_PYTHON_3_13_0 = "ignore:Guards may run slower on Python 3.13.0"
+OF_PYTHON_3_13_0 = "Guards may run slower on Python 3.13.0"
 
 
 def needs(module: str) -> Any:

@@ -35,7 +35,7 @@ def run(
     folder.joinpath("script.py").write_text(script)
     paths = [str(ROOT), *([] if path is None else [str(path)]), os.environ.get("PYTHONPATH", "")]
     environment = {name: value for name, value in os.environ.items() if name not in SWITCHES}
-    environment["PYTHONWARNINGS"] = OF_PYTHON_3_13_0
+    environment["PYTHONWARNINGS"] = f"ignore:{OF_PYTHON_3_13_0}"
     ended = subprocess.run(
         [sys.executable, *argv],
         cwd=folder,

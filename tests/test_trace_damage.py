@@ -199,7 +199,7 @@ def test_a_forked_process_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert numbers(tmp_path / "Net-1.jsonl") == [1]
 
 
-@pytest.mark.filterwarnings("error", OF_PYTHON_3_13_0)
+@pytest.mark.filterwarnings("error", f"ignore:{OF_PYTHON_3_13_0}")
 def test_a_warning_that_is_an_error_hides_no_report(tmp_path: Path) -> None:
     """Under `python -W error`, a trace that cannot be written leaves the detection what it is."""
     for on_detect in ("raise", "call"):
