@@ -23,7 +23,7 @@ def start() -> None:
         return
     _was_called = True
     try:
-        from fxguard.autoload import arm
+        from fxguard.cli.autoload import arm
 
         arm()
     except Exception as error:

@@ -103,10 +103,12 @@ def without_traces(text: str) -> str:
 
 def found_by(error: BaseException | None) -> Any:
     """The report that an exception, or what it was raised from, carries."""
+    errors = sys.modules.get("fxguard.report.errors")  # not imported: then nothing was found
+    kinds = () if errors is None else (errors.NonFiniteError, errors.NumericsError)
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        if type(error).__module__ == "fxguard.errors" and getattr(error, "report", None):
-            return error.report  # type: ignore[attr-defined]
+        if isinstance(error, kinds) and error.report:
+            return error.report
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None

@@ -31,33 +31,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-    from fxguard.compare_models import compare as compare
-    from fxguard.compiler_backend import backend as backend
+    from fxguard.batch.frames import frames_of as frames_of
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
     from fxguard.errors import BatchLimitReached as BatchLimitReached
     from fxguard.errors import FxguardError as FxguardError
-    from fxguard.errors import NonFiniteError as NonFiniteError
-    from fxguard.frames import frames_of as frames_of
-    from fxguard.guard import Guard as Guard
-    from fxguard.guard import guard_of as guard_of
-    from fxguard.guard import instrument as instrument
-    from fxguard.guard import remove as remove
-    from fxguard.insert import insert_checks as insert_checks
-    from fxguard.plan import Plan as Plan
+    from fxguard.guard.backend import backend as backend
+    from fxguard.guard.compare import compare as compare
+    from fxguard.guard.guard import Guard as Guard
+    from fxguard.guard.guard import guard_of as guard_of
+    from fxguard.guard.guard import instrument as instrument
+    from fxguard.guard.guard import remove as remove
+    from fxguard.passes.checks import insert_checks as insert_checks
+    from fxguard.plan.plan import Plan as Plan
     from fxguard.records import Climb as Climb
     from fxguard.records import Frame as Frame
     from fxguard.records import Origin as Origin
     from fxguard.records import Row as Row
     from fxguard.records import SelfTest as SelfTest
     from fxguard.records import Source as Source
-    from fxguard.report import Report as Report
-    from fxguard.trace_diff import Diff as Diff
-    from fxguard.trace_diff import diff as diff
-    from fxguard.trace_file import load_trace as load_trace
-    from fxguard.traces import Trace as Trace
-    from fxguard.traces import TracedBatch as TracedBatch
+    from fxguard.report.errors import NonFiniteError as NonFiniteError
+    from fxguard.report.report import Report as Report
+    from fxguard.trace.diff import Diff as Diff
+    from fxguard.trace.diff import diff as diff
+    from fxguard.trace.file import load_trace as load_trace
+    from fxguard.trace.trace import Trace as Trace
+    from fxguard.trace.trace import TracedBatch as TracedBatch
 
 __version__ = "0.1.0"
 
@@ -67,31 +67,31 @@ logging.getLogger("fxguard").addHandler(logging.NullHandler())
 _HOME = {
     "BatchLimitReached": "errors",
     "Climb": "records",
-    "Diff": "trace_diff",
+    "Diff": "trace.diff",
     "DebugUnderflowOverflow": "debug_utils",
     "Frame": "records",
     "FxguardError": "errors",
-    "Guard": "guard",
-    "NonFiniteError": "errors",
+    "Guard": "guard.guard",
+    "NonFiniteError": "report.errors",
     "Origin": "records",
-    "Plan": "plan",
-    "Report": "report",
+    "Plan": "plan.plan",
+    "Report": "report.report",
     "Row": "records",
     "SelfTest": "records",
     "Source": "records",
-    "Trace": "traces",
-    "TracedBatch": "traces",
-    "backend": "compiler_backend",
-    "compare": "compare_models",
+    "Trace": "trace.trace",
+    "TracedBatch": "trace.trace",
+    "backend": "guard.backend",
+    "compare": "guard.compare",
     "detect_overflow": "debug_utils",
-    "diff": "trace_diff",
-    "frames_of": "frames",
+    "diff": "trace.diff",
+    "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",
-    "guard_of": "guard",
-    "insert_checks": "insert",
-    "instrument": "guard",
-    "load_trace": "trace_file",
-    "remove": "guard",
+    "guard_of": "guard.guard",
+    "insert_checks": "passes.checks",
+    "instrument": "guard.guard",
+    "load_trace": "trace.file",
+    "remove": "guard.guard",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

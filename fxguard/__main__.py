@@ -2,7 +2,7 @@
 
 import sys
 
-from fxguard.cli import main
+from fxguard.cli.main import main
 
 __all__ = ["main"]
 

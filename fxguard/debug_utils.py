@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard import frames, gaps, marks, report, stats
-from fxguard.batch import Batch
-from fxguard.guard import Guard
-from fxguard.instrumented import check_can_instrument
-from fxguard.last_frames import Finished
-from fxguard.options import Options
-from fxguard.recorder import Recorder
+from fxguard.batch import frames, observer
+from fxguard.batch.batch import Batch
+from fxguard.graph import marks
+from fxguard.guard._last_frames import Finished
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrumented import check_can_instrument
+from fxguard.guard.options import Options
+from fxguard.guard.recorder import Recorder
+from fxguard.measure import traceable
 from fxguard.records import Origin
-from fxguard.report import Report
+from fxguard.report import report
+from fxguard.report.report import Report
 
 __all__ = ["DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
 
@@ -147,7 +150,7 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
     if torch.compiler.is_dynamo_compiling():
         marks.value_named(ctx, var)
         return False
-    watch = gaps.watching()
+    watch = observer.watching()
     if watch is not None:
         key = watch.batch.key_of(var)
         if key is not None:
@@ -155,9 +158,9 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
         return False
     if not isinstance(var, Tensor):
         raise TypeError(f"detect_overflow needs a tensor, got {type(var).__name__}")
-    if not stats.has_numbers(var):
+    if not traceable.has_numbers(var):
         return False
-    detail = stats.describe(var)
+    detail = traceable.describe(var)
     if detail.nan_count:
         print(f"{ctx} has nans")
     if detail.posinf_count or detail.neginf_count:
@@ -188,7 +191,7 @@ def get_abs_min_max(var: Tensor, ctx: str) -> str:
 
 @torch.compiler.disable  # it needs the numbers at once: inside a captured graph this is a break
 def _row_text(var: Tensor, ctx: str) -> str:
-    watch = gaps.watching()
+    watch = observer.watching()
     with torch._C.DisableTorchFunction(), watch.batch.own_arithmetic() if watch else nullcontext():
         row = frames.row_of(ctx, var)
     return report.row_text(row)

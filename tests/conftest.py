@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxguard import guard
+from fxguard.guard import guard
 
 
 def pytest_collection_finish() -> None:

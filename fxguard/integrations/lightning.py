@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fxguard.guard import Guard, guard_of, remove
-from fxguard.instrumented import check_can_instrument, find_guard
-from fxguard.options import Options
+from fxguard.guard.guard import Guard, guard_of, remove
+from fxguard.guard.instrumented import check_can_instrument, find_guard
+from fxguard.guard.options import Options
 
 __all__ = ["FxguardCallback"]
 

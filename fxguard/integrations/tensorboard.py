@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
+from fxguard import globs
 from fxguard.errors import UsageError
-from fxguard.options import names
 from fxguard.records import Frame, Row
-from fxguard.traces import Trace
+from fxguard.trace.trace import Trace
 
 __all__ = ["ScalarWriter", "log_ranges", "log_trace"]
 
@@ -113,7 +113,7 @@ def _globs(select: Any) -> list[str]:
 
 
 def _names(glob: str, frame: Frame) -> bool:
-    return names(glob, frame.name, frame.kind)
+    return globs.matches(glob, frame.name, frame.kind)
 
 
 def _idle(globs: list[str], frames: Sequence[Frame]) -> Iterator[str]:

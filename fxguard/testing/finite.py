@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fxguard.errors import NumericsError
+from fxguard.report.errors import NumericsError
 from fxguard.testing.watch import Model, watch
 
 __all__ = ["assert_finite"]

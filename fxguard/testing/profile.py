@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from fxguard import frames
-from fxguard.errors import NumericsError, UsageError
-from fxguard.guard import Guard
+from fxguard.batch import frames
+from fxguard.errors import UsageError
+from fxguard.guard.guard import Guard
 from fxguard.records import Stat
+from fxguard.report.errors import NumericsError
 from fxguard.testing import settings
 from fxguard.testing.watch import Model, as_call, watch
 

@@ -16,8 +16,8 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from fxguard.errors import UsageError
-from fxguard.guard import Guard
-from fxguard.report import Report
+from fxguard.guard.guard import Guard
+from fxguard.report.report import Report
 from fxguard.testing.watch import Model, as_call, on_loan
 
 __all__ = ["Overflow", "find_overflow"]

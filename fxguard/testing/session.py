@@ -10,12 +10,13 @@ from typing import Any
 from torch.nn import Module
 
 import fxguard
-from fxguard.errors import NonFiniteError, UsageError
-from fxguard.guard import Guard
-from fxguard.instrumented import find_guard
-from fxguard.options import Options
-from fxguard.outermost import OutermostModules
-from fxguard.report import Report
+from fxguard.errors import UsageError
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrumented import find_guard
+from fxguard.guard.options import Options
+from fxguard.guard.outermost import OutermostModules
+from fxguard.report.errors import NonFiniteError
+from fxguard.report.report import Report
 
 __all__ = ["Fixture", "guarding"]
 

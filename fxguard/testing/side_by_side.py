@@ -12,15 +12,15 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard.batch import GraphRun
-from fxguard.insert import without_marks
-from fxguard.nodes import elements_of
-from fxguard.operations import read_node
-from fxguard.plan import Check, Step
-from fxguard.random_state import RandomState
+from fxguard.batch.batch import GraphRun
+from fxguard.graph.nodes import elements_of
+from fxguard.graph.operations import read_node
+from fxguard.graph.random_state import RandomState
+from fxguard.measure.func_levels import unwrapped
+from fxguard.passes.checks import without_marks
+from fxguard.plan.plan import Check, Step
 from fxguard.records import Source
-from fxguard.regions import unwrapped
-from fxguard.replay import copies_of
+from fxguard.rerun.node_by_node import copies_of
 
 __all__ = ["Deviation", "SideBySide", "converted"]
 

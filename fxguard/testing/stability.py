@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.batch import GraphRun
+from fxguard.batch.batch import GraphRun
 from fxguard.errors import UsageError
-from fxguard.guard import Guard, remove
-from fxguard.instrumented import find_guard, unwrapped
-from fxguard.options import Options
+from fxguard.guard.guard import Guard, remove
+from fxguard.guard.instrumented import find_guard, unwrapped
+from fxguard.guard.options import Options
 from fxguard.testing.side_by_side import Deviation, SideBySide, converted
 from fxguard.testing.watch import Model, as_module
 

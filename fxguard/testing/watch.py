@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.nn import Module
 
-from fxguard.errors import NonFiniteError
-from fxguard.guard import Guard
-from fxguard.instrumented import check_can_instrument, find_guard, unwrapped
-from fxguard.options import Options
-from fxguard.report import Report
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrumented import check_can_instrument, find_guard, unwrapped
+from fxguard.guard.options import Options
+from fxguard.report.errors import NonFiniteError
+from fxguard.report.report import Report
 
 __all__ = ["Outcome", "as_call", "as_module", "forget", "on_loan", "watch"]
 

@@ -1,0 +1,186 @@
+"""Weights and buffers after their batch: whether they still hold what they held then.
+
+Weights are read when a report is made, because nobody has to measure what does not change. A frame
+of an earlier batch may show such a number only if the weight has not been written since. A write
+leaves one of three traces: autograd's counter of versions, another memory (``parameter.data =``),
+or, where a fused kernel of an optimizer leaves neither, a step of that optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from fxguard.measure import traceable
+from fxguard.ranks.fsdp import has_memory
+from fxguard.records import Growth
+
+__all__ = ["Moment", "Standing", "grown", "magnitudes"]
+
+CHANGED = "changed since"  # notes of a row, in place of numbers
+UNKNOWN = "not kept"
+
+GROWTH = 1e4  # of a weight's magnitude that training does not explain
+
+VERSION = attrgetter("_version")
+
+# Of some tensors: versions, None where there is no such counter, and addresses of the elements.
+State = tuple[tuple[int | None, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The weights and buffers of a model when a batch had ended."""
+
+    plain: tuple[weakref.ref[Tensor], ...]
+    state: State  # of those
+    wrapped: tuple[tuple[weakref.ref[Tensor], State], ...]  # subclasses, with what they are made of
+    step: object  # the same object until an optimizer makes a step
+
+
+class _Steps:
+    """Whether an optimizer of this process has made a step."""
+
+    current: object | None = None  # None after a step
+
+    def made(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer has made a step."""
+        # TorchDynamo may trace this as a part of a compiled optimizer. It stores and reads nothing:
+        # there is no value for which it would have to compile again.
+        self.current = None
+
+
+class Standing:
+    """The weights and buffers of one guarded model.
+
+    Args:
+        model: the model; None where there is none.
+    """
+
+    def __init__(self, model: Module | None) -> None:
+        self._model = model
+        self._plain: tuple[weakref.ref[Tensor], ...] = ()
+        self._wrapped: tuple[weakref.ref[Tensor], ...] = ()
+        self._steps = _Steps()
+        self._stop: Callable[[], object] | None = None  # watching optimizers
+
+    def read(self) -> None:
+        """Look which tensors the model has now: some may have been replaced."""
+        found: list[Tensor] = []
+        if self._model is not None:
+            found = [*self._model.parameters(), *self._model.buffers()]
+        is_plain = [type(tensor) in (Tensor, Parameter) for tensor in found]
+        pairs = list(zip(found, is_plain, strict=True))
+        self._plain = tuple(weakref.ref(tensor) for tensor, plain in pairs if plain)
+        self._wrapped = tuple(weakref.ref(tensor) for tensor, plain in pairs if not plain)
+
+    def now(self) -> Moment | None:
+        """What tells later whether something has changed; None where the model has no tensors."""
+        if self._model is None:
+            return None
+        try:
+            state = _state([reference() for reference in self._plain])
+        except AttributeError:  # one is gone, and None has no version
+            self.read()
+            state = _state([reference() for reference in self._plain])
+        if self._stop is None:
+            handle = register_optimizer_step_post_hook(self._steps.made)
+            self._stop = weakref.finalize(self, handle.remove)
+        if self._steps.current is None:
+            self._steps.current = object()
+        wrapped = tuple(
+            (reference, _state(_parts(tensor)))
+            for reference in self._wrapped
+            if (tensor := reference()) is not None
+        )
+        return Moment(self._plain, state, wrapped, self._steps.current)
+
+    def close(self) -> None:
+        """Leave optimizers as they were."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def since(self, moment: Moment) -> Callable[[Tensor], str]:
+        """What says of a weight why its range is no longer that of a moment; "" where it is."""
+        stepped = moment.step is not self._steps.current
+        pairs = zip(*moment.state, strict=True)
+        before = [
+            (reference, ((version,), (place,)))
+            for reference, (version, place) in zip(moment.plain, pairs, strict=True)
+        ]
+        notes: dict[int, str] = {}
+        for reference, state in (*before, *moment.wrapped):
+            tensor = reference()
+            if tensor is None:
+                continue
+            if _state(_parts(tensor)) != state:
+                notes[id(tensor)] = CHANGED
+            elif None in state[0] or not state[0] or (stepped and tensor.requires_grad):
+                notes[id(tensor)] = UNKNOWN
+            else:
+                notes[id(tensor)] = ""
+        return lambda tensor: notes.get(id(tensor), UNKNOWN)
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """What holds the elements of a tensor; empty where that is not known."""
+    return [tensor] if type(tensor) in (Tensor, Parameter) else traceable.inside(tensor)
+
+
+def _state(tensors: Sequence[Any]) -> State:
+    try:
+        return tuple(map(VERSION, tensors)), tuple(map(Tensor.data_ptr, tensors))
+    except RuntimeError:  # one was made in inference mode, or has no storage
+        versions = tuple(None if t.is_inference() else t._version for t in tensors)
+        return versions, tuple(map(_place, tensors))
+
+
+def _place(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+@torch.no_grad()
+def magnitudes(model: Module) -> dict[str, float]:
+    """The largest magnitude of each weight that is trained, by name; one pass, without copies."""
+    found = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and type(parameter) is Parameter
+        and parameter.dtype in traceable.FLOATS
+        and parameter.numel()
+        and not parameter.is_meta
+        and has_memory(parameter)
+    }
+    # All are begun before the first is waited for.
+    norms = [torch.linalg.vector_norm(parameter, math.inf) for parameter in found.values()]
+    return dict(zip(found, map(float, norms), strict=True))
+
+
+def grown(now: Mapping[str, float], before: Mapping[str, float], batch: int) -> tuple[Growth, ...]:
+    """The weights that have grown beyond reason, the one that grew most first.
+
+    Args:
+        now: their magnitudes.
+        before: those at the end of an earlier batch.
+        batch: the number of that one.
+    """
+    found = [
+        Growth(name, largest, before[name], batch)
+        for name, largest in now.items()
+        if math.isfinite(largest) and 0 < before.get(name, 0.0) < largest / GROWTH
+    ]
+    return tuple(sorted(found, key=lambda weight: weight.before / weight.now))

@@ -1,0 +1,6 @@
+"""From Python to graphs: the only place of ``torch._dynamo`` and ``torch._inductor``.
+
+**In**: a forward.
+
+**Out**: graphs, checked and handed to a backend, which report each of their runs.
+"""

@@ -1,0 +1,155 @@
+"""Lets TorchDynamo capture an eager model along the path that plain Python takes.
+
+Nobody asked for a compiler, so nobody may notice one. TorchDynamo differs from Python in ways that
+a model can see. These are undone here, for our own captures only (hooks are, in
+:mod:`fxguard.guard._hooks`):
+
+- It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
+  transformers build whole attention masks. They also ask whether a device is recording a stream,
+  which TorchDynamo cannot trace. ``nn.MultiheadAttention`` leaves out its fused kernel.
+- It traces operations through the observer, as through any torch function mode.
+  Some methods of tensors break the graph under a mode (``unflatten``).
+- It captures a ``try`` block as if nothing in it could raise, and leaves its handlers and what
+  stands under ``finally`` out.
+
+What is used of TorchDynamo (present in torch 2.11 to 2.15):
+
+- ``TorchInGraphFunctionVariable._get_handlers()``: the table that says how calls of functions such
+  as ``is_compiling`` are traced. Ours look first at who asks, and whose capture it is.
+- ``SymbolicTorchFunctionState.in_torch_function_mode``: whether a call is traced through the modes
+  that are active. The stack of modes stays as it is: a graph that changes it puts it back.
+- ``exc.SkipFrame``: what a backend raises to leave a function to Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import SkipFrame
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.trace_rules import get_torch_obj_rule_map
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.torch_function import SymbolicTorchFunctionState
+from torch.fx import GraphModule
+
+from fxguard.batch.observer import Observer
+from fxguard.graph.source_lines import is_internal, lines_of_trace
+
+__all__ = ["backend_of", "leave_try_blocks", "prepare_tracing"]
+
+TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
+
+# What models ask to choose their path: in plain Python the answer to each is no. A guard stands
+# aside while a stream is recorded.
+ASKED = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    torch.compiler.is_exporting,
+    torch._utils.is_compiling,
+    torch._dynamo.external_utils.is_compiling,
+    torch.cuda.is_current_stream_capturing,
+)
+
+# Decides whether nn.MultiheadAttention uses its fused kernel in evaluation; torch itself asks it.
+MAY_FUSE = torch.nn.modules.activation._is_make_fx_tracing
+
+
+@functools.cache
+def prepare_tracing() -> None:
+    """Teach TorchDynamo both answers; done once, before the first capture."""
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    asked = [*ASKED, MAY_FUSE]
+    if not torch.xpu.is_available() and hasattr(torch.xpu, "is_current_stream_capturing"):
+        # TorchDynamo breaks the graph at any function of torch.xpu.
+        asked.append(torch.xpu.is_current_stream_capturing)
+        get_torch_obj_rule_map()[asked[-1]] = TorchInGraphFunctionVariable
+    for function in asked:
+        handlers[function] = _python_answers(handlers.get(function, _as_ever))
+    state: Any = SymbolicTorchFunctionState
+    state.in_torch_function_mode = lambda self: not all(map(_is_observer, self.mode_stack))
+
+
+def _is_observer(mode: Any) -> bool:
+    """Whether an entry of the stack of modes that TorchDynamo traces is ours."""
+    if isinstance(mode, LazyVariableTracker):
+        if not mode.is_realized():
+            return isinstance(mode.original_value(), Observer)
+        mode = mode.realize()
+    return isinstance(getattr(mode, "value", None), Observer)
+
+
+def backend_of(tx: Any) -> Any:
+    """The backend that a graph which is being traced is meant for, as it was given."""
+    backend = innermost_backend(tx.output.compiler_fn)
+    return getattr(backend, "compiler_fn", backend)  # torch.compile keeps it with its options
+
+
+def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The handler of ``is_compiling`` that answers code of the user as plain Python would."""
+
+    @functools.wraps(handler)
+    def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        follows = getattr(backend_of(tx), "follows_python", False)
+        # torch itself has to know that it is traced, and so do fxguard's hooks.
+        if follows and (self.value is MAY_FUSE or not is_internal(tx.f_code.co_filename)):
+            return ConstantVariable.create(False)
+        return handler(self, tx, *args, **kwargs)
+
+    return handle
+
+
+def _as_ever(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> None:
+    """No answer: TorchDynamo goes on as if there were no handler."""
+
+
+def leave_try_blocks(graph_module: GraphModule) -> None:
+    """Raise what leaves a function to Python where an operation of it stands in a ``try`` block.
+
+    The functions that it calls are captured on their own then.
+    """
+    try:
+        root = InstructionTranslator.current_tx().f_code
+    except AttributeError:  # the backend was called by somebody else
+        return
+    for node in graph_module.graph.nodes:
+        if node.op.startswith("call") and _is_tried(node.meta.get("stack_trace"), root):
+            raise SkipFrame(TRY_BLOCK)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_tried(trace: str | None, root: CodeType) -> bool:
+    """Whether a line of a node's stack trace, from the captured function on, may be caught."""
+    inside = False
+    for file, line in lines_of_trace(trace):
+        inside = inside or (file == root.co_filename and _holds(root, line))
+        if inside and not is_internal(file) and any(line in tried for tried in _tried_lines(file)):
+            return True
+    return False
+
+
+def _holds(code: CodeType, line: int) -> bool:
+    return any(line == own for _, _, own in code.co_lines())
+
+
+@functools.lru_cache(maxsize=256)
+def _tried_lines(file: str) -> tuple[range, ...]:
+    """The lines of a file behind which a handler or a ``finally`` block stands."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # no Python, or none that can be read
+        return ()
+    kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
+    return tuple(
+        range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+    )

@@ -1,0 +1,96 @@
+"""What the processes of one run tell each other: a folder of notes, and variables that name it.
+
+The process that the user started owns the folder; those that it starts leave a note there. They
+learn of it, and of the options, from their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fxguard.cli._summary import Summary
+
+__all__ = ["FOLDER", "OPTIONS", "SWITCH", "Note", "Notes", "is_on"]
+
+SWITCH = "FXGUARD"
+OPTIONS = "FXGUARD_OPTIONS"  # JSON
+FOLDER = "FXGUARD_SESSION"
+
+
+def is_on(value: str | None) -> bool:
+    """Whether a value of the variable ``FXGUARD`` switches it on."""
+    return (value or "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+@dataclass(slots=True)
+class Note:
+    """What one process has found."""
+
+    summary: Summary
+    # What to look at, a line for each detection that ends a run.
+    detections: list[str] = field(default_factory=list)
+
+
+class Notes:
+    """The folder of one run: that of the environment, or a new one."""
+
+    def __init__(self) -> None:
+        given = os.environ.get(FOLDER, "")
+        if not os.path.isdir(given):
+            given = tempfile.mkdtemp(prefix=f"fxguard-{os.getpid()}-")
+        self.folder = Path(given)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this is the process that the user has started."""
+        return self.folder.name.startswith(f"fxguard-{os.getpid()}-")
+
+    def tell_children(self, settings: Mapping[str, Any]) -> None:
+        """Switch fxguard on, with these settings, in processes that are started from now on."""
+        os.environ[SWITCH] = "1"
+        os.environ[OPTIONS] = json.dumps(settings, default=os.fspath)
+        os.environ[FOLDER] = str(self.folder)
+
+    @contextlib.contextmanager
+    def told_to_children(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Likewise, for processes that are started meanwhile."""
+        before = {name: os.environ.get(name) for name in (SWITCH, OPTIONS, FOLDER)}
+        self.tell_children(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def leave(self, note: Note) -> None:
+        """Leave the note of this process, in place of an earlier one."""
+        data = {"summary": note.summary.to_dict(), "detections": note.detections}
+        part = self.folder / f"{os.getpid()}.part"
+        with contextlib.suppress(OSError):  # the owner has ended before
+            part.write_text(json.dumps(data), encoding="utf-8")
+            part.replace(part.with_suffix(".json"))
+
+    def read(self) -> Note:
+        """What the other processes have left, in one."""
+        found = Note(Summary())
+        for file in sorted(self.folder.glob("*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                data = json.loads(file.read_text(encoding="utf-8"))
+                found.summary.merge(Summary.from_dict(data["summary"]))
+                found.detections += data["detections"]
+        return found
+
+    def remove(self) -> None:
+        """Take the folder away."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,173 @@
+"""One run of a script: what this process, and those that it starts, have checked and found."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.util
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fxguard.batch import frames
+from fxguard.cli._ending import say
+from fxguard.cli._processes import Note, Notes
+from fxguard.cli._settings import options_of
+from fxguard.cli._summary import Headroom, Summary
+from fxguard.guard.guard import Guard
+from fxguard.guard.outermost import OutermostModules
+from fxguard.ranks.agreement import current_rank
+from fxguard.ranks.fsdp import class_name
+from fxguard.records import Stat
+from fxguard.report.report import Report
+from fxguard.verdict.origins import LIMITS
+
+__all__ = ["Session"]
+
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
+
+class Session:
+    """What happens in this process, and in those that it starts.
+
+    Args:
+        settings: the options of :func:`fxguard.instrument`, and ``report``, a file for the last
+            report.
+
+    Raises:
+        FxguardError: when the options cannot work.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        options = options_of(settings)
+        self.settings = settings
+        self.stops = options.on_detect == "raise"
+        self.report_file = settings.get("report")
+        self.notes = Notes()
+        self.outermost = OutermostModules(
+            options,
+            on_report=self._found,
+            on_batch=self._ran,
+            on_drop=self._dropped,
+            on_refusal=self._refused,
+        )
+        self._begin()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _begin(self) -> None:
+        self._past = Note(Summary())  # what guards that are gone have seen
+        self._leaves_notes = False
+
+    def _forked(self) -> None:
+        self._begin()
+        self.outermost.forget()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Session]:
+        """Guard the outermost modules, here and in processes that are started meanwhile."""
+        with self.notes.told_to_children(self.settings), self.outermost:
+            yield self
+
+    def note(self) -> Note:
+        """What this process has checked and found."""
+        summary = Summary()
+        summary.merge(self._past.summary)
+        for guard in self.outermost.guards:
+            summary.merge(summary_of(guard))
+        summary.processes = 1 if summary.batches else 0
+        return Note(summary, list(self._past.detections))
+
+    def close(self) -> Note:
+        """What this process and all others have checked and found."""
+        found = self.note()
+        if self.notes.is_owner:
+            others = self.notes.read()
+            found.summary.merge(others.summary)
+            found.detections += others.detections
+            self.notes.remove()
+        return found
+
+    @property
+    def trace_files(self) -> list[Path]:
+        """The files that this process has traced to."""
+        return [guard.trace_path for guard in self.outermost.guards if guard.trace_path is not None]
+
+    # What happens.
+
+    def _found(self, report: Report) -> None:
+        self._past.summary.detections += 1
+        if self.stops:
+            self._past.detections.append(report.advice)
+        if self.report_file is not None and report.rank == current_rank():
+            write(report, Path(self.report_file))  # else the rank that found it writes it
+        if not self.notes.is_owner:
+            self.notes.leave(self.note())
+
+    def _ran(self) -> None:
+        if self._leaves_notes or self.notes.is_owner:
+            return
+        self._leaves_notes = True
+        self._leave_note()
+        # A process of multiprocessing ends without the functions of atexit.
+        multiprocessing.util.Finalize(None, self._leave_note, exitpriority=0)
+        atexit.register(self._leave_note)
+
+    def _leave_note(self) -> None:
+        self.notes.leave(self.note())
+
+    def _dropped(self, guard: Guard) -> None:
+        self._past.summary.merge(summary_of(guard))
+
+    def _refused(self, name: str, reason: str) -> None:
+        self._past.summary.unchecked[f"{name} ({reason})"] += 1
+
+
+def summary_of(guard: Guard) -> Summary:
+    """What a guard has seen."""
+    name = class_name(type(guard.model))
+    recorder, batch = guard.recorder, guard.recorder.last_batch
+    between = 0 if batch is None else recorder.between(batch)
+    unchecked: Counter[str] = Counter()
+    for plan in guard.plans:
+        unchecked.update(dict(plan.unchecked))
+    known = sum(plan.operations for plan in guard.plans) + between
+    return Summary(
+        batches=Counter({name: recorder.next_number}),
+        operations={name: known - unchecked.total()},
+        unchecked=Counter({f"{why} in {name}": count for why, count in unchecked.items()}),
+        least=headroom_of(guard),
+        idle_globs=None if batch is None else set(recorder.idle_globs(batch)),
+    )
+
+
+def headroom_of(guard: Guard) -> Headroom | None:
+    """The least headroom of the last batch; None where nothing was measured in it."""
+    batch = guard.recorder.last_batch
+    if batch is None or batch.postponed:
+        return None
+    trace = frames.assemble(batch)
+    least: Headroom | None = None
+    for step in trace.steps:
+        for value in step.outputs:
+            stat, dtype = trace.stats[value], trace.values[value].dtype
+            limit = LIMITS.get(dtype)
+            if limit is None or not isinstance(stat, Stat) or not 0 < stat.abs_max < limit:
+                continue  # at the limit itself stand masks
+            if least is None or limit / stat.abs_max < least.times:
+                title = f"{step.module} {step.kind}".strip()
+                least = Headroom(limit / stat.abs_max, f"{title}: {stat.abs_max:.2e} in {dtype}")
+    return least
+
+
+def write(report: Report, path: Path) -> None:
+    """Write a report, as the name of the file says."""
+    try:
+        if path.suffix == ".html":
+            report.to_html(path)
+            return
+        text = report.to_json(indent=2) if path.suffix == ".json" else str(report)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        say(f"the report could not be written: {error}")

@@ -1,0 +1,101 @@
+"""Defaults of a project: ``[tool.fxguard]`` in pyproject.toml. They switch nothing on."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fxguard.errors import UsageError
+from fxguard.guard.options import Options
+
+__all__ = ["NAMES", "UnreadError", "nearest", "options_of", "settings_of_project"]
+
+NAMES = (*(option.name for option in fields(Options)), "report")
+PATHS = ("report", "trace_to")
+
+
+class UnreadError(UsageError):
+    """There are settings, and this Python cannot read them."""
+
+
+def options_of(settings: Mapping[str, Any]) -> Options:
+    """The options of :func:`fxguard.instrument` among settings.
+
+    Raises:
+        FxguardError: when they cannot work.
+    """
+    return Options(**{name: value for name, value in settings.items() if name != "report"})
+
+
+def settings_of_project(start: Path) -> dict[str, Any]:
+    """The table ``[tool.fxguard]`` of the nearest pyproject.toml that has one.
+
+    Args:
+        start: the folder where the search begins; it goes upwards.
+
+    Returns:
+        Options by name, with paths that begin where the file is; empty where there is no table.
+
+    Raises:
+        FxguardError: when the file cannot be read as TOML, or a key is unknown.
+    """
+    for folder in (start, *start.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file() and (table := _table(file)) is not None:
+            return _checked(table, file)
+    return {}
+
+
+def _table(file: Path) -> dict[str, Any] | None:
+    text = file.read_text(encoding="utf-8")
+    if not re.search(r"fxguard", text):
+        return None
+    toml = _toml()
+    if toml is None:
+        if re.search(r"^\s*\[\s*tool\s*\.\s*fxguard\s*\]", text, re.MULTILINE) is None:
+            return None
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise UnreadError(
+            f"[tool.fxguard] in {file} was not read: Python {version} has no tomllib; "
+            "pip install tomli"
+        )
+    try:
+        found = toml.loads(text).get("tool", {}).get("fxguard")
+    except toml.TOMLDecodeError as error:
+        raise UsageError(f"{file}: {error}") from None
+    if found is not None and not isinstance(found, dict):
+        raise UsageError(f"{file}: [tool.fxguard] has to be a table, got {found!r}")
+    return found
+
+
+def _toml() -> Any:
+    for name in ("tomllib", "tomli"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    return None
+
+
+def _checked(table: dict[str, Any], file: Path) -> dict[str, Any]:
+    found = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in NAMES:
+            raise UsageError(f"{file}: [tool.fxguard] has no option {key!r}{nearest(name, NAMES)}")
+        if name in PATHS and isinstance(value, str):
+            value = str(file.parent / value)
+        found[name] = value
+    return found
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """``"; did you mean ...?"``, where a known word is near."""
+    found = difflib.get_close_matches(word, list(words), n=1)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,173 @@
+"""The commands that look at files: ``fxguard report`` and ``fxguard diff``. They need no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fxguard.errors import FxguardError, UsageError
+from fxguard.report.load import load_report
+from fxguard.report.terminal import Progress, fit
+from fxguard.trace.diff import diff
+from fxguard.trace.file import load_trace
+from fxguard.trace.trace import Trace
+
+__all__ = ["add_commands"]
+
+DIFFERENT = 1  # exit status when two traces differ
+DAMAGED = 2  # when a file of a folder could not be read
+NOTHING = 2  # and when nothing of them could be compared
+
+
+def add_commands(commands: Any) -> None:
+    """Add both to the command line."""
+    report = commands.add_parser(
+        "report",
+        help="make an HTML page of a trace or a report",
+        description="Make one HTML page, which needs no network, of a trace that --trace-to wrote "
+        "or of a report that --report FILE.json wrote, and print the verdict. Of a folder, one "
+        "page for each trace in it.",
+    )
+    report.add_argument("file", type=Path, metavar="FILE | FOLDER")
+    report.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.html",
+        help="where to (beside FILE, with its name and .html)",
+    )
+    report.add_argument(
+        "--open",
+        action="store_true",
+        help="show the page in a browser; of several, the first with a detection",
+    )
+    report.add_argument(
+        "--json", action="store_true", help="print files, pages and verdicts as a JSON list"
+    )
+    report.set_defaults(do=_report)
+    compare = commands.add_parser(
+        "diff",
+        help="show where two traces part",
+        description="Align two traces by operation and show the first operation where they part, "
+        "then the largest difference. What is compared are smallest and largest magnitudes. The "
+        f"exit status is {DIFFERENT} when they differ, {NOTHING} when nothing could be compared.",
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="a file that --trace-to wrote")
+    compare.add_argument(
+        "b", type=Path, metavar="B", nargs="?", help="another one; A again where it is left out"
+    )
+    compare.add_argument(
+        "--batches",
+        type=_two_numbers,
+        metavar="N,M",
+        help="compare batch N of A with batch M of B (batches of the same number)",
+    )
+    compare.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="T",
+        help="how far apart two magnitudes may be, relative to the tensor's largest (what "
+        "rounding to the coarsest dtype in the traces makes: 1e-4 for float32, 1e-2 for float16)",
+    )
+    compare.add_argument("--format", choices=("text", "table", "json"), default="text")
+    compare.add_argument(
+        "--html", type=Path, metavar="FILE.html", help="also make a page with both curves"
+    )
+    compare.set_defaults(do=_diff)
+
+
+def _two_numbers(text: str) -> tuple[int, int]:
+    try:
+        first, second = map(int, text.split(","))
+    except ValueError:
+        message = f"two batch numbers with a comma between them, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+    return first, second
+
+
+def _report(given: argparse.Namespace) -> int:
+    files = [given.file]
+    if given.file.is_dir():
+        files = sorted(given.file.glob("*.jsonl"))
+        if not files:
+            raise UsageError(f"no traces in the folder {given.file}: their names end in .jsonl")
+        if given.output is not None:
+            raise UsageError("-o names one page, and a folder gives one for each trace in it")
+    made = []
+    damaged = 0
+    for file in files:
+        try:
+            found = load_report(file) if file.suffix == ".json" else _load(file)
+        except FxguardError as error:
+            if len(files) == 1:
+                raise
+            damaged += 1  # the others can be read all the same
+            print(f"fxguard: {error}", file=sys.stderr)
+            continue
+        page = given.output or file.with_suffix(".html")
+        _write(found, page)
+        well = isinstance(found, Trace) and found.is_well
+        made.append((page, well))
+        if given.json:
+            row = {"file": str(file), "page": str(page), "healthy": well, "verdict": found.verdict}
+            print(("[" if len(made) == 1 else ",") + json.dumps(row))
+            continue
+        if len(files) > 1:
+            print(f"{file}:")
+        print(fit("\n".join(found.verdict), sys.stdout, well=well))
+        print(f"page: {page}")
+    if given.json:
+        print("]" if made else "[]")
+    if given.open and made:
+        page = min(made, key=lambda each: each[1])[0]
+        webbrowser.open(page.resolve().as_uri())
+    return DAMAGED if damaged else 0
+
+
+def _load(path: Path) -> Trace:
+    with Progress(sys.stderr, f"reading {path}") as progress:
+        return load_trace(path, on_progress=progress.advance)
+
+
+def _diff(given: argparse.Namespace) -> int:
+    a = _load(given.a)
+    if given.b is None and given.batches is None:
+        raise UsageError("with one file, --batches N,M says which of its batches to compare")
+    b = a if given.b is None else _load(given.b)
+    name_a, name_b = str(given.a), str(given.b or given.a)
+    if given.batches is not None:
+        a, b = _only(a, given.batches[0], name_a), _only(b, given.batches[1], name_b)
+    found = replace(diff(a, b, tolerance=given.tolerance), a=name_a, b=name_b)
+    if given.html is not None:
+        _write(found, given.html)
+    if given.format == "json":
+        print(found.to_json(indent=2))
+    elif given.format == "table":
+        print(fit(found.to_table(), sys.stdout, well=True))
+    else:
+        print(f"A: {name_a}\nB: {name_b}\n")
+        print(fit("\n".join(found.verdict), sys.stdout, well=found.agrees))
+    if not found.compared:
+        return NOTHING
+    return DIFFERENT if found.differs else 0
+
+
+def _only(trace: Trace, number: int, path: str) -> Trace:
+    """The trace with one of its batches."""
+    chosen = [each for each in trace.batches if each.number == number]
+    if not chosen:
+        there = ", ".join(str(each.number) for each in trace.batches) or "none"
+        raise UsageError(f"{path} has no batch {number}; it has {there}")
+    return replace(trace, batches=tuple(chosen[:1]))
+
+
+def _write(what: Any, path: Path) -> None:
+    try:
+        what.to_html(path)
+    except OSError as error:
+        raise FxguardError(f"the page could not be written: {error}") from error

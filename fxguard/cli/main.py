@@ -1,0 +1,269 @@
+"""The command ``fxguard``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fxguard
+from fxguard.cli._ending import DETECTED, end, last_line, say
+from fxguard.cli._processes import SWITCH
+from fxguard.cli._script import find_module, run_module, run_script
+from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
+from fxguard.cli._traces import add_commands
+from fxguard.guard.options import Options
+
+__all__ = ["main"]
+
+WRONG_USE = 2
+PIPE_CLOSED = 141  # as a shell has it: 128 and SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that knows what a mistyped word was meant to be."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage and the message, and with what may have been meant."""
+        wrong = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
+        if wrong is not None:
+            choices = re.findall(r"\w+", message.partition("choose from")[2])
+            word = wrong[1] or wrong[2]
+            message += nearest(word, self.option_strings if wrong[1] else choices)
+        super().error(message)
+
+    @property
+    def option_strings(self) -> set[str]:
+        """Every ``--option`` that it takes."""
+        return {word for word in self._option_string_actions if word.startswith("--")}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = Parser(
+        prog="fxguard", description="Name the operation that first overflowed or turned into NaN."
+    )
+    top.add_argument("--version", action="version", version=f"fxguard {fxguard.__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a training script with its models checked",
+        description="Run an unmodified training script. The outermost modules that it calls are "
+        f"instrumented at their first call. A detection ends it with status {DETECTED}.",
+        usage="fxguard run [options] (script.py | -m module) [args ...]",
+    )
+    add_options(run)
+    run.add_argument(
+        "--report",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="also write the last report here: a page where the name ends in .html, JSON where it "
+        "ends in .json, else text",
+    )
+    run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
+    run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    add_commands(commands)
+    check = commands.add_parser(
+        "netcheck",
+        help="check the network of a distributed run, under torchrun",
+        add_help=False,
+        usage="torchrun --nproc_per_node N -m fxguard netcheck [options]",
+    )
+    check.add_argument("rest", nargs=argparse.REMAINDER)
+    return top
+
+
+def add_options(run: argparse.ArgumentParser) -> None:
+    """Add an option for each field of ``Options``; what is not given is not in the result."""
+    for option in fields(Options):
+        told: dict[str, Any] = {"default": argparse.SUPPRESS, **option.metadata}
+        if isinstance(option.default, bool):
+            told["action"] = argparse.BooleanOptionalAction
+        elif isinstance(option.default, int) or option.name == "abort_after_batch_num":
+            told["type"] = int
+        elif option.name == "trace_batch_nums":
+            told["type"] = batch_numbers
+        elif option.name == "ignore":
+            told["action"] = "append"
+        run.add_argument("--" + option.name.replace("_", "-"), **told)
+
+
+def batch_numbers(text: str) -> tuple[int, ...]:
+    """``1,3`` as batch numbers."""
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        message = f"batch numbers are integers with commas between them, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["netcheck"]:
+        return _netcheck(argv[1:])
+    own, rest = _split(argv)
+    given, unknown = parser().parse_known_args(own)
+    if unknown:
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if given.command == "run":
+        return _start(given, [*given.rest, *rest])
+    try:
+        return int(given.do(given))
+    except fxguard.FxguardError as error:
+        return _wrong(str(error))
+    except FileNotFoundError as error:
+        return _wrong(f"no such file: {error.filename}")
+    except BrokenPipeError:  # of `| head`: Python would complain when it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _netcheck(args: list[str]) -> int:
+    # As in fxguard.netcheck, before torch is imported.
+    if "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    from fxguard.ranks import netcheck
+
+    return netcheck.main(args)
+
+
+def _start(given: argparse.Namespace, rest: list[str]) -> int:
+    if given.module is None and rest[:1] == ["--"]:
+        rest = rest[1:]
+    if given.module is None and not rest:
+        return _wrong("which script? usage: fxguard run [options] (script.py | -m module) [args]")
+    if given.module is None and not Path(rest[0]).is_file():
+        return _wrong(f"no such script: {rest[0]}")
+    if given.module is not None and _cannot_find(given.module):
+        return _wrong(f"no module named {given.module}")
+    name = given.module or rest[0]
+    of_script = rest if given.module is not None else rest[1:]
+    looks = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
+    if looks:
+        verb = "stands" if len(looks) == 1 else "stand"
+        say(
+            f"{', '.join(looks)} {verb} behind {name} and went to the script; "
+            f"what is meant for fxguard stands before it"
+        )
+    start = Path.cwd() if given.module is not None else Path(os.path.abspath(rest[0])).parent
+    try:
+        settings = settings_of_project(start)
+    except UnreadError as error:
+        say(str(error))
+        settings = {}
+    except fxguard.FxguardError as error:
+        return _wrong(str(error))
+    settings |= {name: value for name, value in vars(given).items() if name in NAMES}
+    if (problem := _cannot_write(settings)) is not None:
+        return _wrong(problem)
+    return _run(given.module, rest, settings)
+
+
+def _cannot_write(settings: Mapping[str, Any]) -> str | None:
+    """What is wrong with the places that a run would write to."""
+    if (report := settings.get("report")) is not None:
+        file = Path(report)
+        if file.is_dir():
+            return f"the report needs a file, and {file} is a folder"
+        if not file.parent.is_dir():
+            return f"no such folder for the report: {file}"
+        if not _is_writable(file.parent) or (file.exists() and not os.access(file, os.W_OK)):
+            return f"the report cannot be written to {file}"
+    if (folder := settings.get("trace_to")) is not None:
+        there = Path(os.path.abspath(folder))
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            return f"trace_to has to be a folder, and {there} is a file"
+        if not _is_writable(there):
+            return f"traces cannot be written to {folder}"
+    return None
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is fxguard's, and what stands behind ``-m module``: that is the module's."""
+    for position, word in enumerate(argv[:-1]):
+        if word == "-m":
+            return argv[: position + 2], argv[position + 2 :]
+        if word.endswith(".py"):
+            break
+    return argv, []
+
+
+def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
+    os.environ.pop(SWITCH, None)  # or importing torch would watch this process, too
+    from fxguard.cli._session import Session
+
+    try:
+        session = Session(settings)
+    except fxguard.FxguardError as refusal:
+        return _wrong(str(refusal))
+    error: BaseException | None = None
+    own_end: SystemExit | None = None
+    try:
+        with session.watching():
+            if module is not None:
+                run_module(module, rest)
+            else:
+                run_script(Path(rest[0]), rest[1:])
+    except SystemExit as raised:
+        own_end = raised
+    except Exception as raised_by_script:
+        error = raised_by_script
+    finally:
+        note = session.close()
+    status = end(error, note, _show, session.trace_files)
+    if status is not None:
+        return status
+    if session.notes.is_owner:
+        last_line(note)
+    if own_end is not None:
+        raise own_end
+    return 0
+
+
+def _show(error: BaseException) -> None:
+    """The traceback as Python shows it where it runs the script."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is not vars(sys.modules["__main__"]):
+        trace = trace.tb_next
+    trace = trace or error.__traceback__
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _cannot_find(module: str) -> bool:
+    sys.path.insert(0, "")
+    try:
+        return find_module(module) is None
+    except ModuleNotFoundError:
+        return True
+    finally:
+        sys.path.pop(0)
+
+
+def _wrong(message: str) -> int:
+    say(message)
+    return WRONG_USE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

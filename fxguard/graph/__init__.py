@@ -1,0 +1,6 @@
+"""What one operation is, in a graph or between graphs.
+
+**In**: a node of an FX graph, or a call that Python makes.
+
+**Out**: what it is called, reads, writes, draws and hides, and which line made it.
+"""

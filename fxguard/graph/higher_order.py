@@ -1,0 +1,342 @@
+"""Higher-order operations: operations that run other graphs, their bodies.
+
+For each kind that fxguard enters: where its bodies stand among the arguments, what a body's
+inputs and results are outside, how statistics get out of it, and how to run it in Python. A new
+operation that just calls its body is one line in ``ENTERED``.
+"""
+
+from __future__ import annotations
+
+import abc
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxguard.graph import nodes, operations
+from fxguard.measure import branches_and_loops
+
+__all__ = ["ENTERED", "Body", "BodyGraph", "HigherOrder", "bodies_of", "is_higher_order", "kind_of"]
+
+# Runs the body at a position with these inputs, and returns all that it returned.
+RunBody = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One graph that a higher-order operation runs."""
+
+    position: int  # among the operation's arguments
+    name: str  # attribute of the outer graph module
+    graph_module: GraphModule
+    operands: tuple[Any, ...]  # arguments of the operation, one for each input of the body
+    results: tuple[Any, ...]  # nodes of the body, one for each result of the operation
+    carried: int = 0  # the first inputs and results are handed on from iteration to iteration
+
+
+@dataclass(slots=True)
+class BodyGraph:
+    """A body that is being changed: its new graph, which has no output node yet."""
+
+    graph: Graph
+    result: Any  # what the output node returned before
+    statistics: Node | None = None  # shape [count, 2]
+    count: int = 0
+    wide: bool = False  # whether the statistics are float64
+    # Slices of the rows in which an inf is nothing that was intended.
+    telling: tuple[tuple[int, int], ...] = ()
+
+
+class HigherOrder(abc.ABC):
+    """How fxguard enters one kind of higher-order operation."""
+
+    # What the operation's results are: None, the body's; "either" body's; those of a "loop" that
+    # may not have run at all; "later", something else, which the body is a part of. No statistics
+    # get out of such a body: it is looked at in a second run, when the results are bad.
+    merges: ClassVar[str | None] = None
+    # Positions of the bodies that have to change for the statistics to get out.
+    rewritten: tuple[int, ...] = ()
+
+    @abc.abstractmethod
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        """The bodies to enter.
+
+        Raises:
+            LookupError, TypeError, ValueError: where the arguments are not the expected ones.
+        """
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        """Finish the bodies and return a node of the outer graph that holds their statistics."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        """What the operation does, in Python."""
+
+
+def is_higher_order(node: Node) -> bool:
+    """Whether a node runs other graphs."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def kind_of(node: Node) -> HigherOrder | None:
+    """How to enter a node; None where it is no higher-order operation, or not entered."""
+    return ENTERED.get(operations.name_of(node.target)) if is_higher_order(node) else None
+
+
+def bodies_of(node: Node, module: GraphModule) -> list[Body]:
+    """Every graph among the arguments of a node, entered or not, with no operands."""
+    found = []
+    for position, argument in enumerate(nodes.leaves(node.args)):
+        if isinstance(argument, Node) and argument.op == "get_attr":
+            body = nodes.attribute_of(module, str(argument.target))
+            if isinstance(body, GraphModule):
+                found.append(Body(position, str(argument.target), body, (), ()))
+    return found
+
+
+def _body(
+    node: Node, module: GraphModule, position: int, operands: Sequence[Any], carried: int = 0
+) -> Body:
+    argument = node.args[position]
+    if not isinstance(argument, Node) or argument.op != "get_attr":
+        raise LookupError(f"no body at position {position}")
+    name = str(argument.target)
+    body = nodes.attribute_of(module, name)
+    if not isinstance(body, GraphModule):
+        raise LookupError(f"no graph at position {position}")
+    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+    if len(inputs) != len(operands):
+        raise LookupError(f"{len(operands)} operands for {len(inputs)} inputs")
+    output = next(n for n in body.graph.nodes if n.op == "output")
+    result = output.args[0]
+    results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    return Body(position, name, body, tuple(operands), results, carried)
+
+
+def _result_at(graph: Graph, node: Node, index: int) -> Node:
+    """``node[index]``."""
+    with graph.inserting_after(node):
+        return graph.call_function(operator.getitem, (node, index))
+
+
+class Call(HigherOrder):
+    """Runs its body once: activation checkpointing, nested compile regions and the like."""
+
+    def __init__(self, position: int = 0, operands: int = 1) -> None:
+        self.position = position
+        self.rewritten = (position,)
+        self.operands = operands  # position of the first
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        if any(isinstance(leaf, Node) for leaf in nodes.leaves(node.kwargs)):
+            raise LookupError("tensors among the keyword arguments")
+        return [_body(node, module, self.position, node.args[self.operands :])]
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        body = bodies[self.position]
+        body.graph.output((*body.result, body.statistics))
+        return _result_at(graph, node, len(body.result))
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        return body(self.position, *args[self.operands :])
+
+
+class AutogradFunction(HigherOrder):
+    """A ``torch.autograd.Function``: one body for forward and one for backward."""
+
+    rewritten = (0, 1)
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        forward = _body(node, module, 0, node.args[2:])
+        if "non_differentiable_idx" not in node.kwargs:
+            raise LookupError("no indices of what cannot be differentiated")
+        results = forward.results[0]  # the other one is what is saved for backward
+        if not isinstance(results, (tuple, list)):
+            raise LookupError("returns no tuple")
+        return [replace(forward, results=tuple(results))]
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        body = bodies[0]
+        results, saved = body.result
+        body.graph.output(((*results, body.statistics), saved))
+        count = len(results)
+        backward = bodies[1]
+        insert_input(backward.graph, count, "gradient_of_statistics")
+        backward.graph.output(backward.result)
+        indices = [*node.kwargs["non_differentiable_idx"], count]  # type: ignore[misc,arg-type]
+        node.kwargs = {**node.kwargs, "non_differentiable_idx": indices}
+        return _result_at(graph, node, count)
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        return body(0, *args[2:])[0]
+
+
+class Cond(HigherOrder):
+    """Runs one of two bodies."""
+
+    merges = "either"
+    rewritten = (1, 2)
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        operands: Any = node.args[3]
+        return [_body(node, module, position, operands) for position in (1, 2)]
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        first, second = bodies[1], bodies[2]
+        wide = first.wide or second.wide
+        for body, before, after in ((first, 0, second.count), (second, first.count, 0)):
+            inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+            tensors = [n for n in inputs if isinstance(nodes.example_of(n), torch.Tensor)]
+            like = tensors[0] if tensors else None
+            rows = body.graph.call_function(
+                branches_and_loops.among_others, (body.statistics, before, after, wide, like)
+            )
+            body.graph.output((*body.result, rows))
+        return _result_at(graph, node, len(first.result))
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        return body(1 if args[0] else 2, *args[3])
+
+
+class WhileLoop(HigherOrder):
+    """Runs its second body as long as its first one says so; the results are its next inputs."""
+
+    merges = "loop"
+    rewritten = (0, 1)
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        carried, additional = node.args[2:4]
+        operands = (*carried, *additional)  # type: ignore[misc]
+        return [_body(node, module, 1, operands, len(carried))]  # type: ignore[arg-type]
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        body = bodies[1]
+        carried: Any = node.args[2]
+        condition = bodies[0]
+        insert_input(condition.graph, len(carried), "statistics")
+        condition.graph.output(condition.result)
+        before = insert_input(body.graph, len(carried), "statistics")
+        numbers = (before, body.statistics, body.telling)
+        after = body.graph.call_function(branches_and_loops.next_iteration, numbers)
+        body.graph.output((*body.result, after))
+        like = next((n for n in carried if isinstance(n, Node)), None)
+        with graph.inserting_before(node):
+            start = graph.call_function(
+                branches_and_loops.no_iteration, (body.count, body.wide, like)
+            )
+        node.update_arg(2, (*carried, start))
+        result = _result_at(graph, node, len(carried))
+        with graph.inserting_after(result):
+            return graph.call_function(branches_and_loops.iterations, (result,))
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        _, _, carried, additional = args
+        while body(0, *carried, *additional):
+            carried = body(1, *carried, *additional)
+        return tuple(carried)
+
+
+class Scan(HigherOrder):
+    """Runs its body for each slice of some tensors, handing on others."""
+
+    merges = "loop"
+    rewritten = (0,)
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        init, slices, additional = node.args[1:4]
+        operands = (*init, *slices, *additional)  # type: ignore[misc]
+        return [_body(node, module, 0, operands, len(init))]  # type: ignore[arg-type]
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        body = bodies[0]
+        body.graph.output([*body.result, body.statistics])
+        result = _result_at(graph, node, len(body.result))
+        with graph.inserting_after(result):
+            return graph.call_function(branches_and_loops.worst_iteration, (result, body.telling))
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        _, init, slices, additional = args
+        carried, made = list(init), []
+        for index in range(slices[0].shape[0]):
+            result = body(0, *carried, *(x[index] for x in slices), *additional)
+            carried = list(result[: len(init)])
+            made.append(result[len(init) :])
+        return (*carried, *(torch.stack(rows) for rows in zip(*made, strict=True)))
+
+
+class Map(HigherOrder):
+    """Runs its body for each slice of some tensors."""
+
+    merges = "loop"
+    rewritten = (0,)
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        slices, additional = node.args[1:3]
+        return [_body(node, module, 0, (*slices, *additional))]  # type: ignore[misc]
+
+    def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
+        body = bodies[0]
+        body.graph.output((*body.result, body.statistics))
+        result = _result_at(graph, node, len(body.result))
+        with graph.inserting_after(result):
+            return graph.call_function(branches_and_loops.worst_iteration, (result, body.telling))
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        _, slices, additional = args
+        made = [
+            body(0, *(x[index] for x in slices), *additional) for index in range(len(slices[0]))
+        ]
+        return tuple(torch.stack(rows) for rows in zip(*made, strict=True))
+
+
+class FlexAttention(HigherOrder):
+    """Runs its body for every score, inside one kernel."""
+
+    merges = "later"
+
+    def bodies(self, node: Node, module: GraphModule) -> list[Body]:
+        others: Any = node.args[7] if len(node.args) > 7 else ()
+        # The score, and its batch, head, query and key.
+        return [_body(node, module, 3, (None, None, None, None, None, *others))]
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
+        from torch._higher_order_ops.flex_attention import flex_attention
+
+        def score(*operands: Any) -> Any:
+            return body(3, *operands)
+
+        given: Any = (*args[:3], score, *args[4:])
+        return flex_attention(*given, **kwargs)
+
+
+def insert_input(graph: Graph, position: int, name: str) -> Node:
+    """One more placeholder, at a position among the others."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if position < len(inputs):
+        place = graph.inserting_before(inputs[position])
+    elif inputs:
+        place = graph.inserting_after(inputs[-1])
+    else:
+        place = graph.inserting_before(next(iter(graph.nodes)))
+    with place:
+        return graph.placeholder(name)
+
+
+ENTERED: dict[str, HigherOrder] = {
+    "tag_activation_checkpoint": Call(),
+    "wrap_activation_checkpoint": Call(),
+    "wrap": Call(),
+    "invoke_subgraph": Call(operands=2),
+    "wrap_with_set_grad_enabled": Call(position=1, operands=2),
+    "wrap_with_autocast": Call(position=4, operands=5),
+    "autograd_function_apply": AutogradFunction(),
+    "cond": Cond(),
+    "while_loop": WhileLoop(),
+    "scan": Scan(),
+    "map_impl": Map(),
+    "flex_attention": FlexAttention(),
+}

@@ -1,0 +1,149 @@
+"""What a node of an FX graph says about itself, whoever captured the graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxguard.ranks.fsdp import class_name
+
+__all__ = [
+    "attribute_of",
+    "calls_of",
+    "class_of",
+    "elements_of",
+    "example_of",
+    "input_name",
+    "label_of",
+    "leaves",
+    "memory_of",
+    "path_of",
+    "placeholder_kind",
+]
+
+
+def example_of(node: Node) -> Any:
+    """The fake result that the capture kept."""
+    # TorchDynamo and torch.export call it differently.
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def elements_of(
+    example: Any, path: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Every tensor in a result, with the indices that lead to it."""
+    if isinstance(example, Tensor):
+        yield path, example
+    elif isinstance(example, (tuple, list)):
+        for index, item in enumerate(example):
+            yield from elements_of(item, (*path, index))
+
+
+def label_of(name: str, path: tuple[int, ...]) -> str:
+    """``output[1][0]``."""
+    return name + "".join(f"[{index}]" for index in path)
+
+
+def leaves(argument: Any) -> Iterator[Any]:
+    """Every item in nested arguments of a node."""
+    if isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from leaves(item)
+    elif isinstance(argument, dict):
+        for item in argument.values():
+            yield from leaves(item)
+    elif isinstance(argument, slice):
+        yield from leaves((argument.start, argument.stop, argument.step))
+    else:
+        yield argument
+
+
+def memory_of(example: Any) -> int | None:
+    """What two results share when they share memory; None where the capture does not tell."""
+    if not isinstance(example, Tensor) or example.layout is not torch.strided:
+        return None
+    try:
+        return int(example.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # wrapper subclasses have no storage
+        return None
+
+
+def placeholder_kind(node: Node) -> tuple[str, str]:
+    """("weight", "buffer" or "input", name) of a graph's input."""
+    source = getattr(node, "_dynamo_source", None)  # set by TorchDynamo on graph inputs
+    text = source.name if source is not None else ""
+    text = text() if callable(text) else text  # a method before torch 2.10
+    match = re.search(r"\.(_parameters|_buffers)\['([^']+)'\]$", text)
+    if match:
+        module = clean_path(text[: match.start()])
+        name = f"{module}.{match[2]}".lstrip(".")
+        return ("weight" if match[1] == "_parameters" else "buffer"), name
+    if isinstance(example_of(node), torch.nn.Parameter):
+        return "weight", clean_path(text) or str(node.target)
+    return "input", input_name(text) or str(node.target)
+
+
+def input_name(source: str) -> str:
+    """What the user calls an input of a graph, after where TorchDynamo found it.
+
+    Example:
+        >>> input_name("L['batch']['x']"), input_name("L['args'][0]")
+        ("batch['x']", "input[0]")
+    """
+    # torch calls modules with these.
+    source = re.sub(r"^L\['args'\](?=\[)", "input", source)
+    source = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"input[\1]", source)
+    return re.sub(r"^[LG]\['(\w+)'\]", r"\1", source)
+
+
+def attribute_of(graph_module: GraphModule, target: str) -> Any:
+    """What a ``get_attr`` node reads."""
+    value: Any = graph_module
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def clean_path(source: str) -> str:
+    """``L['self']._modules['encoder'].block`` to ``encoder.block``."""
+    path = re.sub(r"\._modules\['([^']+)'\]", r".\1", source)
+    path = re.sub(r"^[LG]\['\w+'\](\.__self__)?\.?", "", path)
+    if path.endswith("__self__"):  # of a method that the model called: of the model itself
+        return ""
+    return path.removeprefix("self.") if path != "self" else ""
+
+
+def stack_of(node: Node) -> dict[str, tuple[str, Any]]:
+    """The module calls around a node, outermost first: key to (path, class)."""
+    return node.meta.get("nn_module_stack") or {}
+
+
+def calls_of(node: Node) -> tuple[str, ...]:
+    """Keys of the module calls around a node, outermost first. A second call has another key."""
+    keys = tuple(stack_of(node))
+    if node.op == "call_module" and (not keys or stack_of(node)[keys[-1]][0] != node.target):
+        return (*keys, f"{node.target}@{node.name}")
+    return keys
+
+
+def path_of(key: str, entry: tuple[str, Any], names: Mapping[int, str]) -> str:
+    """The qualified name of the module of one stack entry.
+
+    TorchDynamo's keys are ``id(module)``, with ``@n`` for the n-th call of the same module:
+    after a graph break its paths start anywhere, the identity is still right.
+    """
+    identity = key.partition("@")[0]
+    if identity.isdigit() and int(identity) in names:
+        return names[int(identity)]
+    return clean_path(entry[0])
+
+
+def class_of(entry: tuple[str, Any]) -> str:
+    """The class name of a stack entry; export keeps a dotted string, others the class."""
+    kind = entry[1]
+    return kind.rpartition(".")[2] if isinstance(kind, str) else class_name(kind)

@@ -1,0 +1,379 @@
+"""One reading of an operation: what a call reads, moves, writes, draws and hides.
+
+The same reading serves nodes of a graph and calls that Python makes between graphs. Who changes an
+argument is asked of the operator's schema where there is one, of the signature where the operation
+is a Python function, and of :mod:`fxguard.graph.tables` where neither says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+
+from fxguard.formats import FORMATS
+from fxguard.graph import nodes, tables
+
+__all__ = ["Call", "is_custom", "is_move", "name_of", "read_call", "read_node"]
+
+_NO_WRITE = tables.UnsaidWrite(())
+
+# The largest finite magnitude of each dtype.
+LARGEST = frozenset(FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64"))
+
+Slot = int | str  # position or keyword of an argument
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """What one call does with its arguments. Operands are nodes in a graph, else tensors."""
+
+    kind: str  # the operation's name: "mul", "softmax", "masked_fill_"
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    first: Any  # the first operand, also where it was given by keyword; None where there is none
+    # (keyword or None, operand) of what the result is made of, in order of use. Without what is
+    # only overwritten.
+    reads: tuple[tuple[str | None, Any], ...]
+    # Operands in whose memory the results stand, in the order of the results.
+    in_place: tuple[Any, ...] = ()
+    overwrites: bool = False  # those in place are written without being read
+    beside: tuple[tuple[str, Any], ...] = ()  # (parameter, operand): read, and written too
+    # (parameter, operand): written out of what they held, and not read for the result.
+    apart: tuple[tuple[str, Any], ...] = ()
+    random: bool = False  # draws random numbers
+    returns: bool = True
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        """Every operand whose memory changes."""
+        others = (*self.beside, *self.apart)
+        return (*self.in_place, *(operand for _, operand in others))
+
+    @property
+    def casts(self) -> bool:
+        return self.kind in tables.CASTS
+
+    @property
+    def moves(self) -> bool:
+        """Whether the result has the elements of the first operand, as far as the name tells."""
+        return (self.kind in tables.MOVES or self.casts) and not self.written
+
+    @property
+    def selects(self) -> bool:
+        return self.kind in tables.SELECTS
+
+    @property
+    def infinite_literal(self) -> bool:
+        """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
+        return any(math.isinf(value) for value in _literals((self.args, self.kwargs)))
+
+    @property
+    def limit_literal(self) -> bool:
+        """Whether it was given a dtype's largest magnitude, as masks of ``finfo.min`` are."""
+        if self.kind in tables.LIMITERS:
+            return False
+        return any(abs(value) in LARGEST for value in _literals((self.args, self.kwargs)))
+
+
+def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Read one call.
+
+    Args:
+        target: a function, an operator, the name of a tensor's method, or a module that is one
+            operation.
+        args: what it is given: tensors, or the nodes that stand for them.
+        kwargs: likewise.
+
+    Example:
+        >>> read_call(torch.nn.functional.relu, (x, True), {}).in_place
+        (x,)
+    """
+    module = target if isinstance(target, Module) else None
+    called: Any = target if module is None else type(module)
+    operation = _operation(called)
+    signature = next((s for s in operation.signatures if s.takes(args, kwargs)), _NOTHING_SAID)
+    given = _Given(args, kwargs, signature)
+
+    first = given.first()
+    in_place: list[Slot] = []
+    unread: set[Slot] = set()
+    beside: list[tuple[str, Slot]] = []
+    apart: list[tuple[str, Slot]] = []
+    if kwargs.get("out") is not None:
+        in_place = ["out"]
+        unread = {"out"}
+    elif signature.results:
+        in_place = [slot for _, slot in given.slots(signature.results)]
+        unread = set(in_place).intersection(signature.outs)
+    elif first is not None and (
+        operation.in_place
+        or getattr(module, "inplace", False) is True
+        or given.value("inplace") is True
+    ):
+        in_place = [first]
+    if in_place == [first] and _overwrites(operation.name, args):
+        unread = {*in_place}
+    unsaid = tables.UNSAID_WRITES.get(operation.name, _NO_WRITE)
+    beside = given.slots(name for name in signature.written if name not in unsaid.operands)
+    if unsaid.switch is None or given.value(unsaid.switch) not in (None, False):
+        found = given.slots(unsaid.operands)
+        if unsaid.apart:
+            apart = found
+            unread.update(slot for _, slot in found)
+        else:
+            beside += found
+    return Call(
+        kind=operation.name,
+        args=tuple(args),
+        kwargs=kwargs,
+        first=None if first is None else next(given.operands(first), None),
+        reads=tuple(
+            (None if isinstance(slot, int) else slot, operand)
+            for slot in (*range(len(args)), *kwargs)
+            if slot not in unread
+            for operand in given.operands(slot)
+        ),
+        in_place=tuple(operand for slot in in_place for operand in given.operands(slot)),
+        overwrites=bool(in_place) and unread.issuperset(in_place),
+        beside=tuple((name, each) for name, slot in beside for each in given.operands(slot)),
+        apart=tuple((name, each) for name, slot in apart for each in given.operands(slot)),
+        random=operation.random,
+        returns=signature.returns and operation.name != "setitem",
+    )
+
+
+def read_node(node: Node, graph_module: GraphModule | None = None) -> Call:
+    """Read the call that a node of a graph stands for.
+
+    Args:
+        node: a node that calls something.
+        graph_module: its graph's module, where modules are looked up that nodes call.
+    """
+    target: Any = node.target
+    if node.op == "call_module" and graph_module is not None:
+        target = graph_module.get_submodule(str(target))
+    return read_call(target, node.args, node.kwargs)
+
+
+def is_move(call: Call, before: Any, after: Any) -> bool:
+    """Whether a result has the elements of the first operand, and no others.
+
+    Args:
+        call: the call.
+        before: its first operand, or what the capture knows of it.
+        after: its result, likewise.
+    """
+    if not call.moves or not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
+    # ``view`` may read the bits as another dtype, and ``expand_as`` has a second operand.
+    return before.dtype == after.dtype and not (_is_empty(after) and not _is_empty(before))
+
+
+def _is_empty(value: Tensor) -> bool:
+    # A size that is known only at run time is not asked: that would end the trace.
+    return value.layout is torch.strided and not value.is_nested and 0 in _known(value.shape)
+
+
+def _known(shape: Sequence[Any]) -> list[int]:
+    return [size for size in shape if isinstance(size, int)]
+
+
+def is_custom(target: Any) -> bool:
+    """Whether an operation is not torch's own: it may do what no tensor shows."""
+    if inspect.isfunction(target):
+        return target.__module__.partition(".")[0] != "torch"
+    if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return False
+    return _packet(target)._qualified_op_name.partition("::")[0] not in TORCH_NAMESPACES
+
+
+TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")
+
+
+# What is known of an operation, whatever it is called with.
+
+# The first operand's names in schemas and in Python.
+FIRST = ("self", "input", "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """One way to call an operation."""
+
+    positional: tuple[str, ...] = ()
+    keywords: frozenset[str] = frozenset()  # all that may be given by keyword
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Parameters whose memory changes: those in which a result stands then, and the others.
+    results: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    outs: frozenset[str] = frozenset()  # of the results those that are there to be overwritten
+    returns: bool = True
+
+    def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it can be called so."""
+        return len(args) <= len(self.positional) and all(
+            name in self.keywords or name in FIRST for name in kwargs
+        )
+
+
+_NOTHING_SAID = _Signature()
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The arguments of one call."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    signature: _Signature
+
+    def first(self) -> Slot | None:
+        """The first parameter, also where it was given by keyword."""
+        if self.args:
+            return 0
+        return next((name for name in (*FIRST, *self.kwargs) if name in self.kwargs), None)
+
+    def slot(self, name: str) -> Slot | None:
+        """Where a parameter was given, None where it was not."""
+        if name in self.kwargs:
+            return name
+        if name in self.signature.positional:
+            index = self.signature.positional.index(name)
+            if index < len(self.args):
+                return index
+        return self.first() if name in FIRST and not self.args else None
+
+    def slots(self, names: Iterable[str]) -> list[tuple[str, Slot]]:
+        """Name and place of those that were given."""
+        return [(name, slot) for name in names if (slot := self.slot(name)) is not None]
+
+    def operands(self, slot: Slot) -> Iterator[Any]:
+        """The nodes or tensors in an argument."""
+        value = self.args[slot] if isinstance(slot, int) else self.kwargs[slot]
+        return (leaf for leaf in nodes.leaves(value) if isinstance(leaf, (Node, Tensor)))
+
+    def value(self, name: str) -> Any:
+        """What a parameter is in this call."""
+        slot = self.slot(name)
+        if slot is None:
+            return self.signature.defaults.get(name)
+        return self.args[slot] if isinstance(slot, int) else self.kwargs[slot]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One operation."""
+
+    name: str
+    in_place: bool  # its name says that it writes its first operand
+    random: bool
+    # The ways to call it, where they matter: where one of them writes something, or has a parameter
+    # that lets it write.
+    signatures: tuple[_Signature, ...] = ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _operation(target: Any) -> _Operation:
+    name = name_of(target)
+    in_place = name.endswith("_") and not name.endswith("__") and name not in tables.NOT_IN_PLACE
+    in_place = in_place or name in tables.IN_PLACE
+    random = name in tables.RANDOM
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        overloads = _overloads(target)
+        random = random or any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
+        signatures = tuple(_of_schema(overload._schema) for overload in overloads)
+        return _Operation(name, False, random, signatures)
+    if inspect.isfunction(target):
+        return _Operation(name, in_place, random, _of_function(target))
+    # A function of torch that is made in C++ has no signature, but mostly a schema of its name.
+    packet = None if in_place or isinstance(target, type) else getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return _Operation(name, in_place, random)
+    found = tuple(_of_schema(each._schema) for each in _overloads(packet))
+    matters = name in tables.UNSAID_WRITES or any(each.written for each in found)
+    return _Operation(name, in_place, random, found if matters else ())
+
+
+def _packet(target: Any) -> Any:
+    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _overloads(target: Any) -> list[Any]:
+    if isinstance(target, torch._ops.OpOverload):
+        return [target]
+    return [getattr(target, name) for name in target.overloads()]
+
+
+def _of_schema(schema: Any) -> _Signature:
+    def stands_in(argument: Any) -> bool:
+        places = argument.alias_info.before_set
+        returned = [result.alias_info for result in schema.returns]
+        return any(other is not None and other.before_set & places for other in returned)
+
+    arguments = schema.arguments
+    tensors = [a for a in arguments if "Tensor" in str(a.type)]
+    changed = [a for a in tensors if a.alias_info is not None and a.alias_info.is_write]
+    return _Signature(
+        positional=tuple(a.name for a in arguments if not a.kwarg_only),
+        keywords=frozenset(a.name for a in arguments),
+        defaults={a.name: a.default_value for a in arguments if a.has_default_value()},
+        results=tuple(a.name for a in changed if stands_in(a)),
+        written=tuple(a.name for a in changed if not stands_in(a)),
+        outs=frozenset(a.name for a in changed if a.kwarg_only),
+        returns=bool(schema.returns),
+    )
+
+
+def _of_function(function: Any) -> tuple[_Signature, ...]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    names = {p.name for p in parameters}
+    if "inplace" not in names and name_of(function) not in tables.UNSAID_WRITES:
+        return ()
+    return (
+        _Signature(
+            positional=tuple(
+                p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ),
+            keywords=frozenset(names),
+            defaults={p.name: p.default for p in parameters if p.default is not p.empty},
+        ),
+    )
+
+
+def name_of(target: Any) -> str:
+    """The operation's name as the field writes it: ``mul``, ``softmax``, ``masked_fill_``."""
+    if isinstance(target, str):
+        name = target
+    elif isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.split("::")[-1]
+    else:
+        name = getattr(target, "__name__", None) or type(target).__name__
+    if name.startswith("__") and name.endswith("__") and name not in tables.NOT_OPERATIONS:
+        name = name.strip("_")
+    return tables.OPERATORS.get(name, name)
+
+
+def _overwrites(name: str, args: Sequence[Any]) -> bool:
+    """Whether all of the first operand is written, whatever it held."""
+    if name == "setitem":  # x[:] = y and x[...] = y
+        index = args[1] if len(args) > 1 else None
+        is_all = isinstance(index, slice) and all(each is None for each in nodes.leaves(index))
+        return index is Ellipsis or is_all
+    return name in tables.OVERWRITES
+
+
+def _literals(value: Any) -> Iterator[float]:
+    """Every Python float in nested arguments."""
+    return (leaf for leaf in nodes.leaves(value) if isinstance(leaf, float))

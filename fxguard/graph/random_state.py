@@ -1,0 +1,52 @@
+"""The state of random number generators: kept for a second run, and put back after it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.graph import nodes
+
+__all__ = ["RandomState", "random_state_kept"]
+
+
+@dataclass(slots=True)
+class RandomState:
+    """The state of every generator that an operation with certain arguments may draw from."""
+
+    cpu: Tensor
+    devices: dict[int, Tensor]
+    generators: tuple[tuple[torch.Generator, Tensor], ...] = ()  # the user's own
+
+    @classmethod
+    def now(cls, args: Any) -> RandomState:
+        """The present state, of generators that stand among the arguments too."""
+        leaves = list(nodes.leaves(args))
+        used = {a.device.index for a in leaves if isinstance(a, Tensor) and a.device.type == "cuda"}
+        return cls(
+            torch.get_rng_state(),
+            {device: torch.cuda.get_rng_state(device) for device in used},
+            tuple((a, a.get_state()) for a in leaves if isinstance(a, torch.Generator)),
+        )
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            torch.cuda.set_rng_state(state, device)
+        for generator, state in self.generators:
+            generator.set_state(state)
+
+
+@contextlib.contextmanager
+def random_state_kept(args: Any) -> Iterator[None]:
+    """Let what runs in here draw random numbers that nobody else misses."""
+    state = RandomState.now(args)
+    try:
+        yield
+    finally:
+        state.restore()

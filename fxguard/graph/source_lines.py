@@ -1,0 +1,99 @@
+"""The user's line: from the stack trace that a graph's node keeps, or from live Python frames."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os.path
+import re
+import sys
+import warnings
+from types import FrameType
+
+import torch
+
+from fxguard.records import Source
+
+__all__ = [
+    "Place",
+    "calling_line",
+    "is_internal",
+    "lines_of_trace",
+    "source_at",
+    "source_of_caller",
+    "source_of_trace",
+    "warn_user",
+]
+
+# Lines in here are never the user's: for them the line that called is shown.
+INTERNAL = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # all of fxguard
+)
+Place = tuple[str, int]  # file and line
+
+ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
+
+
+def is_internal(file: str) -> bool:
+    """Whether a file belongs to torch or fxguard, or is no file at all."""
+    return file.startswith("<") or file.startswith(INTERNAL)
+
+
+@functools.lru_cache(maxsize=4096)
+def source_of_trace(trace: str | None) -> Source | None:
+    """The innermost line outside torch in a formatted stack trace, such as FX nodes keep."""
+    found = None
+    for entry in ENTRY.finditer(trace or ""):
+        if not is_internal(entry["file"]):
+            found = entry
+    if found is None:
+        return None
+    return Source(found["file"], int(found["line"]), (found["code"] or "").strip())
+
+
+def lines_of_trace(trace: str | None) -> list[Place]:
+    """The place of each call in a formatted stack trace, outermost first."""
+    return [(entry["file"], int(entry["line"])) for entry in ENTRY.finditer(trace or "")]
+
+
+def source_of_caller() -> Source | None:
+    """The innermost line outside torch among the Python frames that are running now."""
+    place = calling_line()
+    return None if place is None else source_at(place)
+
+
+def calling_line() -> Place | None:
+    """The same without its text, which costs more."""
+    frame = _user_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def source_at(place: Place) -> Source:
+    """A line with its text."""
+    return Source(*place, linecache.getline(*place).strip())
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line outside torch and fxguard that is running now."""
+    frame = _user_frame()
+    if frame is None:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return
+    # What `warnings.warn` does for a stacklevel; how many frames are ours and torch's varies.
+    warnings.warn_explicit(
+        message,
+        RuntimeWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        frame.f_globals.get("__name__", "<unknown>"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _user_frame() -> FrameType | None:
+    """The innermost Python frame outside torch and fxguard."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,197 @@
+"""Tables of operations by name: what moves data, what writes, what draws random numbers.
+
+A new case is one line here. Names are those of :func:`fxguard.graph.operations.name_of`. Nothing
+here knows torch: the rules that read these tables for one call stand in
+:mod:`fxguard.graph.operations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "ADDITIONS",
+    "CASTS",
+    "DEQUANTIZES",
+    "END_OF_MASKS",
+    "IN_PLACE",
+    "LIMITERS",
+    "MOVES",
+    "NOT_IN_PLACE",
+    "NOT_OPERATIONS",
+    "OPERATORS",
+    "OVERWRITES",
+    "QUANTIZES",
+    "RANDOM",
+    "REPEATABLE",
+    "RUN_FUNCTIONS",
+    "SELECTS",
+    "UNINITIALISED",
+    "UNSAID_WRITES",
+    "UnsaidWrite",
+]
+
+# Python's names of operators, which stand in graphs and in calls of tensors, to torch's.
+OPERATORS = {
+    "floordiv": "floor_divide",
+    "iadd": "add_",
+    "ifloordiv": "floor_divide_",
+    "imod": "remainder_",
+    "imul": "mul_",
+    "ipow": "pow_",
+    "isub": "sub_",
+    "itruediv": "div_",
+    "mod": "remainder",
+    "radd": "add",
+    "rdiv": "div",
+    "rfloordiv": "floor_divide",
+    "rmatmul": "matmul",
+    "rmod": "remainder",
+    "rmul": "mul",
+    "rpow": "pow",
+    "rsub": "sub",
+    "truediv": "div",
+}
+
+# What a result is.
+
+# The output has the elements of the first operand, each at least once, and nothing else:
+# it reuses that operand's numbers and gets no frame.
+MOVES = frozenset(
+    """
+    _add_batch_dim _remove_batch_dim _reshape_alias _set_tensor_requires_grad _unsafe_view
+    _unwrap_for_grad _wrap_for_grad alias broadcast_to clone contiguous cpu cuda detach detach_
+    expand expand_as flatten flip fliplr flipud lift_fresh moveaxis movedim mT permute pin_memory
+    pixel_shuffle pixel_unshuffle ravel repeat requires_grad_ reshape reshape_as roll rot90 squeeze
+    swapaxes swapdims t tile transpose unflatten unsqueeze view view_as
+    """.split()
+)
+
+# The output has some of the inputs' elements, and perhaps zeros: it cannot overflow and gets
+# no frame, but its numbers are its own.
+SELECTS = frozenset(
+    """
+    as_strided as_subclass cat chunk concat concatenate diag diag_embed diagonal dsplit dstack
+    gather getattr getitem hsplit hstack index_select masked_select narrow repeat_interleave
+    select slice split split_with_sizes stack take take_along_dim tensor_split tril triu unbind
+    unfold vsplit vstack
+    """.split()
+)
+
+# These turn into a move when the dtype stays. Where it does not, a mask of one dtype's largest
+# magnitude turns into inf in a narrower one.
+CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double"])
+
+# Results of attribute reads and the like: no operation that fxguard counts.
+NOT_OPERATIONS = frozenset(
+    """
+    __get__ __set__ __len__ __bool__ __iter__ __contains__ __hash__ __repr__ __format__ backward
+    data_ptr dim element_size get_device is_complex is_contiguous is_floating_point is_shared
+    item ndimension numel nelement register_hook retain_grad share_memory_ size storage
+    record_stream storage_offset stride tolist numpy untyped_storage
+    """.split()
+)
+
+# The fake tensors of a capture do not know that what these make, and what is made of it, is
+# quantized. It holds integers, which are finite.
+QUANTIZES = frozenset(
+    ["quantize_per_channel", "quantize_per_tensor", "quantize_per_tensor_dynamic"]
+)
+DEQUANTIZES = frozenset(["dequantize", "int_repr"])
+
+# What these make is whatever the memory held, until somebody writes there.
+UNINITIALISED = frozenset(
+    """
+    empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided
+    resize_
+    """.split()
+)
+
+# Python functions that run another function, and compile it for that.
+RUN_FUNCTIONS = frozenset("associative_scan cond flex_attention map scan while_loop".split())
+
+RANDOM = frozenset(
+    """
+    alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d dropout_
+    exponential_ feature_alpha_dropout feature_dropout fractional_max_pool2d geometric_
+    gumbel_softmax log_normal_ lstm gru rnn_tanh rnn_relu multi_head_attention_forward
+    multinomial native_dropout normal normal_ poisson rand rand_like randint randint_like randn
+    randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_
+    """.split()
+)
+
+# What is written. A trailing underscore, ``out=`` and ``inplace=True`` say it too.
+
+# These write their first operand, and their names do not say so.
+IN_PLACE = frozenset(
+    """
+    iand ilshift imatmul ior irshift ixor setitem
+    """.split()
+)
+
+# Trailing underscores that write nothing.
+NOT_IN_PLACE = frozenset("and_ detach_ is_ not_ or_ requires_grad_ share_memory_".split())
+
+# These write all of their first operand: what it held before is not read.
+OVERWRITES = frozenset(
+    """
+    bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
+    zero_
+    """.split()
+)
+
+# These write what does not depend on what was there: to do it twice is to do it once.
+REPEATABLE = frozenset(
+    """
+    copy_ fill_ index_copy_ index_fill_ masked_fill_ scatter_ setitem zero_
+    """.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsaidWrite:
+    """Operands that an operation writes although neither its name nor its schema says so."""
+
+    operands: tuple[str, ...]  # names of parameters
+    switch: str | None = None  # the parameter that switches it on; None where it is always on
+    # Whether the result is made without them: they are changed out of what they held, apart from
+    # it, as running statistics are.
+    apart: bool = False
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+UNSAID_WRITES = {
+    "_batch_norm_impl_index": UnsaidWrite(_STATISTICS, "training", apart=True),
+    "_batch_norm_with_update": UnsaidWrite(_STATISTICS, apart=True),
+    "_native_batch_norm_legit": UnsaidWrite(_STATISTICS, "training", apart=True),
+    "batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
+    "batch_norm_gather_stats": UnsaidWrite(_STATISTICS, apart=True),
+    "batch_norm_gather_stats_with_counts": UnsaidWrite(_STATISTICS, apart=True),
+    "cudnn_batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
+    "embedding": UnsaidWrite(("weight",), "max_norm"),
+    "embedding_bag": UnsaidWrite(("weight",), "max_norm"),
+    "instance_norm": UnsaidWrite(_STATISTICS, "use_input_stats", apart=True),
+    "miopen_batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
+    "native_batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
+}
+
+# What becomes of masks.
+
+# These take a dtype's largest number to keep values in range, not to make a mask.
+LIMITERS = frozenset(
+    """
+    clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ hardtanh hardtanh_
+    nan_to_num nan_to_num_
+    """.split()
+)
+
+ADDITIONS = frozenset({"add", "add_", "sub", "sub_", "baddbmm"})
+
+# A mask of -inf ends in these: no infinity that they make comes from it.
+END_OF_MASKS = frozenset(
+    """
+    _native_multi_head_attention _safe_softmax _softmax _transformer_encoder_layer_fwd
+    multi_head_attention_forward scaled_dot_product_attention softmax
+    """.split()
+)

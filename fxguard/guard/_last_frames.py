@@ -1,0 +1,66 @@
+"""Batches that have finished: what is kept of the last one, and of those before it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.frames import Trace
+from fxguard.report.report import Report
+
+__all__ = ["Finished", "LastFrames"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch that was closed, and what its judgment made of it. Nobody changes either."""
+
+    batch: Batch
+    trace: Trace | None = None  # as it was judged; None where nothing was reported
+    report: Report | None = None
+
+
+class LastFrames:
+    """The last batches in which nothing was found: as many as a report may show frames of.
+
+    The only owner of this ring. Threads that call one model add to it and read it at the same
+    time, so each method holds the lock, and :meth:`batches` returns a copy.
+
+    Args:
+        wanted: how many frames the batches have to have together.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self._lock = threading.Lock()
+        self._batches: deque[tuple[Batch, int]] = deque()  # with the number of their frames
+        self._count = 0  # of their frames together
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: Batch, frames: int) -> None:
+        """Keep a batch that was closed, and let go of those that it makes superfluous.
+
+        Args:
+            batch: that has finished.
+            frames: how many it has at least.
+        """
+        with self._lock:
+            self._batches.append((batch, frames))
+            self._count += frames
+            while self._count - self._batches[0][1] >= self.wanted:
+                self._count -= self._batches.popleft()[1]
+
+    def clear(self) -> None:
+        """Forget them: a report shows no frames from before another report."""
+        with self._lock:
+            self._batches.clear()
+            self._count = 0
+
+    def batches(self) -> list[Batch]:
+        """Those that are kept, the last to finish first."""
+        with self._lock:
+            return [batch for batch, _ in reversed(self._batches)]

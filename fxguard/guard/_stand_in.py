@@ -1,0 +1,95 @@
+"""The function that stands in for the forward of a guarded model.
+
+It hands the call to the guard, with what compiles it, if anybody does. It stands aside where the
+model is traced by somebody who wants the model itself (``torch.export``, a graph compiled around
+it) and where there are no numbers to check (fake tensors).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.nn import Module
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fxguard.capture import dynamo
+from fxguard.guard.instrumented import GUARD
+
+__all__ = ["RUN_LATER", "reason_to_stand_aside", "stand_in_for"]
+
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
+# What a forward returns that has computed nothing yet.
+RUN_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Why one call of the model cannot be checked, as ``coverage()`` words it; "" where it can."""
+    if torch._C._get_tracing_state() is not None:
+        return "under torch.jit.trace"
+    if torch._C._len_torch_dispatch_stack():
+        modes = _get_current_dispatch_mode_stack()
+        if any(isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) for mode in modes):
+            return "with fake tensors"  # a trace by make_fx runs with such, too
+    if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
+        return "with fake tensors"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "recorded as a CUDA graph"
+    return ""
+
+
+def stand_in_for(original: Callable[..., Any], method: str) -> Any:
+    """A function that takes the place of a method of a guarded model, and looks like it."""
+    takes_model = isinstance(original, types.MethodType)
+
+    # TorchDynamo skips this function where it is the outermost one of a compilation, but not what
+    # it calls, so that `guarded` sees who compiles. Somebody who compiles a function around the
+    # model traces it: then it says what is to be traced.
+    def wrapper(model: Module, /, *args: Any, **kwargs: Any) -> Any:
+        guard = model.__dict__[GUARD]
+        if torch.compiler.is_dynamo_compiling():
+            is_plain = dynamo.is_inlined(id(guard))
+        else:
+            is_plain = torch.compiler.is_exporting()
+        if not is_plain:
+            return guarded(guard, method, args, kwargs)
+        if method in guard.own_methods:
+            return guard.own_methods[method](*args, **kwargs)
+        if not takes_model:
+            return original(*args, **kwargs)
+        return getattr(type(model), method)(model, *args, **kwargs)
+
+    functools.update_wrapper(wrapper, getattr(original, "__func__", original))
+    stand_in: Any = wrapper
+    model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    with contextlib.suppress(ValueError):  # what is written in C need not have a signature
+        # Trainers and `generate` look here for the names of the model's arguments.
+        signature = inspect.signature(original)
+        parameters = [model, *signature.parameters.values()]
+        stand_in.__signature__ = signature.replace(parameters=parameters)
+    dynamo.leave_to_python(wrapper)
+    return stand_in
+
+
+# Two functions: the outer one is skipped by TorchDynamo but what it calls is not, so that it
+# sees who compiles; the inner one switches TorchDynamo off for fxguard's own code, and its
+# torch.compile switches it on again. With one, fullgraph=True fails.
+@torch.compiler.disable(recursive=False)
+def guarded(guard: Any, method: str, args: Any, kwargs: Any) -> Any:
+    return run_guarded(guard, method, dynamo.eval_frame_callback(), args, kwargs)
+
+
+@torch.compiler.disable
+def run_guarded(guard: Any, method: str, callback: Any, args: Any, kwargs: Any) -> Any:
+    if reason := reason_to_stand_aside(args, kwargs):
+        guard.unchecked_calls[reason] += 1
+        return guard.original(method)(*args, **kwargs)
+    return guard.run(method, dynamo.outer_compiler(callback), args, kwargs)

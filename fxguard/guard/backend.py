@@ -1,0 +1,155 @@
+"""``torch.compile`` backends: :func:`backend`, and the one that is registered as ``"fxguard"``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxguard.batch.batch import Batch, GraphRun
+from fxguard.capture import dynamo
+from fxguard.errors import UsageError
+from fxguard.guard._deliver import conclude_failure, conclude_part, stop_after
+from fxguard.guard.options import Options
+from fxguard.guard.recorder import Recorder
+from fxguard.records import Frame
+from fxguard.report.report import Report
+
+__all__ = ["CompilerBackend", "backend", "compile_fx"]
+
+
+def backend(
+    inner: str | dynamo.Backend = "eager",
+    *,
+    max_frames_to_save: int = 21,
+    trace_batch_nums: Iterable[int] = (),
+    abort_after_batch_num: int | None = None,
+    on_detect: str | Callable[[Report], Any] = "raise",
+    granularity: str = "op",
+    strict: bool = False,
+    ignore: Iterable[str] = (),
+    replay: bool = False,
+) -> CompilerBackend:
+    """A ``torch.compile`` backend that checks every operation of the graphs it is given.
+
+    A batch is one run of the function that the first graph was captured from, also when it was
+    recompiled since, together with the graphs that run in the same thread before that one runs
+    again. Each graph is judged when it has run. A backend is not told when the function returns:
+    ``abort_after_batch_num`` raises where the following batch would begin, and not at all when
+    there is none. What TorchDynamo leaves between graphs is not seen: use :func:`instrument` where
+    there are graph breaks.
+
+    Args:
+        inner: the backend that compiles the checked graphs, a name or a callable.
+
+    The other arguments are those of :func:`instrument`.
+
+    Example:
+        >>> compiled = torch.compile(model, backend=fxguard.backend("inductor"))
+    """
+    options = Options(
+        max_frames_to_save=max_frames_to_save,
+        trace_batch_nums=trace_batch_nums,
+        abort_after_batch_num=abort_after_batch_num,
+        on_detect=on_detect,
+        granularity=granularity,
+        strict=strict,
+        ignore=ignore,
+        replay=replay,
+    )
+    return CompilerBackend(inner, options)
+
+
+class _Running(threading.local):
+    number: int | None = None  # of the batch of this thread; None where the next graph begins one
+
+
+class CompilerBackend:
+    """What :func:`backend` returns: a TorchDynamo backend with a recorder of its own."""
+
+    def __init__(self, inner: str | dynamo.Backend, options: Options) -> None:
+        if not isinstance(inner, str) and not callable(inner):
+            raise UsageError(f"a backend is a name or a callable, got {inner!r}")
+        self.recorder = Recorder(options)
+        self._begins: Any = None  # the code that the first graph was captured from
+        self._part_of = _Running()
+        self._checking = dynamo.CheckingBackend(inner, self._graph_ran, replay=options.replay)
+
+    def __call__(
+        self, graph_module: GraphModule, example_inputs: list[Any], **options: Any
+    ) -> Callable[..., Any]:
+        code = dynamo.captured_code() or graph_module
+        run = self._checking(graph_module, example_inputs)
+        if self._begins is None:
+            self._begins = code
+        if code is not self._begins:
+            return run
+
+        def first(*args: Any) -> Any:
+            self._next_batch()
+            return run(*args)
+
+        return first
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompilerBackend:
+        # With lightning imported, torch.compile copies its arguments. The reports are in this one.
+        return self
+
+    @property
+    def last_report(self) -> Report | None:
+        """The report of the last detection."""
+        return self.recorder.last_report
+
+    def frames(self) -> list[Frame]:
+        """Every frame of the last graph that ran."""
+        return self.recorder.last_frames_of_all()
+
+    def coverage(self) -> str:
+        """One line that says how many operations were checked, and which were not."""
+        return self.recorder.coverage(self._checking.plans)
+
+    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        if outputs is None:
+            self._graph_raised(run)
+            return
+        try:
+            self._begin().graph_ran(run, outputs)
+            conclude_part(self.recorder)
+        finally:
+            self.recorder.here.batch = None
+
+    def _graph_raised(self, run: GraphRun) -> None:
+        error = sys.exc_info()[1]
+        assert isinstance(error, Exception)
+        try:
+            self._begin().failed = run
+            conclude_failure(self.recorder, error)
+        finally:
+            self.recorder.here.batch = None
+
+    def _next_batch(self) -> None:
+        """The first graph is about to run."""
+        before, self._part_of.number = self._part_of.number, None
+        if before is not None:
+            stop_after(before, self.recorder.options)
+
+    def _begin(self) -> Batch:
+        batch = self.recorder.begin(self._part_of.number)
+        self._part_of.number = batch.number
+        return batch
+
+
+@functools.cache
+def _named_backend() -> CompilerBackend:
+    return backend()
+
+
+def compile_fx(
+    graph_module: GraphModule, example_inputs: list[Any], **options: Any
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="fxguard")``: the entry point ``torch_dynamo_backends``."""
+    return _named_backend()(graph_module, example_inputs)

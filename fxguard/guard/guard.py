@@ -1,0 +1,538 @@
+"""The one place that wires everything: ``instrument``, ``remove``, ``guard_of``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from fxguard.batch import module_hooks
+from fxguard.batch import observer as gaps
+from fxguard.batch.arguments import Call
+from fxguard.batch.batch import GraphRun
+from fxguard.capture import dynamo
+from fxguard.errors import FxguardError, UsageError
+from fxguard.graph.source_lines import calling_line
+from fxguard.guard._deliver import conclude, conclude_failure
+from fxguard.guard._hooks import dictionaries_of, hook_state
+from fxguard.guard._pickled import REDUCE, reduce_plain
+from fxguard.guard._stand_in import RUN_LATER, stand_in_for
+from fxguard.guard.instrumented import GUARD, INSTALLED, check_can_instrument, find_guard
+from fxguard.guard.options import Options
+from fxguard.guard.recorder import Recorder
+from fxguard.guard.selftest import test_graph, together
+from fxguard.plan.plan import Plan
+from fxguard.ranks.fsdp import class_name, is_sharded
+from fxguard.records import Frame, Origin, SelfTest
+from fxguard.report.report import Report
+
+__all__ = ["Guard", "guard_of", "instrument", "remove"]
+
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
+
+def instrument(
+    model: Module,
+    *,
+    max_frames_to_save: int = 21,
+    trace_batch_nums: Iterable[int] = (),
+    abort_after_batch_num: int | None = None,
+    on_detect: str | Callable[[Report], Any] = "raise",
+    granularity: str = "op",
+    strict: bool = False,
+    ignore: Iterable[str] = (),
+    replay: bool = False,
+    sync_ranks: bool = False,
+    trace_to: str | os.PathLike[str] | None = None,
+) -> Module:
+    """Check every operation of a model's forward for inf and NaN, in place.
+
+    The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and
+    gradients stay what they were. ``torch.compile`` it afterwards if you like.
+
+    Args:
+        model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped).
+        max_frames_to_save: how many frames a report shows, the first bad one included.
+        trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
+            ``trace_to`` is given. Detection is off when any is given.
+        abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
+        on_detect: ``"raise"`` writes the report to stderr and raises; ``"warn"`` writes it and
+            warns, once for each origin, and goes on. Both tell the logger ``fxguard``. A callable
+            is given each :class:`Report`, and nothing is printed.
+        granularity: ``"op"`` shows frames of operations and modules, ``"module"`` of modules.
+        strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
+            ``where`` discards.
+        ignore: globs of modules (``"decoder.*"``) or of operations in them
+            (``"*.SelfAttention:log"``) that are no cause for a report.
+        replay: measure only what leaves each captured graph, and when that turns bad run the
+            graph again, with its inputs and random state, every operation checked. Cheaper; bad
+            values that reach no output of a graph are not seen then.
+        sync_ranks: with several processes (``torch.distributed``), let all of them know at the
+            end of each batch what any of them found, and raise together. Each rank has to call
+            the model equally often.
+        trace_to: a folder in which a file keeps every frame of the traced batches, and of a batch
+            in which something was found (once for each first origin);
+            :func:`fxguard.load_trace` reads it.
+
+    Returns:
+        The same object.
+
+    Raises:
+        FxguardError: when the arguments cannot work; the model is unchanged then.
+
+    Example:
+        >>> model = fxguard.instrument(model)
+        >>> loss = model(**batch).loss  # raises fxguard.NonFiniteError at the first inf or NaN
+    """
+    options = Options(
+        max_frames_to_save=max_frames_to_save,
+        trace_batch_nums=trace_batch_nums,
+        abort_after_batch_num=abort_after_batch_num,
+        on_detect=on_detect,
+        granularity=granularity,
+        strict=strict,
+        ignore=ignore,
+        replay=replay,
+        sync_ranks=sync_ranks,
+        trace_to=trace_to,
+    )
+    check_can_instrument(model)
+    Guard(model, options).install()
+    dynamo.compile_again(model)
+    return model
+
+
+def remove(model: Module) -> Module:
+    """Undo :func:`instrument`: the model is exactly what it was. Returns the same object.
+
+    Raises:
+        FxguardError: when the model is not instrumented.
+    """
+    guard_of(model).uninstall()
+    dynamo.compile_again(model)
+    return model
+
+
+def guard_of(model: Module) -> Guard:
+    """The :class:`Guard` of an instrumented model, also through ``torch.compile``'s wrapper.
+
+    Raises:
+        FxguardError: when the model is not instrumented.
+    """
+    found = find_guard(getattr(model, "_orig_mod", model))
+    if found is None:
+        raise UsageError(f"this {type(model).__name__} is not instrumented")
+    return found
+
+
+# Whether an eager model that TorchDynamo fails to capture runs all the same. Switched off in
+# fxguard's own tests, which would not see a fault of fxguard itself otherwise.
+LEAVE_WHAT_FAILS = True
+
+
+# Ways in which a model is captured: by method, compiler and hooks. Hooks that are new at each call
+# would have it captured at each call; past these it is left to Python and the observer.
+MOST_CAPTURES = 32
+
+# What a Guard has for users; the rest is for what stands in for the model's methods.
+PUBLIC = (
+    *("batch_number", "coverage", "frames", "last_report", "model", "notes", "optimizer_step"),
+    *("options", "plans", "selftest", "trace_path"),
+)
+
+
+class Guard:
+    """What watches one instrumented model. Made by :func:`instrument`.
+
+    Threads may call the model at the same time. What they share is changed under the lock
+    (``_compiled``, ``_backends``, ``_breaks``, ``_names``, ``_tensors``), or belongs to the
+    :class:`~fxguard.guard.recorder.Recorder`; :meth:`install` and :meth:`uninstall` are for one
+    thread, while no other one calls the model. TorchDynamo counts graph breaks for the whole
+    process: one that another thread makes meanwhile is counted here, too.
+
+    Attributes:
+        model: the instrumented model.
+        last_report: the :class:`Report` of the last detection, or None.
+        optimizer_step: how many steps the optimizer has made, for reports; None where nobody says.
+            Set it in your training loop, or let an integration.
+    """
+
+    capture = True  # False: leave eager models to Python
+    observe = True  # False: watch modules only, and no operations that Python runs
+    methods: tuple[str, ...] = ("forward",)  # of the model: each call of one is a batch
+    # What :meth:`install` took from the model, for :meth:`uninstall`: a copy has copies of it.
+    kept_for_uninstall: tuple[str, ...] = ("own_methods",)
+
+    def __init__(self, model: Module, options: Options) -> None:
+        self.model = model
+        self.options = options
+        self.recorder = Recorder(options, model)
+        self._wrappers: dict[str, Any] = {}  # the functions that stand in for the model's methods
+        self.own_methods: dict[str, Any] = {}  # methods that were attributes of the model itself
+        self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
+        self._hooks: list[Mapping[str, Any]] = []  # where those of each submodule stand
+        self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
+        self._backends: list[dynamo.CheckingBackend] = []
+        self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
+        self._observer = gaps.Observer()
+        self._names: dict[int, str] = {}
+        self._weights_stay = True  # until a report is made
+        self._tensors: dict[int, tuple[str, str]] = {}
+        self._lock = threading.RLock()
+
+    # What users ask for.
+
+    def __repr__(self) -> str:
+        what = f"{class_name(type(self.model))}, batch {self.batch_number}"
+        found = "nothing found" if self.last_report is None else self.last_report.message
+        return f"<fxguard.Guard of {what}: {found}>"
+
+    def __dir__(self) -> list[str]:
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
+
+    @property
+    def batch_number(self) -> int:
+        """Number of the batch that is running, or of the next one; counted from 0."""
+        return self.recorder.batch_number
+
+    @property
+    def last_report(self) -> Report | None:
+        """The report of the last detection."""
+        return self.recorder.last_report
+
+    @property
+    def trace_path(self) -> Path | None:
+        """The file that ``trace_to`` has written to; None before the first batch in it."""
+        writer = self.recorder.trace_writer
+        return None if writer is None else writer.path
+
+    @property
+    def optimizer_step(self) -> int | None:
+        """How many steps the optimizer has made."""
+        return self.recorder.optimizer_step
+
+    @optimizer_step.setter
+    def optimizer_step(self, step: int | None) -> None:
+        self.recorder.optimizer_step = step
+
+    @property
+    def notes(self) -> list[Origin]:
+        """Bad values that reached no output, once for each operation."""
+        return list(self.recorder.notes.values())
+
+    def frames(self) -> list[Frame]:
+        """Every frame of the last batch that finished; empty before the first.
+
+        Raises:
+            FxguardError: with ``replay=True``, when that batch was well and not traced: then its
+                operations were not measured.
+        """
+        return self.recorder.last_frames_of_all()
+
+    def coverage(self) -> str:
+        """One line that says how many operations were checked, and which were not.
+
+        Counts each captured graph once, and what ran between graphs in the last batch; there it
+        also says how often TorchDynamo broke a graph, and why.
+
+        Example:
+            >>> fxguard.guard_of(model).coverage()
+            'checked 171 of 171 operations in 1 graph'
+        """
+        line = self.recorder.coverage(self.plans)
+        if self._breaks:
+            count = self._breaks.total()
+            reasons = ", ".join(sorted(self._breaks))
+            line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
+        for reason, count in sorted(self.unchecked_calls.items()):
+            line += f"; not checked: {count} call{'' if count == 1 else 's'} {reason}"
+        return line
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of every graph that was captured."""
+        return [plan for backend in self._backends for plan in backend.plans]
+
+    def selftest(self) -> SelfTest:
+        """Plant a NaN in every measured value of the captured graphs, and look for it.
+
+        Each graph is compiled once more, under the backend that the model runs under, and runs
+        once for each of its values, with the model's weights and made-up inputs. The model, its
+        batches and its gradients are not touched.
+
+        Returns:
+            How many were found and blamed on the operation that was planted.
+
+        Raises:
+            FxguardError: before the first batch has finished.
+
+        Example:
+            >>> model(**batch)
+            >>> print(fxguard.guard_of(model).selftest())
+            found 171 of 171 planted NaN in 1 graph
+        """
+        if self.recorder.last_batch is None:
+            raise UsageError("no batch has finished yet: call the model once, then selftest()")
+        tensors = {
+            ("weight", name): parameter for name, parameter in self.model.named_parameters()
+        } | {("buffer", name): buffer for name, buffer in self.model.named_buffers()}
+        results = [
+            test_graph(graph, plan, backend.inner, tensors)
+            for backend in self._backends
+            for graph, plan in zip(backend.graphs, backend.plans, strict=True)
+        ]
+        return together(results, self.recorder.between(self.recorder.last_batch))
+
+    # Standing in for the model's methods.
+
+    def install(self) -> None:
+        """Put the guard in front of the model's methods."""
+        for name in self.methods:
+            own = self.model.__dict__.get(name)
+            if name not in self._wrappers or own is not self.own_methods.get(name):
+                self._wrappers[name] = stand_in_for(getattr(self.model, name), name)
+                self._compiled.clear()  # of another method
+                if own is not None:
+                    self.own_methods[name] = own
+                else:
+                    self.own_methods.pop(name, None)
+            wrapper = self._wrappers[name]
+            # A method of the model: others take it apart and put it together again, accelerate
+            # for one. Copying the model copies both attributes, see __deepcopy__.
+            object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
+        object.__setattr__(self.model, GUARD, self)
+        object.__setattr__(self.model, REDUCE, types.MethodType(reduce_plain, self.model))
+        INSTALLED.add(self)
+
+    def uninstall(self) -> None:
+        """Take the guard away again."""
+        self.put_away()
+        self._compiled.clear()
+        self._backends.clear()
+
+    def put_away(self) -> None:
+        """Take it away, and keep what was captured for the next :meth:`install`."""
+        for name, wrapper in self._wrappers.items():
+            if getattr(self.model.__dict__.get(name), "__func__", None) is not wrapper:
+                raise UsageError(
+                    f"the {name} of this {type(self.model).__name__} was replaced after it had "
+                    "been instrumented; put fxguard's back first"
+                )
+        for name in self._wrappers:
+            if name in self.own_methods:
+                self.model.__dict__[name] = self.own_methods[name]
+            else:
+                del self.model.__dict__[name]
+        del self.model.__dict__[GUARD]
+        del self.model.__dict__[REDUCE]
+        INSTALLED.discard(self)
+        self.recorder.standing.close()
+
+    def original(self, method: str) -> Callable[..., Any]:
+        """One of the model's methods without the guard."""
+        if method in self.own_methods:
+            return self.own_methods[method]  # type: ignore[no-any-return]
+        found = inspect.getattr_static(type(self.model), method)
+        # A static method takes no model, and neither does a function that is written in C.
+        return found.__get__(self.model) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        # The copy of the model is a model of its own: it counts its own batches.
+        import copy
+
+        twin = type(self)(memo.get(id(self.model), self.model), self.options)
+        memo[id(self)] = twin
+        INSTALLED.add(twin)
+        twin._wrappers = self._wrappers
+        for name in self.kept_for_uninstall:
+            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise FxguardError(
+            "a guard cannot be pickled; an instrumented model can, where its class leaves the "
+            "attributes of the model to pickle: else save its state_dict, or call "
+            "fxguard.remove(model) first"
+        )
+
+    # One batch.
+
+    def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
+        """One call of the model."""
+        if self.recorder.batch is not None:  # the model calls itself
+            return self.original(method)(*args, **kwargs)
+        if in_backward():  # activation checkpointing runs forward again: no new batch
+            with dynamo.module_hooks_on():  # or TorchDynamo would compile it once more
+                return self._compiled_for(method, outer)(*args, **kwargs)
+        if not self._names:
+            self._read_names()
+        forward = self._compiled_for(method, outer)
+        fullgraph = outer is not None and outer.fullgraph
+        observer = None if fullgraph or not self.observe else self._observer
+        breaks, before = dynamo.graph_breaks(), gaps.watching()
+        # An interrupt may come at any call below. The last line of each `finally` is none.
+        try:
+            watch = gaps.Watch(
+                self.recorder.begin(),
+                self._names,
+                self._tensors,
+                observer,
+                self._read_names,
+                self._weights_stay,
+            )
+            try:
+                place = f"{class_name(type(self.model))}.{method}"
+                watch.batch.call = Call(place, self.original(method), args, kwargs)
+                watch.batch.caller = calling_line()
+                gaps.set_watch(watch)
+                with dynamo.module_hooks_on():
+                    if observer is None:
+                        output = forward(*args, **kwargs)
+                    else:
+                        with observer:
+                            output = forward(*args, **kwargs)
+                with torch._C.DisableTorchFunction():
+                    name = class_name(type(self.model))
+                    module_hooks.record_return(watch, "", name, (), args, kwargs, output)
+            except Exception as error:
+                with torch._C.DisableTorchFunction():
+                    conclude_failure(self.recorder, error)
+                raise
+            finally:
+                try:
+                    watch.leave_fused()
+                    self._count_breaks(breaks)
+                except BaseException:
+                    watch.leave_fused()
+                    raise
+                finally:
+                    gaps.here.watch = before
+            with torch._C.DisableTorchFunction():
+                conclude(self.recorder)
+        finally:
+            self.recorder.here.batch = None
+        if isinstance(output, RUN_LATER):
+            self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
+        return output
+
+    def compiled_around(self, inner: dynamo.Backend) -> dynamo.CheckingBackend:
+        """The backend for a graph that holds the model and what somebody compiled around it.
+
+        Args:
+            inner: what the graph was meant for.
+        """
+        self._read_names()
+        backend = dynamo.CheckingBackend(
+            inner,
+            self._graph_ran_around,
+            self._names,
+            self._tensors,
+            self._read_names,
+            weights_stay=self._weights_stay,
+            replay=self.options.replay,
+            has_marks=False,
+        )
+        self._backends.append(backend)
+        return backend
+
+    def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        """One run of such a graph is a batch."""
+        try:
+            batch = self.recorder.begin()
+            if outputs is not None:
+                batch.graph_ran(run, outputs)
+                conclude(self.recorder)
+                return
+            batch.failed = run
+            error = sys.exc_info()[1]
+            assert isinstance(error, Exception)
+            conclude_failure(self.recorder, error)
+        finally:
+            self.recorder.here.batch = None
+
+    def _compiled_for(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
+        if outer is None and (not self.capture or gaps.is_watched_by_others()):
+            return self.original(method)
+        # Who compiles a model has its hooks read once, as torch.compile does.
+        hooks = hook_state(self._hooks, dynamo.HOOK_ID) if outer is None else ()
+        fullgraph = outer is not None and outer.fullgraph
+        key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
+        with self._lock:
+            if key not in self._compiled and len(self._compiled) >= MOST_CAPTURES:
+                return self.original(method)
+            return self._compiled_once(key, method, outer)
+
+    def _compiled_once(
+        self, key: Any, method: str, outer: dynamo.OuterCompiler | None
+    ) -> Callable[..., Any]:
+        if key not in self._compiled:
+            fullgraph = outer is not None and outer.fullgraph
+            inner = "eager" if outer is None else outer.backend
+            checking = dynamo.CheckingBackend(
+                inner,
+                self._graph_ran,
+                self._names,
+                self._tensors,
+                self._read_names,
+                weights_stay=self._weights_stay,
+                replay=self.options.replay,
+                follows_python=outer is None,
+            )
+            self._backends.append(checking)
+            compiled = dynamo.compile_forward(
+                self.original(method),
+                checking,
+                fullgraph=fullgraph,
+                leave_what_fails=outer is None and LEAVE_WHAT_FAILS,
+            )
+            self._compiled[key] = (inner, compiled)
+        return self._compiled[key][1]
+
+    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        batch = self.recorder.batch
+        if batch is None:
+            return
+        if outputs is None:
+            batch.failed = run
+        else:
+            batch.graph_ran(run, outputs)
+
+    def _count_breaks(self, before: Counter[str]) -> None:
+        if (now := dynamo.graph_breaks()) is not before:
+            with self._lock:
+                self._breaks += now - before
+
+    # The model's modules and weights.
+
+    def _read_names(self) -> None:
+        names = {id(module): name for name, module in self.model.named_modules()}
+        del names[id(self.model)]  # the root's frame is made when the batch ends
+        tensors = {id(p): ("weight", name) for name, p in self.model.named_parameters()}
+        tensors |= {id(buffer): ("buffer", name) for name, buffer in self.model.named_buffers()}
+        with self._lock:
+            self._hooks = dictionaries_of(self.model)
+            self._weights_stay = not is_sharded(self.model)
+            _replace(self._names, names)
+            _replace(self._tensors, tensors)
+        self.recorder.standing.read()
+
+
+def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:
+    # Another thread may be reading: what stays is never absent.
+    old.update(new)
+    for gone in old.keys() - new.keys():
+        del old[gone]
+
+
+def in_backward() -> bool:
+    """Whether autograd is running this thread's code, to compute gradients."""
+    return torch._C._current_graph_task_id() != -1

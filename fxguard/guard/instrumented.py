@@ -1,0 +1,80 @@
+"""Which models are instrumented, and which cannot be."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import Module
+
+from fxguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from fxguard.guard.guard import Guard
+
+__all__ = [
+    "GUARD",
+    "INSTALLED",
+    "check_can_instrument",
+    "check_kind",
+    "find_guard",
+    "unwrapped",
+]
+
+# The attribute of the model that holds its guard. Besides `forward` it is the only one.
+GUARD = "_fxguard"
+
+INSTALLED: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def find_guard(model: Any) -> Guard | None:
+    """The guard of a model, None where it has none."""
+    return model.__dict__.get(GUARD) if isinstance(model, Module) else None
+
+
+def unwrapped(module: Module) -> Module:
+    """The user's module inside the wrappers of torch.compile and DistributedDataParallel."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            inner = module.module
+        if inner is None:
+            return module
+        module = inner
+
+
+def check_can_instrument(model: Any) -> None:
+    """Raise an error that says what to do where a model cannot be instrumented."""
+    check_kind(model)
+    for name, module in model.named_modules():
+        if find_guard(module) is not None:
+            what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
+            raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
+    for guard in INSTALLED:
+        if any(module is model for module in guard.model.modules()):
+            raise UsageError(
+                f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
+                "instrumented already"
+            )
+
+
+def check_kind(model: Any) -> None:
+    """Raise an error where a model is of a kind that cannot be instrumented."""
+    if not isinstance(model, Module):
+        raise UsageError(f"instrument needs a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.nn.DataParallel):
+        raise UsageError(
+            "nn.DataParallel copies the model at each forward and cannot be instrumented; "
+            "use torch.nn.parallel.DistributedDataParallel"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "a TorchScript module has no Python forward to capture; instrument the module "
+            "that it was made from"
+        )
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise UsageError(
+            "this is the result of torch.compile; instrument the model first, then compile it: "
+            "torch.compile(fxguard.instrument(model))"
+        )

@@ -1,0 +1,134 @@
+"""What the user asked for, checked in one place.
+
+The fields of :class:`Options` are the one list of options: the command line is made from them, and
+``tests/test_options.py`` holds the functions that take them against it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxguard import globs
+from fxguard.errors import UsageError
+from fxguard.plan.plan import Step
+from fxguard.report.report import Report
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What :func:`fxguard.instrument` was asked for; checked when it is made."""
+
+    # The metadata are what argparse is told of the option.
+    max_frames_to_save: int = field(
+        default=21, metadata={"help": "how many frames a report shows (21)", "metavar": "N"}
+    )
+    trace_batch_nums: Iterable[int] = field(
+        default=(),
+        metadata={
+            "help": "print every frame of these batches; turns detection off",
+            "metavar": "N,N",
+        },
+    )
+    trace_to: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata={
+            "help": "write traced batches, and what is detected, into files there",
+            "metavar": "FOLDER",
+        },
+    )
+    abort_after_batch_num: int | None = field(
+        default=None,
+        metadata={
+            "help": "end the run when this batch has finished; batches are counted from 0",
+            "metavar": "N",
+        },
+    )
+    on_detect: str | Callable[[Report], Any] = field(
+        default="raise",
+        metadata={
+            "help": "stop at a detection (raise), or print it and go on (warn)",
+            "choices": ("raise", "warn"),
+        },
+    )
+    granularity: str = field(
+        default="op",
+        metadata={
+            "help": "show frames of operations and modules (op), or of modules only",
+            "choices": ("op", "module"),
+        },
+    )
+    strict: bool = field(default=False, metadata={"help": "also stop at values that reach nothing"})
+    ignore: Iterable[str] = field(
+        default=(),
+        metadata={
+            "help": 'modules ("decoder.*") or operations in them ("*.SelfAttention:log"); '
+            "repeatable",
+            "metavar": "GLOB",
+        },
+    )
+    replay: bool = field(
+        default=False,
+        metadata={
+            "help": "check only what leaves the captured graphs, and run them again when that "
+            "turns bad"
+        },
+    )
+    sync_ranks: bool = field(
+        default=False,
+        metadata={
+            "help": "under torchrun, all ranks stop together; each has to call the model equally "
+            "often"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("strict", "replay", "sync_ranks"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} has to be True or False, got {getattr(self, name)!r}")
+        if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
+            raise UsageError(
+                f"max_frames_to_save has to be 1 or more, got {self.max_frames_to_save!r}"
+            )
+        given, limit = self.trace_batch_nums, self.abort_after_batch_num
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"trace_batch_nums has to be a list of batch numbers, got {given!r}")
+        object.__setattr__(self, "trace_batch_nums", tuple(given))  # a generator is read once
+        for number in (*self.trace_batch_nums, *(() if limit is None else (limit,))):
+            if not _is_int(number) or number < 0:
+                raise UsageError(f"batch numbers are integers from 0 on, got {number!r}")
+        if not callable(self.on_detect) and self.on_detect not in ("raise", "warn"):
+            raise UsageError(
+                f'on_detect has to be "raise", "warn" or a callable, got {self.on_detect!r}'
+            )
+        if self.granularity not in ("op", "module"):
+            raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
+        if self.replay and self.strict:
+            raise UsageError(
+                "strict asks for values that leave no graph, and replay looks at no others: "
+                "take one of them"
+            )
+        if self.trace_to is not None:
+            if not isinstance(self.trace_to, (str, os.PathLike)):
+                raise UsageError(f"trace_to has to be a folder, got {self.trace_to!r}")
+            if os.path.exists(self.trace_to) and not os.path.isdir(self.trace_to):
+                raise UsageError(f"trace_to has to be a folder, and {self.trace_to} is a file")
+        patterns = self.ignore
+        if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+            raise UsageError(f"ignore has to be a list of globs, got {patterns!r}")
+        object.__setattr__(self, "ignore", tuple(patterns))
+        for pattern in self.ignore:
+            if not isinstance(pattern, str):
+                raise UsageError(f"ignore has to be a list of globs, got {pattern!r} in it")
+
+    def ignores(self, step: Step) -> bool:
+        """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
+        return any(globs.matches(pattern, step.module, step.kind) for pattern in self.ignore)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

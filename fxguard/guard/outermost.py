@@ -1,0 +1,237 @@
+"""The outermost modules that a script calls are guarded, at their first call and from then on.
+
+Nothing stays on a module between its calls: the guard is put in front of ``forward`` when a call
+begins and is taken off when it ends. So whatever a script does with its models meanwhile (pickle
+them whole, copy them, script them) it does with plain modules.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import CompileContext
+from torch.nn import Module
+
+from fxguard.capture import dynamo
+from fxguard.errors import UsageError
+from fxguard.guard.guard import Guard, in_backward
+from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
+from fxguard.guard.options import Options
+from fxguard.report.report import Report
+
+__all__ = ["OutermostModules"]
+
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
+# Guards that are kept. Each keeps its model; one that is dropped is captured anew at its next call.
+KEPT = 32
+
+
+class Watched:
+    """A module that was called outermost, and its guard."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.calls = 0  # that are running now, in all threads
+        self.told: Report | None = None  # the last one that was handed on
+        self.stays = False  # something has wrapped the guard, which cannot be taken off any more
+
+
+class OutermostModules:
+    """While it is entered, every outermost module is guarded at its first call, before it runs.
+
+    Args:
+        options: those of :func:`fxguard.instrument`.
+        on_report: called with each new report, when the call that made it has ended.
+        on_batch: called when the first call has ended, and each later one.
+        on_drop: called with a guard that is not kept any longer.
+        on_refusal: called with the class of a module that cannot be guarded, and the reason.
+        capture_all: whether modules without parameters and buffers are captured, too. Losses and
+            transforms are such modules; they are checked operation by operation otherwise, and so
+            is whatever runs in a worker of a DataLoader, where a capture would not pay.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        on_report: Callable[[Report], object] = lambda report: None,
+        on_batch: Callable[[], object] = lambda: None,
+        on_drop: Callable[[Guard], object] = lambda guard: None,
+        on_refusal: Callable[[str, str], object] = lambda name, reason: None,
+        capture_all: bool = False,
+    ) -> None:
+        self.options = options
+        self.on_report = on_report
+        self.on_batch = on_batch
+        self.on_drop = on_drop
+        self.on_refusal = on_refusal
+        self.capture_all = capture_all
+        self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
+        self._refused: set[int] = set()
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._original: Any = None
+
+    @property
+    def guards(self) -> list[Guard]:
+        """The guards that are kept, least recently used first."""
+        return [watched.guard for watched in list(self._watched.values())]
+
+    def __enter__(self) -> OutermostModules:
+        # Module hooks would come too late: `_call_impl` has read `self.forward` by then.
+        self._original = Module.__call__
+        Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        Module.__call__ = self._original  # type: ignore[method-assign]
+
+    def forget(self) -> None:
+        """Begin anew, in a process that was forked."""
+        self._watched.clear()
+        self._lock = threading.RLock()
+        self._local = threading.local()
+
+    def _make_call(self, original: Callable[..., Any]) -> Any:
+        local = self._local
+        enter, leave = self._enter, self._leave
+
+        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                # Somebody compiles a function around the module, or a guard the module itself.
+                if dynamo.is_checked() or is_inlined(id(self), id(module)):
+                    return original(module, *args, **kwargs)
+                return call_apart(module, args, kwargs)
+            # What a compiler runs is no model; is_compiling() is true for all threads at once.
+            compiles = CompileContext.current_compile_id() is not None
+            if compiles or getattr(local, "inside", False):
+                return original(module, *args, **kwargs)
+            watched = enter(module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                leave(watched)
+
+        dynamo.leave_to_python(call)
+        return call
+
+    def stays_in_graph(self, module: Module) -> bool:
+        """Whether a module that TorchDynamo traces in another function stays a part of its graph.
+
+        A break of the graph in front of a model lets its guard run it; where breaks are errors
+        the whole graph is checked. Modules that would not be captured are left in the graph, and
+        are not checked there.
+        """
+        target = unwrapped(module)
+        watched = self._watched_of(target)
+        if watched is None:
+            return True
+        if watched.guard.capture:
+            return dynamo.is_inlined(id(watched.guard))
+        self.on_refusal(type(target).__name__, "compiled around")
+        return True
+
+    @torch.compiler.disable
+    def _enter(self, module: Module) -> Watched | None:
+        target = unwrapped(module)
+        if is_traced() or getattr(target, "_is_replica", False):
+            return None
+        watched = self._watched_of(target)
+        if watched is not None:
+            with self._lock:
+                if watched.calls == 0 and not watched.stays:
+                    watched.guard.install()
+                watched.calls += 1
+        # What cannot be guarded may call modules that can; what guards itself does not.
+        self._local.inside = watched is not None or find_guard(target) is not None
+        return watched
+
+    @torch.compiler.disable
+    def _leave(self, watched: Watched | None) -> None:
+        self._local.inside = False
+        if watched is None:
+            return
+        guard = watched.guard
+        with self._lock:
+            watched.calls -= 1
+            if watched.calls == 0 and not watched.stays:
+                try:
+                    guard.put_away()
+                except UsageError:  # the model's forward was replaced in the middle of its call
+                    watched.stays = True
+        self.on_batch()
+        if guard.last_report is not watched.told:
+            watched.told = guard.last_report
+            assert watched.told is not None
+            self.on_report(watched.told)
+
+    def _watched_of(self, target: Module) -> Watched | None:
+        watched, there = self._watched.get(id(target)), find_guard(target)
+        if there is not None and (watched is None or there is not watched.guard):
+            return None  # the script has instrumented it
+        if watched is not None:
+            with self._lock:
+                self._watched.move_to_end(id(target))
+            return watched
+        if id(target) in self._refused or in_backward():
+            return None
+        try:
+            check_kind(target)
+            self._check_parts(target)
+        except UsageError as error:
+            self._refused.add(id(target))
+            self.on_refusal(type(target).__name__, str(error))
+            return None
+        with self._lock:
+            if id(target) in self._watched:
+                return self._watched[id(target)]
+            guard = Guard(target, self.options)
+            # A glob for one of the models names nothing of the others: not to be warned of here.
+            guard.recorder.globs_were_checked = True
+            guard.capture = self.capture_all or pays_to_capture(target)
+            self._watched[id(target)] = watched = Watched(guard)
+            for key, old in list(self._watched.items())[:-KEPT]:
+                if old.calls == 0 and not old.stays:
+                    del self._watched[key]
+                    self.on_drop(old.guard)
+        return watched
+
+    def _check_parts(self, target: Module) -> None:
+        # Guards of this table may be there while another thread calls the part.
+        own = self.guards
+        for name, part in target.named_modules():
+            guard = find_guard(part)
+            if guard is not None and guard not in own:
+                raise UsageError(f"its submodule {name!r} is instrumented by itself")
+
+
+def is_inlined(outermost_id: int, module_id: int) -> bool:
+    outermost: OutermostModules = dynamo.object_at(outermost_id)
+    return outermost.stays_in_graph(dynamo.object_at(module_id))
+
+
+dynamo.take_for_constant(is_inlined)
+
+
+@torch.compiler.disable(recursive=False)
+def call_apart(module: Module, args: Any, kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def pays_to_capture(module: Module) -> bool:
+    """Whether a module is a model: it has parameters or buffers, and is no worker's."""
+    if torch.utils.data.get_worker_info() is not None:
+        return False
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+
+
+def is_traced() -> bool:
+    """Whether somebody captures what runs now, and no numbers are computed."""
+    if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
+        return True
+    return bool(torch.fx._symbolic_trace.is_fx_symbolic_tracing())

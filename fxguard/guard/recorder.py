@@ -1,0 +1,484 @@
+"""Batches: when one begins and ends, the last frames, tracing, early stop, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard import globs
+from fxguard.batch import frames
+from fxguard.batch.batch import Batch, GapOperation, GraphRun
+from fxguard.batch.frames import Trace
+from fxguard.batch.weights import Standing, grown, magnitudes
+from fxguard.errors import UsageError
+from fxguard.guard._last_frames import Finished, LastFrames
+from fxguard.guard.options import Options
+from fxguard.plan.plan import FramePlan, Plan
+from fxguard.ranks.agreement import current_rank
+from fxguard.ranks.fsdp import class_name
+from fxguard.records import Frame, Growth, Origin, OriginKey, Row
+from fxguard.report import report
+from fxguard.report.report import Report
+from fxguard.rerun.node_by_node import numbers_inside, run_until_it_raises
+from fxguard.rerun.whole_graph import measure_run
+from fxguard.trace.file import TraceWriter
+from fxguard.verdict import origins as cause
+from fxguard.verdict.explain import climb_to, spread_of
+from fxguard.verdict.judge import Judgment, ask
+from fxguard.verdict.precedents import Precedents
+
+__all__ = ["Recorder"]
+
+
+class _Here(threading.local):
+    batch: Batch | None = None  # that is running in this thread
+
+
+class Recorder:
+    """Keeps the batches of one guarded model and judges each when it ends.
+
+    Threads may call one model at the same time. What belongs to one call is a :class:`Batch`,
+    which is kept for each thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, and
+    :meth:`end` whatever happened, all from the thread that calls the model. What calls share:
+
+    - ``next_number``, ``told`` and ``written`` are changed under the lock.
+    - ``earlier`` has a lock of its own.
+    - ``last`` and ``last_report`` are replaced as a whole, by whichever call ends last. What they
+      refer to is never changed.
+    - ``notes`` and ``precedents`` only grow, by single operations on dicts. Two threads that judge
+      the same kind of batch for the first time both judge it.
+    - ``optimizer_step`` is the user's to set.
+    """
+
+    stream = "stderr"  # of `sys`: where reports are printed
+
+    def __init__(self, options: Options, model: Module | None = None) -> None:
+        self.options = options
+        self.model = model
+        # The same on all ranks that instrument the same models.
+        self.serial = next(_serials)
+        self.next_number = 0
+        self.optimizer_step: int | None = None
+        self._lock = threading.Lock()
+        self.last: Finished | None = None
+        self.last_report: Report | None = None
+        self.told: set[OriginKey] = set()  # origins whose report was printed
+        self.written: set[OriginKey] = set()  # origins whose batch was written
+        self.trace_writer = _writer(options, model)
+        self.precedents = Precedents()
+        self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
+        self.earlier = LastFrames(options.max_frames_to_save)
+        self.standing = Standing(model)
+        # Number of the first batch of training, and how large weights were then.
+        self.at_first: tuple[int, dict[str, float]] | None = None
+        self.globs_were_checked = not options.ignore
+        self.here = _Here()
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that is running in this thread."""
+        return self.here.batch
+
+    @property
+    def last_batch(self) -> Batch | None:
+        """The last batch that finished."""
+        return None if self.last is None else self.last.batch
+
+    @property
+    def batch_number(self) -> int:
+        """Number of the batch that is running in this thread, or of the next to begin."""
+        batch = self.batch
+        return self.next_number if batch is None else batch.number
+
+    def begin(self, number: int | None = None) -> Batch:
+        """Start a batch in this thread.
+
+        Args:
+            number: of the batch that this is one more part of; None for a new one.
+        """
+        if number is None:
+            with self._lock:
+                number = self.next_number
+                self.next_number = number + 1
+        self.here.batch = batch = Batch(number)
+        return batch
+
+    def end(self) -> None:
+        """No batch runs in this thread any more."""
+        self.here.batch = None
+
+    def is_new(self, seen: set[OriginKey], report: Report) -> bool:
+        """Whether an origin of a report is not among those that were seen; now they all are."""
+        keys = {origin.key for origin in report.origins if not origin.follows}
+        with self._lock:
+            new = not keys <= seen
+            seen |= keys
+        return new
+
+    def finish(self) -> Finished:
+        """Judge the batch that runs in this thread, and close it."""
+        return self._finish(None)
+
+    def finish_failed(self, error: Exception) -> Finished:
+        """The same for a batch whose forward raised.
+
+        A graph that raised runs again, node by node, up to the operation that does.
+        """
+        batch = self.batch
+        assert batch is not None
+        if batch.failed is not None:
+            run = run_until_it_raises(batch.failed)
+            batch.graph_ran(run, ())
+        else:
+            batch.add_raised(error)
+        return self._finish(error)
+
+    def _finish(self, error: Exception | None) -> Finished:
+        batch = self.batch
+        assert batch is not None
+        found = Finished(batch)
+        try:
+            batch.read()
+            if batch.number in self.options.trace_batch_nums:
+                self.measure(batch)
+            if not self.options.trace_batch_nums:
+                found = self.judge(batch, error)
+        finally:
+            batch.close()
+            batch.ended = self.standing.now()
+            self.last, self.here.batch = found, None
+        if found.report is not None:
+            self.earlier.clear()
+        elif not self.options.trace_batch_nums:
+            self.see_weights(batch.number)
+            if not batch.postponed:  # those have no frames
+                self.earlier.add(batch, self.frame_count(batch))
+        return found
+
+    def frame_count(self, batch: Batch) -> int:
+        """How many frames a batch has at least, without putting them together."""
+        operations = self.options.granularity == "op"
+        count = 0
+        for event in batch.events:
+            if isinstance(event, GraphRun):
+                planned = event.plan.frames
+                count += len(planned) if operations else sum(map(self.shows, planned))
+            elif isinstance(event, GapOperation):
+                count += operations and event.framed
+            else:  # among operations it may replace the frame of its one operation
+                count += not operations or not event.calls
+        return count
+
+    # The verdict.
+
+    def measure(self, batch: Batch) -> None:
+        """Run those graphs again of which only what left them was measured."""
+        for run in batch.postponed:
+            measure_run(run)
+
+    def judge(self, batch: Batch, error: Exception | None = None) -> Finished:
+        """Say whether something was found in a batch that was read and is not closed yet."""
+        if error is not None:
+            self.measure(batch)
+        elif all(map(_all_finite, batch.statistics())):
+            return Finished(batch)
+        # A forward that raised is judged by what it raised for, too.
+        case = None if error is not None else self.precedents.case_of(batch)
+        if self.precedents.hold(case, lambda question: ask(batch, question)):
+            return Finished(batch)
+        self.measure(batch)
+        trace = frames.assemble(batch, numbers_inside)
+        if error is not None:
+            trace.reached += frames.reached_by_failure(trace, batch)
+        judgment = Judgment(batch, trace, self.options.ignores)
+        verdict = judgment.verdict
+        for blame in verdict.both:
+            if blame.step is not None:
+                frames.show_step(trace, blame.step)
+        accused = verdict.both if self.options.strict else verdict.origins
+        absorbed = [self.origin(judgment, blame) for blame in verdict.absorbed]
+        for origin in absorbed:
+            self.notes.setdefault(origin.message, origin)
+        if not accused:
+            self.precedents.add(case, judgment.asked)
+            return Finished(batch)
+        first = min(self.position(trace, blame) for blame in accused)
+        report = Report(
+            batch_number=batch.number,
+            frames=tuple(self.last_frames(batch, trace, first)),
+            origins=_once_each(self.explained(judgment, blame) for blame in accused),
+            rank=current_rank(),
+            absorbed=() if self.options.strict else tuple(absorbed),
+            error="" if error is None else _one_line(error),
+            weights=0 if self.model is None else len(list(self.model.parameters())),
+            buffers=0 if self.model is None else len(list(self.model.buffers())),
+            grown=self.grown(),
+            repeated=batch.repeated,
+            optimizer_step=self.optimizer_step,
+        )
+        return Finished(batch, trace, report)
+
+    def grown(self) -> tuple[Growth, ...]:
+        """Weights that are far larger than in the first batch of training."""
+        if self.model is None or self.at_first is None or not any(self.at_first[1].values()):
+            return ()
+        number, before = self.at_first
+        try:
+            return grown(magnitudes(self.model), before, number)
+        except RuntimeError:  # as below
+            return ()
+
+    def see_weights(self, number: int) -> None:
+        """Note how large weights are when training begins: once, and not in evaluation."""
+        if self.model is None or self.at_first is not None or not torch.is_grad_enabled():
+            return
+        self.at_first = number, {}
+        with contextlib.suppress(RuntimeError):  # a kernel that is not there, no memory
+            self.at_first = number, magnitudes(self.model)
+
+    def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
+        """Name a blamed value."""
+        trace = judgment.trace
+        if blame.step is not None:
+            what = trace.steps[blame.step].kind
+        else:
+            what = judgment.name_of(blame.value)
+        position = self.position(trace, blame)
+        index = sum(shown < position for shown in self.shown(trace))
+        frame = self.rendered(judgment.batch, trace, position, index)
+        label = next((row.label for row in frame.rows if row.is_bad), "output")
+        for row in trace.frames[position].rows:
+            if row.value == blame.value:
+                label = row.label
+        return Origin(frame, blame.problem, what, label)
+
+    def explained(self, judgment: Judgment, blame: cause.Blame) -> Origin:
+        """An origin with what the tensor holds, what led to it and what came of it."""
+        trace, verdict = judgment.trace, judgment.verdict
+        dtype = trace.values[blame.value].dtype
+        titles, count, returned = spread_of(trace, verdict, blame)
+        read = () if blame.step is None else trace.steps[blame.step].inputs
+        origin = replace(
+            self.origin(judgment, blame),
+            dtype=dtype,
+            limit=cause.LIMITS.get(dtype),
+            follows=any(verdict.sources.get(value) for value in read),
+            autocast=self.autocast(judgment, blame),
+            climb=climb_to(trace, blame) if blame.problem == "inf" else (),
+            spread=titles,
+            spread_count=count,
+            reached_output=returned,
+        )
+        # Nobody looks for the cause in what only followed: it is not worth a second run.
+        detail = None if origin.follows else judgment.detail(blame)
+        if detail is None:
+            return origin
+        return replace(
+            origin,
+            numel=detail.numel,
+            nan_count=detail.nan_count,
+            posinf_count=detail.posinf_count,
+            neginf_count=detail.neginf_count,
+            largest_finite=detail.largest_finite,
+            first_index=detail.first_index,
+            rows=detail.rows,
+            row_count=detail.row_count,
+            needed=detail.needed if blame.problem == "inf" else None,
+            masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
+        )
+
+    def autocast(self, judgment: Judgment, blame: cause.Blame) -> tuple[Row, ...]:
+        """The operands that autocast turned into infinities, as rows of the operation."""
+        trace, found = judgment.trace, judgment.beyond_autocast(blame)
+        rows = trace.frames[self.position(trace, blame)].rows if found else ()
+        labels = {row.value: row.label for row in reversed(rows)}
+        values = {value: trace.values[value] for value in found}
+        return tuple(
+            Row(
+                labels.get(value, known.name.rpartition(".")[2]),
+                abs_max=judgment.abs_max(value),
+                dtype=known.dtype,
+            )
+            for value, known in values.items()
+        )
+
+    # Frames.
+
+    def position(self, trace: Trace, blame: cause.Blame) -> int:
+        """Index of the frame that shows an origin first."""
+        for position, frame in enumerate(trace.frames):
+            if not self.shows(frame):
+                continue
+            if blame.step is not None and frame.step == blame.step:
+                return position
+            if any(row.value == blame.value for row in frame.rows):
+                return position
+            # A module's own weights are rows of its frame.
+            value = trace.values[blame.value]
+            owner = value.name.rpartition(".")[0] if value.kind == "weight" else None
+            if frame.name == owner and not frame.is_op:
+                return position
+        return len(trace.frames) - 1
+
+    def shows(self, frame: FramePlan) -> bool:
+        return self.options.granularity == "op" or not frame.is_op
+
+    def shown(self, trace: Trace) -> list[int]:
+        """The indices of the frames that are shown."""
+        return [i for i, frame in enumerate(trace.frames) if self.shows(frame)]
+
+    def rendered(
+        self,
+        batch: Batch,
+        trace: Trace,
+        position: int,
+        index: int,
+        unlike: Callable[[Tensor], str] | None = None,
+    ) -> Frame:
+        """A frame of a trace; ``index`` is its place among those that are shown."""
+        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.model, unlike)
+        return replace(frame, batch_number=batch.number, index=index)
+
+    def last_frames(self, batch: Batch, trace: Trace, last: int) -> list[Frame]:
+        """The last frames up to and including one, from earlier batches where this one is short."""
+        shown = [(n, i) for n, i in enumerate(self.shown(trace)) if i <= last]
+        wanted = self.options.max_frames_to_save
+        found = [self.rendered(batch, trace, i, n) for n, i in shown[-wanted:]]
+        for earlier in self.earlier.batches():
+            if len(found) >= wanted:
+                break
+            found = self.frames_of(Finished(earlier))[-(wanted - len(found)) :] + found
+        return found
+
+    def last_frames_of_all(self) -> list[Frame]:
+        """Every frame of the last batch that finished; empty before the first."""
+        last = self.last
+        if last is not None and last.batch.postponed:
+            raise UsageError(
+                f"replay=True did not measure the operations of batch {last.batch.number}, which "
+                "was well; name it in trace_batch_nums"
+            )
+        return [] if last is None else self.frames_of(last)
+
+    def frames_of(
+        self,
+        finished: Finished,
+        on_progress: Callable[[float], object] | None = None,
+        *,
+        just_ended: bool = False,
+    ) -> list[Frame]:
+        """Every frame of a finished batch.
+
+        Args:
+            finished: the batch.
+            on_progress: is told from 0 to 1 how far it is.
+            just_ended: whether nothing else has run since, so that weights are as they were.
+        """
+        # What was judged has the frames of what was blamed, too, and what a second run saw.
+        batch, trace = finished.batch, finished.trace or frames.assemble(finished.batch)
+        shown = self.shown(trace)
+        then = None if just_ended else batch.ended
+        unlike = None if then is None else self.standing.since(then)
+        found = []
+        for index, position in enumerate(shown):
+            if on_progress is not None:
+                on_progress(index / len(shown))
+            found.append(self.rendered(batch, trace, position, index, unlike))
+        return found
+
+    # Coverage.
+
+    def coverage(self, plans: Sequence[Plan]) -> str:
+        """How many operations of the captured graphs, and between them, are checked."""
+        last = self.last_batch
+        if last is None:
+            return "no batch has finished yet: nothing was checked"
+        between = self.between(last)
+        unchecked: Counter[str] = Counter()
+        for plan in plans:
+            unchecked.update(dict(plan.unchecked))
+        if last is not None and (count := last.unmeasured()):
+            unchecked["that made what cannot be measured"] = count
+        known = sum(plan.operations for plan in plans) + between
+        graphs = f"{len(plans)} graph" + ("" if len(plans) == 1 else "s")
+        line = f"checked {known - unchecked.total()} of {known} operations in {graphs}"
+        if between:
+            line += f" and {between} between graphs"
+        if self.options.replay:
+            line += ", when what leaves them has turned bad"
+        if unchecked:
+            reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
+            line += f"; not checked: {reasons}"
+        return line
+
+    def idle_globs(self, batch: Batch) -> list[str]:
+        """Those globs of ``ignore`` that name no module of the model, and no operation of a batch.
+
+        Operations have to be named by globs with a colon.
+        """
+        modules = [] if self.model is None else [name for name, _ in self.model.named_modules()]
+        ran = frames.operations_of(batch)
+        return [
+            pattern
+            for pattern in self.options.ignore
+            if not any(globs.matches(pattern, *operation) for operation in ran)
+            and (
+                ":" in pattern or not any(globs.matches(pattern, module, "") for module in modules)
+            )
+        ]
+
+    def between(self, batch: Batch) -> int:
+        """How many operations of a batch ran outside every graph."""
+        return sum(isinstance(e, GapOperation) and e.counts for e in batch.events)
+
+    # Tracing.
+
+    def trace_text(self, finished: Finished) -> str:
+        """Every frame of a batch."""
+        batch = finished.batch
+        lines = [
+            f"{report.INDENT}*** Starting batch number={batch.number} ***",
+            report.HEADER,
+            *map(report.frame_text, self.frames_of(finished, just_ended=True)),
+            f"{report.INDENT}*** Finished batch number={batch.number} ***",
+        ]
+        return "\n".join(lines)
+
+
+_serials = itertools.count()
+
+
+def _writer(options: Options, model: Module | None) -> TraceWriter | None:
+    if options.trace_to is None:
+        return None
+    name = "graph" if model is None else class_name(type(model))
+    return TraceWriter(Path(options.trace_to), name, torch.__version__)
+
+
+def _all_finite(numbers: Tensor) -> bool:
+    # One operation and one read, where all is well. A sum of large numbers may overflow.
+    return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
+
+
+def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """What several graphs of one batch have read is one origin."""
+    found: dict[object, Origin] = {}
+    for origin in origins:
+        is_one = origin.standing or origin.what.startswith("argument ")
+        found.setdefault(origin.what if is_one else origin, origin)
+    return tuple(found.values())
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -1,0 +1,143 @@
+"""Plant a NaN in every measured value of a captured graph, and see whether it is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxguard.batch import frames
+from fxguard.batch.batch import Batch, GraphRun
+from fxguard.graph import nodes
+from fxguard.passes.checks import Planting, with_checks
+from fxguard.plan.plan import Plan
+from fxguard.records import SelfTest
+from fxguard.verdict import origins
+from fxguard.verdict.judge import Judgment
+
+__all__ = ["test_graph", "together"]
+
+NO_PLACE = "no place for a NaN there"
+BAD_ALREADY = "NaN already, with made-up inputs"
+RAISES = "that make the model raise"
+BETWEEN = "between graphs"
+CANNOT_RUN = "in graphs that made-up inputs cannot run"
+
+
+def test_graph(
+    graph: GraphModule,
+    plan: Plan,
+    backend: Callable[..., Any],
+    tensors: Mapping[tuple[str, str], Tensor],
+) -> SelfTest:
+    """The self-test of one graph.
+
+    Args:
+        graph: as it was captured.
+        plan: its plan.
+        backend: what compiles it.
+        tensors: ("weight" or "buffer", qualified name) to the tensor.
+    """
+    inputs = made_up_inputs(graph, plan, tensors)
+    device = next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
+    switch = torch.full((), -1, dtype=torch.int64, device=device)
+    planting = Planting(switch, {check: slot for slot, check in enumerate(plan.checks)})
+    values = {v.slot: index for index, v in enumerate(plan.values) if v.slot is not None}
+    wanted = [slot for slot, index in values.items() if plan.values[index].can_be_bad]
+    try:
+        with torch.no_grad():
+            planted = with_checks(graph, plan, flat=True, planting=planting)
+            compiled = backend(planted, inputs)
+            healthy = _blames(graph, plan, compiled, inputs)
+    except Exception:  # such as an index that made-up numbers do not fit
+        return SelfTest(0, 0, 0, (), ((CANNOT_RUN, len(wanted)),))
+    found, missed = 0, []
+    left_out = Counter(f"that are {v.note}" for v in plan.values if v.note and v.kind == "made")
+    for slot in wanted:
+        if slot not in planting.planted:
+            left_out[NO_PLACE] += 1
+        elif any(blame.value == values[slot] and blame.problem == "nan" for blame in healthy):
+            left_out[BAD_ALREADY] += 1
+        else:
+            switch.fill_(slot)
+            try:
+                blames = _blames(graph, plan, compiled, inputs)
+            except Exception:  # a NaN that was cast to an index, for one
+                left_out[RAISES] += 1
+                continue
+            fresh = [blame for blame in blames if blame not in healthy]
+            if fresh and fresh[0].value == values[slot]:
+                found += 1
+            else:
+                missed.append(_name_of(plan, values[slot]))
+    count = found + len(missed)
+    return SelfTest(count, found, 1, tuple(missed), tuple(sorted(left_out.items())))
+
+
+def together(results: Sequence[SelfTest], between: int) -> SelfTest:
+    """The self-test of several graphs, and of a number of operations between them."""
+    left_out: Counter[str] = Counter({BETWEEN: between} if between else {})
+    for result in results:
+        left_out.update(dict(result.left_out))
+    return SelfTest(
+        planted=sum(result.planted for result in results),
+        found=sum(result.found for result in results),
+        graphs=sum(result.graphs for result in results),
+        missed=tuple(name for result in results for name in result.missed),
+        left_out=tuple(sorted(left_out.items())),
+    )
+
+
+@torch.no_grad()
+def _blames(
+    graph: GraphModule, plan: Plan, compiled: Callable[..., Any], inputs: list[Any]
+) -> tuple[origins.Blame, ...]:
+    """What one run is blamed on."""
+    given = [x.clone() if isinstance(x, Tensor) else x for x in inputs]  # a graph may write them
+    *_, statistics = compiled(*given)
+    batch = Batch(0)
+    batch.graph_ran(
+        GraphRun(plan, graph, statistics, tuple(given), None, ("", ""), (), live=tuple(given)), ()
+    )
+    batch.read()
+    trace = frames.assemble(batch)
+    blames = Judgment(batch, trace, lambda step: False).verdict.both
+    return tuple(origins.Blame(trace.keys[b.value][1], b.step, b.problem) for b in blames)
+
+
+def made_up_inputs(
+    graph: GraphModule, plan: Plan, tensors: Mapping[tuple[str, str], Tensor]
+) -> list[Any]:
+    """The model's weights; halves for other floating-point inputs, zeros for indices."""
+    standing = {value.argument: tensors.get((value.kind, value.name)) for value in plan.values}
+    inputs: list[Any] = []
+    placeholders = (node for node in graph.graph.nodes if node.op == "placeholder")
+    for position, node in enumerate(placeholders):
+        example = nodes.example_of(node)
+        tensor = standing.get(position)
+        if tensor is not None:
+            inputs.append(tensor.detach())
+        elif isinstance(example, Tensor):
+            shape = [_hint(size) for size in example.shape]
+            is_float = example.dtype.is_floating_point or example.dtype.is_complex
+            fill = 0.5 if is_float else int(example.dtype is torch.bool)
+            inputs.append(torch.full(shape, fill, dtype=example.dtype, device=example.device))
+        else:
+            inputs.append(_hint(example))
+    return inputs
+
+
+def _hint(size: Any) -> Any:
+    """The number that the capture saw, where it is a symbol now."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def _name_of(plan: Plan, value: int) -> str:
+    for step in plan.steps:
+        if value in step.outputs:
+            return f"{step.module} {step.kind}".strip()
+    return f"{plan.values[value].kind} {plan.values[value].name}"

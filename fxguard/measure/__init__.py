@@ -1,0 +1,6 @@
+"""Ranges of tensors: the smallest and the largest magnitude.
+
+**In**: a tensor.
+
+**Out**: its range, two numbers that stay on its device, or the reason why there are none.
+"""

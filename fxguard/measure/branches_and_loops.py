@@ -1,0 +1,123 @@
+"""Statistics of a graph that runs inside another: one of two branches, or many times.
+
+Like :mod:`fxguard.measure.traceable`, ordinary arithmetic without side effects. Statistics have
+shape ``[count, 2]``: abs min and abs max of each measured value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fxguard.measure.traceable import NOT_RUN
+
+__all__ = [
+    "Slices",
+    "among_others",
+    "iterations",
+    "next_iteration",
+    "no_iteration",
+    "slices",
+    "worst_iteration",
+]
+
+# The states of a loop, kept in one more row.
+RUNS, DECIDED = 0.0, 1.0
+
+Slices = tuple[tuple[int, int], ...]
+
+
+def among_others(
+    statistics: Tensor, before: int, after: int, wide: bool, like: Tensor | None
+) -> Tensor:
+    """The statistics of one branch between rows that say that the other one did not run.
+
+    Args:
+        statistics: of the branch that runs, shape ``[count, 2]``.
+        before: number of rows of a branch in front of it.
+        after: number of rows of a branch behind it.
+        wide: whether either branch's statistics are float64: both have to return the same dtype.
+        like: a tensor on the device of the branches; None for the CPU.
+    """
+    dtype = torch.float64 if wide else torch.float32
+    device = torch.device("cpu") if like is None else like.device
+    rows = [
+        torch.full((before, 2), NOT_RUN, dtype=dtype, device=device),
+        statistics.to(device, dtype),
+        torch.full((after, 2), NOT_RUN, dtype=dtype, device=device),
+    ]
+    return torch.cat(rows)
+
+
+# A loop keeps the numbers of all its iterations together, up to the first one in which something
+# turns bad: the numbers of that iteration say where. Later ones only have it handed on.
+
+
+def no_iteration(count: int, wide: bool, like: Tensor | None) -> Tensor:
+    """What a loop's statistics are before it runs, shape ``[count + 1, 2]``."""
+    dtype = torch.float64 if wide else torch.float32
+    device = torch.device("cpu") if like is None else like.device
+    rows = torch.full((count, 2), NOT_RUN, dtype=dtype, device=device)
+    return torch.cat([rows, torch.full((1, 2), RUNS, dtype=dtype, device=device)])
+
+
+def next_iteration(before: Tensor, current: Tensor, telling: Slices) -> Tensor:
+    """A loop's statistics after one more iteration.
+
+    Args:
+        before: those after the one before, shape ``[count + 1, 2]``.
+        current: those of this iteration alone, shape ``[count, 2]``.
+        telling: the rows in which an inf is nothing that was intended.
+    """
+    rows, state = before[:-1], before[-1:]
+    current = current.to(before.device, before.dtype)
+    decided = state == DECIDED
+    bad = _is_bad(current[None], telling)
+    new = torch.where(bad, current, _together(torch.stack([rows, current])))
+    state = torch.where(decided | bad, DECIDED, RUNS).to(before.dtype)
+    return torch.cat([torch.where(decided, rows, new), state])
+
+
+def iterations(statistics: Tensor) -> Tensor:
+    """A loop's statistics when it has ended, shape ``[count, 2]``."""
+    return statistics[:-1]
+
+
+def worst_iteration(stacked: Tensor, telling: Slices) -> Tensor:
+    """The same for iterations that are all at hand: shape ``[iterations, count, 2]``."""
+    bad = _is_bad(stacked, telling)
+    # The first of the largest.
+    chosen = stacked.index_select(0, bad.to(torch.int32).argmax().view(1))[0]
+    return torch.where(bad.any(), chosen, _together(stacked))
+
+
+def slices(chosen: Iterable[bool]) -> Slices:
+    """Runs of chosen positions, each from its begin up to and without its end."""
+    positions = [position for position, is_chosen in enumerate(chosen) if is_chosen]
+    runs: list[tuple[int, int]] = []
+    for position in positions:
+        if runs and runs[-1][1] == position:
+            runs[-1] = (runs[-1][0], position + 1)
+        else:
+            runs.append((position, position + 1))
+    return tuple(runs)
+
+
+def _is_bad(stacked: Tensor, telling: Slices) -> Tensor:
+    """For each iteration, whether it holds NaN, or inf in one of the telling rows."""
+    highs = stacked[..., 1]
+    bad = torch.isnan(highs).any(dim=1)
+    for begin, end in telling:
+        bad = bad | torch.isinf(highs[:, begin:end]).any(dim=1)
+    return bad
+
+
+def _together(stacked: Tensor) -> Tensor:
+    """The range of all iterations."""
+    lows, highs = stacked[..., 0], stacked[..., 1]
+    lows = torch.where(highs < 0, math.inf, lows)  # a reason in place of a number
+    high = highs.amax(dim=0)
+    return torch.stack([torch.where(high < 0, high, lows.amin(dim=0)), high], dim=1)

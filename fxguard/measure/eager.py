@@ -1,0 +1,161 @@
+"""The magnitude ranges of tensors that are at hand, as fast as the memory can be read.
+
+The bits of a non-negative floating-point number, read as an integer, are in the order of the
+numbers, with inf above all finite numbers and NaN above inf. To compare integers costs half of
+what comparing floating-point numbers costs, which have to look for NaN at each step. What is
+measured here is what :mod:`fxguard.measure.traceable` measures; nothing here can be traced by a
+compiler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.measure import traceable
+
+__all__ = ["abs_min_max", "collect"]
+
+# The integers that hold the bits.
+INTEGERS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+SMALL = 2**13  # elements: up to here calls take longer than the comparing
+LARGE = 2**16  # elements from which on a second look at some of them costs little
+
+# Memory of a size that the model uses itself is there already, and in the cache. Larger pieces come
+# fresh from the system, page by page, which takes longer than to read them: from here on a tensor
+# is read block by block, in memory that is kept.
+HUGE = 2**24  # bytes
+BLOCK = 2**20  # bytes of one block: about a core's second-level cache
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_local = threading.local()
+
+
+def abs_min_max(value: Any) -> traceable.Pair:
+    """The smallest and the largest magnitude in ``value``.
+
+    Dense floating-point tensors on the CPU are read as integers, all others are given to
+    :func:`fxguard.measure.traceable.abs_min_max`.
+
+    Returns:
+        Two tensors of shape ``[]`` as from there, but where there is a NaN the first may be the
+        smallest magnitude of the others. ``NO_DATA`` for what cannot be measured: a tensor that
+        knows few operations is no reason for a healthy model to raise.
+    """
+    try:
+        return _abs_min_max(value)
+    except Exception:
+        return traceable.mark(traceable.NO_DATA)
+
+
+def _abs_min_max(value: Any) -> traceable.Pair:
+    if (
+        type(value) not in _PLAIN
+        or not value.is_cpu
+        or value.dtype not in INTEGERS
+        or value.layout is not torch.strided
+        or value.is_nested
+        or not (size := value.numel())
+    ):
+        return traceable.abs_min_max(value)
+    if value.requires_grad:
+        value = value.detach()
+    if size <= SMALL:
+        return torch.aminmax(value.abs())  # type: ignore[return-value] # a named tuple
+    if _is_observed():
+        return traceable.abs_min_max(value)
+    dtype = value.dtype
+    low, high = _extreme_bits(value, size, INTEGERS[dtype])
+    return low.view(dtype), high.view(dtype)
+
+
+def _extreme_bits(value: Tensor, size: int, integer: torch.dtype) -> traceable.Pair:
+    flat = _flat(value) if size > LARGE else None
+    if flat is None:
+        return torch.aminmax(value.abs().view(integer))  # type: ignore[return-value]
+    bits = flat.view(integer)
+    if _looks_positive(bits):
+        low, high = torch.aminmax(bits)
+        if low.item() >= 0:
+            return low, high
+    if size * flat.element_size() > HUGE:
+        return _by_blocks(flat, integer)
+    return torch.aminmax(flat.abs().view(integer))  # type: ignore[return-value]
+
+
+def _looks_positive(bits: Tensor) -> bool:
+    """Whether the first elements have no sign, as all probabilities, squares and ReLUs have.
+
+    Then the magnitudes are there already and need not be made.
+    """
+    return bool(bits[:16].amin() >= 0)
+
+
+def _is_observed() -> bool:
+    """Whether somebody may be tracing what runs here, or batching or differentiating it."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _flat(value: Tensor) -> Tensor | None:
+    """The elements in the order in which they are stored, None where there are gaps between them.
+
+    A dimension along which a tensor is expanded repeats the same elements.
+    """
+    if value.is_contiguous():
+        return value.view(-1)
+    count = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride > 0:
+            if stride != count:
+                return None
+            count *= size
+    return value.as_strided((count,), (1,))
+
+
+def _by_blocks(flat: Tensor, integer: torch.dtype) -> tuple[Tensor, Tensor]:
+    length = BLOCK * torch.get_num_threads() // flat.element_size()
+    scratch = _scratch(flat.dtype, length)
+    lows, highs = [], []
+    for block in flat.split(length):
+        magnitudes = scratch if len(block) == length else scratch[: len(block)]
+        torch.abs(block, out=magnitudes)
+        low, high = torch.aminmax(magnitudes.view(integer))
+        lows.append(low)
+        highs.append(high)
+    return torch.stack(lows).amin(), torch.stack(highs).amax()
+
+
+def _scratch(dtype: torch.dtype, length: int) -> Tensor:
+    """Memory for the magnitudes of one block, the same one each time in one thread."""
+    kept: dict[torch.dtype, Tensor] = _local.__dict__.setdefault("scratch", {})
+    if dtype not in kept or len(kept[dtype]) != length:
+        with torch.inference_mode(False):  # it is written outside of it later
+            kept[dtype] = torch.empty(length, dtype=dtype)
+    return kept[dtype]
+
+
+def collect(items: Sequence[traceable.Pair | Tensor]) -> Tensor:
+    """Join the results of many checks, as :func:`fxguard.measure.traceable.collect` does."""
+    numbers: list[Tensor] = []
+    for item in items:
+        if isinstance(item, Tensor):
+            return traceable.collect(items)
+        numbers += item
+    if not numbers or not all(number.is_cpu for number in numbers):
+        return traceable.collect(items)
+    together = torch.stack(numbers)  # in a dtype that holds all of them
+    wide = torch.float64 if together.dtype is torch.float64 else torch.float32
+    return together.to(wide).view(-1, 2)

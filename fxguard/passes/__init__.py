@@ -1,0 +1,6 @@
+"""Transforms of graphs.
+
+**In**: a graph and its Plan.
+
+**Out**: another graph: with checks, with planted faults, without marks.
+"""

@@ -1,0 +1,50 @@
+"""Activation checkpointing in graphs that run eagerly, as Python would have run it.
+
+TorchDynamo captures it as an operation that leaves the state of the random generators to a
+compiler. Where none follows (``backend="eager"``), what is computed again in the backward draws
+other numbers: dropout has another mask there than in the forward, and the gradients are wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+from torch.utils.checkpoint import checkpoint
+
+from fxguard.passes.checks import without_marks
+
+__all__ = ["keep_random_state", "tag_activation_checkpoint"]
+
+
+def tag_activation_checkpoint(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """What stands in for torch's operation of this name."""
+    if "_checkpoint_context_fn" in body.meta:
+        kwargs["context_fn"] = body.meta["_checkpoint_context_fn"]
+    # To stop early is to raise an exception in the body, which has no `finally` for its regions.
+    return checkpoint(body, *args, **{**kwargs, "use_reentrant": False, "early_stop": False})
+
+
+def keep_random_state(graph_module: GraphModule) -> GraphModule:
+    """Let checkpoints in a graph and in its bodies repeat the random numbers of the forward.
+
+    The graph is changed; bodies, which other graphs may run too, are copied.
+    """
+    for name, body in list(graph_module.named_children()):
+        if isinstance(body, GraphModule) and any(map(_checkpoints, body.modules())):
+            setattr(graph_module, name, keep_random_state(without_marks(body)))
+    found = _checkpoints(graph_module)
+    for node in found:
+        node.target = tag_activation_checkpoint
+    if found:
+        graph_module.recompile()
+    return graph_module
+
+
+def _checkpoints(module: Module) -> list[Node]:
+    if not isinstance(module, GraphModule):
+        return []
+    theirs = torch.ops.higher_order.tag_activation_checkpoint
+    return list(module.graph.find_nodes(op="call_function", target=theirs))

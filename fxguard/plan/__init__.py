@@ -1,0 +1,6 @@
+"""The Plan of a graph: all that is known before there are numbers.
+
+**In**: an FX graph.
+
+**Out**: its Plan: values, steps, frames, checks. No numbers.
+"""

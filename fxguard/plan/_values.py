@@ -1,0 +1,156 @@
+"""Which value each result of a graph holds while the graph is read, and where it is measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.graph import nodes
+from fxguard.plan.plan import LATER, Check, Value
+
+__all__ = ["ValueTable"]
+
+
+class ValueTable:
+    """The values of one graph, numbered in the order in which they are found."""
+
+    def __init__(
+        self,
+        graph_nodes: Sequence[Node],
+        outer: ValueTable | None = None,
+        inside: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        # The body of a higher-order operation shares these with the graph around it.
+        self.values: list[Value] = [] if outer is None else outer.values
+        self.checks: list[Check] = [] if outer is None else outer.checks
+        # Reason, number of operations.
+        self.unchecked: Counter[str] = Counter() if outer is None else outer.unchecked
+        self.later: list[Check] = [] if outer is None else outer.later
+        self.is_later = False  # whether what is added now is measured in a second run
+        self.inside = inside
+        self.depth = 0  # of torch.func regions around the current node
+        self._region: list[int] = []  # checks in them
+        # The value that a result holds *now*: an in-place operation gives it a new one.
+        self.now: dict[Node, int] = {}
+        self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
+        self._order = {node: position for position, node in enumerate(graph_nodes)}
+        self._memory: dict[Node, int] = {}
+        self._aliases: dict[int, list[Node]] = {}  # memory to the results that stand in it
+        # Inputs of the graph of which a part was written, and which nothing reads from then on: the
+        # last node that wrote one, and what the parts hold.
+        self.in_parts: dict[Node, tuple[Node, list[int]]] = {}
+
+    def add(
+        self,
+        node: Node,
+        path: tuple[int, ...],
+        kind: str,
+        name: str,
+        *,
+        measure: bool,
+        after: Node | None = None,
+        argument: int | None = None,
+    ) -> int:
+        """A new value: what ``node`` (the item at ``path`` of it) holds once ``after`` has run."""
+        example = nodes.example_of(node)
+        for index in path:
+            example = example[index]
+        dtype = str(example.dtype).removeprefix("torch.") if example is not None else ""
+        slot, later, note = None, None, ""
+        if measure:
+            note = self._reason_not_to_measure(example)
+            if not note:
+                wide = dtype in ("float64", "complex128")
+                after_name = (after or node).name
+                check = Check(node.name, path, after_name, self.inside, wide=wide)
+                if self.is_later:
+                    note, later = LATER, len(self.later)
+                    self.later.append(check)
+                else:
+                    slot = len(self.checks)
+                    self.checks.append(check)
+                    if self.depth:
+                        self._region.append(slot)
+        self.values.append(Value(kind, name, dtype, slot, note, argument, later))
+        return len(self.values) - 1
+
+    def _reason_not_to_measure(self, example: Any) -> str:
+        if example is None:
+            return ""
+        if example.device.type == "meta":
+            return "meta"
+        if example.layout is torch.strided and not example.is_nested:
+            size = example.numel()
+            if isinstance(size, int) and size == 0:
+                return "empty"
+        return ""
+
+    # torch.func regions. What they compute has levels of batching and differentiation around it,
+    # which may not leave the region: the numbers are taken at its end.
+
+    def enter_region(self) -> None:
+        """A ``vmap``, ``grad`` or the like begins; they nest."""
+        self.depth += 1
+
+    def leave_region(self, node: Node) -> None:
+        """It ends with ``node``."""
+        self.depth -= 1
+        if self.depth == 0:
+            for slot in self._region:
+                self.checks[slot] = replace(self.checks[slot], region_end=node.name)
+            self._region.clear()
+
+    def is_read_after(self, result: Node, node: Node) -> bool:
+        """Whether anything uses a result once ``node`` has run."""
+        return any(self._order[user] > self._order[node] for user in result.users)
+
+    def value_of(self, item: Any) -> int | None:
+        """The value that an argument holds now; None for what is no measured tensor."""
+        return self.now.get(item) if isinstance(item, Node) else None
+
+    # Memory.
+
+    def remember_memory(self, node: Node, like: Node | None = None) -> None:
+        """Note where a result stands, where ``like`` stands if the capture does not tell."""
+        memory = nodes.memory_of(nodes.example_of(node))
+        if memory is None:
+            memory = self._memory.get(like, id(node)) if like is not None else id(node)
+        self._memory[node] = memory
+        self._aliases.setdefault(memory, []).append(node)
+
+    def write(self, node: Node, operand: Node, value: int) -> list[tuple[int, int]]:
+        """``node`` wrote the memory of ``operand``, which now holds ``value``.
+
+        Returns:
+            (value before, value now) of larger tensors that ``operand`` is a part of, and that
+            are read later.
+        """
+        changed = []
+        self.now[operand] = value
+        part = nodes.example_of(operand)
+        for alias in self._aliases.get(self._memory.get(operand, 0), []):
+            if alias is operand or alias is node or alias not in self.now:
+                continue
+            whole = nodes.example_of(alias)
+            if part is None or whole is None or _same_elements(part, whole):
+                self.now[alias] = value
+                self.in_parts.pop(alias, None)
+            elif self.is_read_after(alias, node):
+                before = self.now[alias]
+                fresh = self.add(alias, (), "made", alias.name, measure=True, after=node)
+                self.now[alias] = fresh
+                changed.append((before, fresh))
+            elif alias.op == "placeholder":
+                _, parts = self.in_parts.get(alias, (node, []))
+                self.in_parts[alias] = (node, [*parts, value])
+        return changed
+
+
+def _same_elements(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == b.numel() and a.storage_offset() == b.storage_offset()

@@ -1,0 +1,40 @@
+"""The exceptions that carry a report."""
+
+from __future__ import annotations
+
+from fxguard.errors import FxguardError
+from fxguard.report.report import Report
+
+__all__ = ["NonFiniteError", "NumericsError"]
+
+
+class NonFiniteError(FxguardError, ValueError):
+    """A batch held an inf or a NaN that reached an output.
+
+    ``str(error)`` is :attr:`fxguard.Report.summary`: one line that says where, then the verdict.
+
+    Attributes:
+        report: the :class:`fxguard.Report` that was printed before this was raised.
+    """
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[NonFiniteError], tuple[str, Report]]:
+        return (type(self), (str(self), self.report))
+
+
+class NumericsError(FxguardError, AssertionError):
+    """A test of numerics has failed.
+
+    Attributes:
+        report: the :class:`fxguard.Report` of what was found, None where nothing was bad.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[NumericsError], tuple[str, Report | None]]:
+        return (type(self), (str(self), self.report))

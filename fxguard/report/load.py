@@ -1,0 +1,55 @@
+"""Reports that were written as JSON, read again. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from fxguard.errors import UsageError
+from fxguard.report.frames_json import of_type, read_text
+from fxguard.report.report import Report
+
+__all__ = ["load_report"]
+
+NOT_FINITE = ("nan", "inf", "-inf")  # as `Report.to_json` writes them
+
+
+def load_report(path: str | Path) -> Report:
+    """Read what :meth:`Report.to_json` or ``fxguard run --report FILE.json`` wrote.
+
+    Raises:
+        FxguardError: when it is not such a file, or cannot be read.
+        OSError: when there is no such file.
+
+    Example:
+        >>> load_report("report.json").to_html("report.html")
+    """
+    text = read_text(Path(path))
+    try:
+        return typing.cast(Report, _read(Report, json.loads(text)))
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{path}: not a report of fxguard: {error}") from error
+
+
+def _read(wanted: Any, data: Any) -> Any:
+    """Plain data as what an annotation says."""
+    if isinstance(wanted, types.UnionType):  # X | None
+        [kind] = [each for each in typing.get_args(wanted) if each is not type(None)]
+        return None if data is None else _read(kind, data)
+    if typing.get_origin(wanted) is tuple:  # tuple[X, ...]
+        kind, _ = typing.get_args(wanted)
+        return tuple(_read(kind, item) for item in of_type(data, list))
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        hints = typing.get_type_hints(wanted)
+        given = of_type(data, dict)
+        for field in dataclasses.fields(wanted):
+            if field.name not in given and field.default is dataclasses.MISSING:
+                raise ValueError(f"it lacks {field.name!r}")
+        return wanted(**{name: _read(hints[name], given[name]) for name in hints if name in given})
+    if wanted is float:
+        return float(data if data in NOT_FINITE else of_type(data, float, int))
+    return of_type(data, wanted)

@@ -1,0 +1,146 @@
+"""A graph of which only what left it was measured runs again, fully checked.
+
+That is what ``replay=True`` does when a batch has turned bad. The second run begins with the
+inputs and the random state of the first one, and its numbers count only if what leaves the graph
+is what left it before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.batch import frames
+from fxguard.batch.batch import GraphRun, Postponed, expect_rows
+from fxguard.measure import eager, traceable
+from fxguard.measure.func_levels import unwrapped
+from fxguard.plan.plan import NOT_MEASURED, WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
+from fxguard.records import Stat
+from fxguard.rerun.node_by_node import agree, as_before, copies_of
+
+__all__ = ["leaving_of", "measure_leaving", "measure_run"]
+
+
+def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """What leaves a graph and can be bad: (position among the outputs, value)."""
+    found: dict[int, int] = {}
+    for position, value in enumerate(plan.outputs):
+        if value is not None and plan.values[value].can_be_bad:
+            found.setdefault(value, position)
+    return tuple((position, value) for value, position in found.items())
+
+
+@torch.no_grad()
+def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
+    """The ranges of what left a graph, for :func:`fxguard.measure.eager.collect`."""
+    with torch._C.DisableTorchFunction():
+        return [eager.abs_min_max(unwrapped(outputs[position])) for position, _ in leaving]
+
+
+def measure_run(run: GraphRun) -> None:
+    """Give a run the numbers that were put off.
+
+    Where no second run repeats the first, ``run.repeated`` is False from then on, and the run has
+    the numbers of what entered and left it only, and one step that stands for all its operations.
+    """
+    postponed = run.postponed
+    assert postponed is not None
+    run.postponed = None
+    for second in postponed.ways():
+        try:
+            with as_before(run):
+                *_, statistics = second(*copies_of(run))
+        except Exception:  # what could not be captured again, or ran out of memory
+            continue
+        numbers = statistics.cpu()
+        expect_rows(numbers, len(run.plan.checks))
+        if _repeats(run.plan, numbers, postponed):
+            run.statistics = numbers
+            _forget_overwritten(run, postponed.overwritten)
+            return
+    run.repeated = False
+    _stand_alone(run, postponed)
+
+
+def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
+    """Whether what left the graph has the same range in both runs."""
+    assert isinstance(postponed.leaving, Tensor)
+    for value, (_, before) in zip(postponed.values, postponed.leaving.tolist(), strict=True):
+        slot = plan.values[value].slot
+        if slot is not None and not agree(before, float(statistics[slot, 1])):
+            return False
+    return True
+
+
+def _forget_overwritten(run: GraphRun, overwritten: Sequence[int]) -> None:
+    """Leave out what the second run could not see: it found there what the first had written.
+
+    Where nothing bad was written over an input that is bad, it was bad before.
+    """
+    plan, highs = run.plan, run.statistics[:, 1].tolist()
+    bad = {
+        index
+        for index, value in enumerate(plan.values)
+        if value.slot is not None and not math.isfinite(highs[value.slot])
+    }
+    lost = {
+        value
+        for value in bad.intersection(overwritten)
+        if any(value in s.inputs and not bad.isdisjoint({*s.inputs} - {value}) for s in plan.steps)
+    }
+    if lost:
+        run.plan = replace(
+            plan,
+            values=tuple(
+                replace(value, kind="made", slot=None, note="not kept") if i in lost else value
+                for i, value in enumerate(plan.values)
+            ),
+        )
+
+
+def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
+    """One step for the whole graph, with the numbers of what entered and left it."""
+    assert isinstance(postponed.leaving, Tensor)
+    assert run.args is not None
+    plan, rows, name = run.plan, postponed.leaving.tolist(), run.names[1]
+    numbers = {
+        value: traceable.decode(*row) for value, row in zip(postponed.values, rows, strict=True)
+    }
+    entered = [value for _, value in plan.inputs]
+    for position, value in plan.inputs:
+        if value not in postponed.overwritten:
+            numbers.setdefault(value, frames.stat_of(run.args[position]))
+    weights = [i for i, v in enumerate(plan.values) if v.kind in ("weight", "buffer")]
+    made = tuple(value for value in postponed.values if value not in entered)
+    table = [
+        RowPlan(f"{kind}[{index}]", value)
+        for kind, listed in (("input", entered), ("output", made))
+        for index, value in enumerate(listed)
+    ]
+    slots: dict[int, int] = {value: slot for slot, value in enumerate(numbers)}
+    # What it wrote in place is taken to be as bad as what it read.
+    written = {value for _, value in plan.written if value is not None} - slots.keys()
+    notes = dict.fromkeys(postponed.overwritten, "not kept") | dict.fromkeys(written, NOT_MEASURED)
+    run.plan = replace(
+        plan,
+        values=tuple(
+            replace(value, slot=slots.get(i), later=None, note=notes.get(i, value.note))
+            for i, value in enumerate(plan.values)
+        ),
+        steps=(Step(WHOLE_GRAPH, name, (*entered, *weights), (*made, *written)),),
+        frames=(FramePlan(name, WHOLE_GRAPH, True, tuple(table), step=0, calls=run.calls),),
+        checks=(),  # none of them has made a number: no further run is compared with these
+        later=(),
+    )
+    run.statistics = torch.tensor([_row(number) for number in numbers.values()]).view(-1, 2)
+
+
+def _row(number: Stat | str) -> tuple[float, float]:
+    if isinstance(number, Stat):
+        return number.abs_min, number.abs_max
+    return traceable.NO_DATA, traceable.NO_DATA

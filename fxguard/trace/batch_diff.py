@@ -1,0 +1,193 @@
+"""Two batches next to each other: which frames are the same, and how far apart their numbers.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from fxguard.formats import is_mask
+from fxguard.records import Frame, Row
+from fxguard.trace.align import align
+from fxguard.trace.trace import TracedBatch
+
+__all__ = ["BatchDiff", "Match", "RowPair", "compare_batches", "distance"]
+
+# How far apart two magnitudes of the same operation may be, see `distance`: a few times what
+# rounding made of them on the way through the models of the tests. A number that was rounded to a
+# coarse dtype stays so: the coarsest of both traces counts.
+TOLERANCES = {
+    "float64": 1e-5,  # a trace file keeps six digits
+    "complex128": 1e-5,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+COARSER = 0.5  # float8, and whatever else has few bits
+
+
+@dataclass(frozen=True, slots=True)
+class RowPair:
+    """The same value in both traces."""
+
+    a: Row
+    b: Row
+    distance: float | None  # see `distance`; None where one of them has no number
+    differs: bool  # more than is tolerated
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One operation, or one call of a module, in both traces, or in one of them only."""
+
+    a: Frame | None  # None where it is in the second trace only
+    b: Frame | None
+    rows: tuple[RowPair, ...] = ()
+
+    @property
+    def frame(self) -> Frame:
+        """The first trace's, where it is there."""
+        found = self.a or self.b
+        assert found is not None
+        return found
+
+    @property
+    def renamed_to(self) -> str | None:
+        """Its title in the second trace, where that is another one."""
+        if self.a is None or self.b is None or self.a.title == self.b.title:
+            return None
+        return self.b.title
+
+    def of(self, what: Literal["input", "output", "weight"]) -> list[RowPair]:
+        """What it read, made, or holds."""
+
+        def kind(label: str) -> str:
+            return next((k for k in ("input", "output") if label.startswith(k)), "weight")
+
+        return [pair for pair in self.rows if kind(pair.a.label) == what]
+
+    @property
+    def distance(self) -> float:
+        """How far apart is what it made."""
+        return max((pair.distance or 0.0 for pair in self.of("output")), default=0.0)
+
+    @property
+    def differs(self) -> bool:
+        """Whether it made something else, by more than is tolerated."""
+        return any(pair.differs for pair in self.of("output"))
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are numbers to compare."""
+        return any(pair.distance is not None for pair in self.of("output"))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDiff:
+    """Two batches next to each other."""
+
+    a: TracedBatch
+    b: TracedBatch
+    matches: tuple[Match, ...]  # in order; what is in one only stands where it would run
+
+    @property
+    def aligned(self) -> list[Match]:
+        """What is in both."""
+        return [match for match in self.matches if match.a is not None and match.b is not None]
+
+    @property
+    def differing(self) -> list[Match]:
+        """What is in both and made something else."""
+        return [match for match in self.matches if match.differs]
+
+    @property
+    def only_in_a(self) -> list[Match]:
+        """What is in the first only."""
+        return [match for match in self.matches if match.b is None]
+
+    @property
+    def only_in_b(self) -> list[Match]:
+        """What is in the second only."""
+        return [match for match in self.matches if match.a is None]
+
+
+def compare_batches(a: TracedBatch, b: TracedBatch, given: float | None) -> BatchDiff:
+    """Align two batches and compare what is in both.
+
+    Args:
+        a: a batch.
+        b: another one.
+        given: how far apart two ranges may be, see :func:`distance`; None: what rounding makes.
+    """
+    tolerance = _rounding(a, b) if given is None else given
+
+    def agree(x: Frame, y: Frame) -> bool:
+        match = Match(x, y, tuple(_rows(x, y, tolerance)))
+        return match.compared and not match.differs
+
+    matches = []
+    next_a = next_b = 0
+    for i, j in [*align(a.frames, b.frames, agree), (len(a.frames), len(b.frames))]:
+        matches += [Match(frame, None) for frame in a.frames[next_a:i]]
+        matches += [Match(None, frame) for frame in b.frames[next_b:j]]
+        if i < len(a.frames):
+            x, y = a.frames[i], b.frames[j]
+            matches.append(Match(x, y, tuple(_rows(x, y, tolerance))))
+        next_a, next_b = i + 1, j + 1
+    return BatchDiff(a, b, tuple(matches))
+
+
+def _rounding(a: TracedBatch, b: TracedBatch) -> float:
+    """What rounding to the coarsest dtype may make of a number."""
+    dtypes = {row.dtype for batch in (a, b) for frame in batch.frames for row in frame.rows}
+    inexact = [dtype for dtype in dtypes if "float" in dtype or "complex" in dtype]
+    return max((TOLERANCES.get(d, COARSER) for d in inexact), default=TOLERANCES["float32"])
+
+
+def _rows(x: Frame, y: Frame, tolerance: float) -> Iterator[RowPair]:
+    """Rows by label; those that a graph numbers otherwise by order, where there are as many."""
+    labels = {row.label: row for row in y.rows}
+    for start in ("input", "output"):
+        ours = [row for row in x.rows if row.label.startswith(start)]
+        theirs = [row for row in y.rows if row.label.startswith(start)]
+        if len(ours) == len(theirs):
+            labels |= {own.label: other for own, other in zip(ours, theirs, strict=True)}
+    for row in x.rows:
+        if row.label in labels:
+            yield _row_pair(row, labels[row.label], tolerance)
+
+
+def _row_pair(a: Row, b: Row, tolerance: float) -> RowPair:
+    far = distance(a, b)
+    return RowPair(a, b, far, far is not None and far > tolerance)
+
+
+def distance(a: Row, b: Row) -> float | None:
+    """How far apart two ranges are: 0 for equal ones, 1 where one is many times the other.
+
+    ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``: the smallest magnitude of a
+    large tensor is an accident, and counts as much as it is felt next to the largest. 0 also where
+    both hold the largest number of their dtypes, which masks are made of. Infinite where one of
+    them is worse than the other (finite < inf < NaN); None where one has no number.
+    """
+    low_a, high_a, low_b, high_b = a.abs_min, a.abs_max, b.abs_min, b.abs_max
+    if low_a is None or high_a is None or low_b is None or high_b is None:
+        return None
+    if math.isnan(high_a) or math.isnan(high_b):
+        return 0.0 if math.isnan(high_a) == math.isnan(high_b) else math.inf
+    if high_a == high_b == math.inf or (_is_mask(a) and _is_mask(b)):
+        return 0.0
+    scale = max(high_a, high_b)
+    if scale == math.inf:
+        return math.inf
+    return max(abs(high_a - high_b), abs(low_a - low_b)) / scale if scale else 0.0
+
+
+def _is_mask(row: Row) -> bool:
+    assert row.abs_max is not None
+    return is_mask(row.dtype, row.abs_max)

@@ -1,0 +1,176 @@
+"""What was traced: batches, and what they say. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxguard.errors import UsageError
+from fxguard.formats import FORMATS, is_mask
+from fxguard.records import Frame, Row
+from fxguard.report.page import Sheet, page
+from fxguard.report.plot import plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Trace", "TracedBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedBatch:
+    """One batch of a trace."""
+
+    number: int
+    frames: tuple[Frame, ...]
+    optimizer_step: int | None = None  # steps made before; None where nobody said
+    verdict: tuple[str, ...] = ()  # of a detection: its lines; () where the batch was well
+    blamed: tuple[int, ...] = ()  # of a detection: indices of the frames of its origins
+
+    @property
+    def returned_bad(self) -> bool:
+        """Whether the model returned an inf or a NaN."""
+        root = self.frames[-1] if self.frames else None  # absent where its forward raised
+        return root is not None and not (root.name or root.is_op) and _made_bad(root)
+
+    def sheet(self) -> Sheet:
+        """The batch as it stands on a page."""
+        step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
+        label = f"{self.number}{step}"
+        return Sheet(label, self.frames, self.verdict, frozenset(self.blamed))
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a trace file holds.
+
+    Example:
+        >>> trace = fxguard.load_trace("traces/T5ForConditionalGeneration-0.jsonl")
+        >>> [batch.number for batch in trace.batches]
+        [149, 150]
+    """
+
+    model: str  # name of its class
+    rank: int | None  # of the process that wrote it; None without a process group
+    torch: str  # its version
+    batches: tuple[TracedBatch, ...]
+    cut: bool = False  # the last line is incomplete: the process ended while it wrote
+
+    @property
+    def verdict(self) -> list[str]:
+        """What was found first; else whether results are finite, and what came nearest to not."""
+        for batch in self.batches:
+            if batch.verdict:
+                return [f"batch {batch.number}: {batch.verdict[0]}", *batch.verdict[1:]]
+        bad = [frame for batch in self.batches for frame in batch.frames if _made_bad(frame)]
+        returned = next((batch for batch in self.batches if batch.returned_bad), None)
+        if returned is not None:
+            lines = [f"batch {returned.number}: the model returned inf or NaN"]
+        else:
+            lines = ["the model returned finite numbers"]
+        if bad:
+            hold = "frame holds" if len(bad) == 1 else "frames hold"
+            lines.append(f"{len(bad)} {hold} inf or NaN, the first is {_place(bad[0])}")
+        return lines + _nearest(self.batches)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing was found, and the model returned finite numbers."""
+        return not any(batch.verdict or batch.returned_bad for batch in self.batches)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: every frame of every batch, with a slider.
+
+        Args:
+            path: of the file; written over.
+
+        Raises:
+            FxguardError: when the trace has no batch.
+        """
+        if not self.batches:
+            raise UsageError("a trace without a batch has nothing to show")
+        sheets = [batch.sheet() for batch in self.batches]
+        said = [f"{len(sheets)} batch" + ("es" if len(sheets) > 1 else ""), f"torch {self.torch}"]
+        if self.rank is not None:
+            said.append(f"rank {self.rank}")
+        if self.cut:
+            said.append("the file ends in the middle of a batch")
+        text = page(self.model, self.verdict, sheets, meta=", ".join(said), well=self.is_well)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def plot(self, batch_number: int | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the magnitudes of one batch over depth, with matplotlib.
+
+        Args:
+            batch_number: which batch; None for the first in which something was found, else the
+                first.
+            ax: where to; None makes a new figure.
+
+        Returns:
+            The axes; ``ax.figure.savefig("ranges.png")`` writes them.
+
+        Raises:
+            FxguardError: when there is no such batch, or no matplotlib.
+
+        Example:
+            >>> ax = fxguard.load_trace("traces/T5ForConditionalGeneration-0.jsonl").plot(149)
+        """
+        wanted = [
+            batch
+            for batch in sorted(self.batches, key=lambda each: not each.verdict)
+            if batch_number is None or batch.number == batch_number
+        ]
+        if not wanted:
+            there = ", ".join(str(batch.number) for batch in self.batches) or "none"
+            raise UsageError(f"there is no batch {batch_number} in this trace; it has {there}")
+        return plot(wanted[0].frames, ax, f"{self.model}, batch {wanted[0].number}")
+
+    def _repr_html_(self) -> str:
+        from tabulate import tabulate
+
+        rows = [
+            (batch.number, len(batch.frames), *(batch.verdict or _nearest([batch]))[:1])
+            for batch in self.batches
+        ]
+        table = tabulate(rows, headers=("batch", "frames", ""), tablefmt="html")
+        text = html.escape("\n".join([self.model, *self.verdict]))
+        return f"<pre>{text}</pre>{table}"
+
+
+def _made_bad(frame: Frame) -> bool:
+    """Whether a frame made an inf or a NaN."""
+    return any(row.is_bad and row.label.startswith("output") for row in frame.rows)
+
+
+def _place(frame: Frame) -> str:
+    where = f" ({frame.source.place})" if frame.source else ""
+    return f"{frame.title}, batch {frame.batch_number}{where}"
+
+
+def _nearest(batches: Sequence[TracedBatch]) -> list[str]:
+    """The operation that came nearest to the limit of its dtype, in lines."""
+    limits = {name: each.max for name, each in FORMATS.items()}
+    best: tuple[float, Row, Frame] | None = None
+    for batch in batches:
+        for frame in batch.frames:
+            for row in frame.rows:
+                high = row.abs_max
+                if not high or not high < math.inf or not row.label.startswith("output"):
+                    continue
+                ratio = limits.get(row.dtype, 0.0) / high
+                nearer = ratio > 1 and (best is None or ratio < best[0])
+                if nearer and not is_mask(row.dtype, high):
+                    best = (ratio, row, frame)
+    if best is None:
+        return []
+    ratio, row, frame = best
+    return [
+        f"nearest to its limit: {_place(frame)}",
+        f"  it made {row.abs_max:.4g}; {row.dtype} holds {ratio:.3g} times that, "
+        f"{math.log2(ratio):.1f} bits of headroom",
+    ]

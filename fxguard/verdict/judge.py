@@ -1,0 +1,172 @@
+"""One batch, judged: the rules of :mod:`~fxguard.verdict.origins` on numbers and tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+from fxguard.batch import frames
+from fxguard.batch.batch import BETWEEN_GRAPHS, Batch, GraphRun
+from fxguard.batch.frames import Trace
+from fxguard.graph.tables import ADDITIONS
+from fxguard.measure.traceable import Detail, describe
+from fxguard.plan.plan import Step
+from fxguard.records import Stat
+from fxguard.rerun.node_by_node import detail_of
+from fxguard.verdict import origins
+from fxguard.verdict.explain import beyond
+from fxguard.verdict.precedents import Answer, Ask
+
+__all__ = ["Judgment", "ask"]
+
+
+class Judgment:
+    """The verdict on a batch that is not closed yet.
+
+    Args:
+        batch: the batch; its tensors are looked at where numbers do not suffice.
+        trace: the same, put together.
+        is_ignored: whether the user asked not to hear of an operation.
+
+    Attributes:
+        verdict: what was found.
+        asked: what it took to know of tensors that no graph measures, and the answers.
+    """
+
+    def __init__(self, batch: Batch, trace: Trace, is_ignored: Callable[[Step], bool]) -> None:
+        self.batch = batch
+        self.trace = trace
+        self.is_ignored = is_ignored
+        self.asked: dict[Ask, Answer] = {}
+        self.verdict = self.judge()
+        if overflowed := self.overflowed():
+            self.verdict = self.judge(overflowed)
+
+    def judge(self, overflowed: Collection[int] = ()) -> origins.Verdict:
+        """Trace bad values back to where they came from."""
+        return origins.find_origins(
+            self.trace.steps,
+            self.trace.values,
+            self.severity,
+            abs_max=self.abs_max,
+            is_mask=self.is_mask,
+            reached=self.trace.reached,
+            is_ignored=self.is_ignored,
+            results=self.trace.results,
+            overflowed=overflowed,
+        )
+
+    def stat(self, value: int) -> Stat | None:
+        """The range of a value; those of weights are measured now."""
+        number = self.trace.stats[value]
+        if isinstance(number, Stat):
+            return number
+        if self.trace.values[value].kind in ("weight", "buffer", "constant"):
+            tensor = frames.tensor_of(self.batch, self.trace.keys[value])
+            if tensor is not None:
+                self.trace.stats[value] = number = frames.stat_of(tensor)
+                self.asked[self.trace.keys[value], "extreme"] = _extreme(tensor, number)
+        return number if isinstance(number, Stat) else None
+
+    def severity(self, value: int) -> int:
+        number = self.stat(value)
+        return 0 if number is None else number.severity
+
+    def abs_max(self, value: int) -> float:
+        number = self.stat(value)
+        return 0.0 if number is None else number.abs_max
+
+    def name_of(self, value: int) -> str:
+        """What the user calls a value that no operation made."""
+        kind, name = self.trace.values[value].kind, self.trace.values[value].name
+        if kind != "input":
+            return f"{kind} {name}"
+        key = self.trace.keys[value]
+        tensor = self.batch.copied.get(key, frames.tensor_of(self.batch, key))
+        if tensor is not None and self.batch.call is not None:
+            with contextlib.suppress(Exception):  # whatever a container of the user's raises
+                if argument := self.batch.call.name_of(tensor):
+                    return argument
+        if not name.startswith("input["):
+            return f"input `{name}`"
+        readers = (step for step in self.trace.steps if value in step.inputs)
+        reader = next(readers, None)
+        if reader is None or self.trace.keys[value][0] != BETWEEN_GRAPHS:
+            return name
+        return f"{name} of {reader.kind}" + (f" in {reader.module}" if reader.module else "")
+
+    def beyond_autocast(self, blame: origins.Blame) -> list[int]:
+        """Finite operands of an operation that autocast cast to a dtype that cannot hold them."""
+        found = beyond(self.trace, blame, self.abs_max)
+        return found if found and self._was_autocast(blame.value) else []
+
+    def _was_autocast(self, value: int) -> bool:
+        if self.batch.autocast or torch._C._is_any_autocast_enabled():
+            return True
+        index, _ = self.trace.keys[value]
+        if index == BETWEEN_GRAPHS:
+            return False
+        run = self.batch.events[index]
+        assert isinstance(run, GraphRun)
+        targets = (getattr(n.target, "__name__", "") for n in run.graph_module.graph.nodes)
+        return any("autocast" in name for name in targets)
+
+    def is_mask(self, value: int) -> bool:
+        """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""
+        question = (self.trace.keys[value], "is mask")
+        self.asked[question] = answer = ask(self.batch, question)
+        return bool(answer)
+
+    def overflowed(self) -> set[int]:
+        """Values that look like a mask that became infinite, but hold +inf."""
+        trace, verdict = self.trace, self.verdict
+        steps = [trace.steps[blame.step] for blame in verdict.origins if blame.step is not None]
+        todo = [value for step in steps for value in step.inputs]
+        maker = {value: step for step in trace.steps for value in step.outputs}
+        found: set[int] = set()
+        seen: set[int] = set()
+        while todo:
+            value = todo.pop()
+            if value in seen or value not in verdict.intended or value not in maker:
+                continue
+            seen.add(value)
+            step = maker[value]
+            todo += step.inputs
+            of_finite = verdict.intended.isdisjoint(step.inputs)
+            if of_finite and step.kind in ADDITIONS and not step.infinite_literal:
+                detail = self.detail(origins.Blame(value, 0, "inf"))
+                if detail is not None and detail.posinf_count:
+                    found.add(value)
+        return found
+
+    def detail(self, blame: origins.Blame) -> Detail | None:
+        """What a blamed tensor holds, where that can still be seen."""
+        key = index, local = self.trace.keys[blame.value]
+        if blame.step is None:
+            tensor = frames.tensor_of(self.batch, key)
+            return None if tensor is None else describe(tensor)
+        if index == BETWEEN_GRAPHS:
+            return self.batch.details.get(local)
+        run = self.batch.events[index]
+        assert isinstance(run, GraphRun)
+        return detail_of(run, local)
+
+
+def ask(batch: Batch, question: Ask) -> Answer:
+    """What a judgment has to know of a tensor that no graph measures."""
+    key, what = question
+    tensor = frames.tensor_of(batch, key)
+    if what == "is mask":
+        return tensor is not None and describe(tensor).posinf_count == 0
+    return None if tensor is None else _extreme(tensor, frames.stat_of(tensor))
+
+
+def _extreme(tensor: Tensor, number: Stat | str) -> float | None:
+    """Its largest magnitude, where that is NaN, inf or the dtype's limit."""
+    if isinstance(number, str):
+        return None
+    limit = origins.LIMITS.get(str(tensor.dtype).removeprefix("torch."))
+    return number.abs_max if number.severity or number.abs_max == limit else None

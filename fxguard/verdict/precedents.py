@@ -1,0 +1,92 @@
+"""Batches that hold an infinity and are well all the same: each kind of them is judged once.
+
+Masks of -inf and T5's ``log(0)`` are there in every batch. A verdict follows from which values are
+bad, and from a few questions about tensors that no graph measures. Where all of that is as it was
+in a batch that was found to be well, so is the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+from torch import Tensor
+
+from fxguard.batch.batch import Batch, GraphRun, Key, ModuleReturn
+from fxguard.plan.plan import Plan
+from fxguard.verdict import origins
+
+__all__ = ["Answer", "Ask", "Precedents"]
+
+CASES = 256  # more of them are judged each time
+
+# A question about a tensor that no graph measures: which one, and what about it.
+Ask = tuple[Key, str]
+Answer = float | bool | None
+
+
+class Precedents:
+    """What the batches of one model looked like that were found to be well."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Hashable, Mapping[Ask, Answer]] = {}
+        # By id of the plan, and whether only what left the graph was measured.
+        self._limits: dict[tuple[int, bool], tuple[Plan, Tensor]] = {}
+
+    def hold(self, case: Hashable | None, ask: Callable[[Ask], Answer]) -> bool:
+        """Whether a batch is like one that was judged before, and found to be well.
+
+        Args:
+            case: of the batch, see :meth:`case_of`.
+            ask: answers a question about it.
+        """
+        questions = self._cases.get(case)
+        return questions is not None and all(
+            _same(ask(question), answer) for question, answer in questions.items()
+        )
+
+    def add(self, case: Hashable | None, asked: Mapping[Ask, Answer]) -> None:
+        """Note that a batch of this kind was well, and what its judgment had asked."""
+        if case is not None and len(self._cases) < CASES:
+            self._cases[case] = dict(asked)
+
+    def case_of(self, batch: Batch) -> Hashable | None:
+        """All that a verdict follows from, except for the answers; None where that is too much.
+
+        Args:
+            batch: one whose numbers were read.
+        """
+        facts: list[Hashable] = []
+        for event in batch.events:
+            if isinstance(event, GraphRun) and not event.plan.later:
+                inputs, derived = tuple(event.inputs.items()), tuple(event.derived.items())
+                pattern = bytes(self._pattern(event).tolist())
+                facts.append((id(event.plan), event.names, event.calls, inputs, derived, pattern))
+            elif isinstance(event, ModuleReturn):
+                facts.append((event.name, event.calls, tuple(event.rows)))
+            else:
+                return None
+        return tuple(facts)
+
+    def _pattern(self, run: GraphRun) -> Tensor:
+        """For each number whether it is NaN, inf, its dtype's limit, or none, shape [count]."""
+        plan = run.plan
+        if run.postponed is None:
+            highs, values = run.statistics[:, 1], [v for v in plan.values if v.slot is not None]
+        else:
+            highs = run.postponed.leaving[:, 1]
+            values = [plan.values[index] for index in run.postponed.values]
+        key = id(plan), run.postponed is not None
+        if key not in self._limits:  # the plan is kept: nobody else gets its id
+            limits = [origins.LIMITS.get(value.dtype, math.nan) for value in values]
+            self._limits[key] = plan, torch.tensor(limits, dtype=highs.dtype)
+        limit = self._limits[key][1]
+        pattern = torch.isnan(highs).to(torch.uint8)
+        for weight, holds in ((2, torch.isinf(highs)), (4, highs == limit), (8, highs < 0)):
+            pattern += weight * holds
+        return pattern
+
+
+def _same(one: Answer, other: Answer) -> bool:
+    return one == other or (one != one and other != other)  # NaN is as bad as NaN

@@ -1,0 +1,261 @@
+"""Lightning's Trainer, for real."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_distributed import torchrun
+from torch import Tensor, nn
+
+import fxguard
+from support.needs import needs
+
+needs("lightning")
+
+import lightning.pytorch as pl  # noqa: E402
+
+from fxguard.integrations.lightning import STEPS, FxguardCallback  # noqa: E402
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+class Model(pl.LightningModule):
+    def __init__(self, fault: int | None = None, logs: bool = True) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 1))
+        self.fault, self.logs = fault, logs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any, name: str) -> Tensor:
+        x, y = batch
+        loss = nn.functional.mse_loss(self(x), y)
+        if self.logs:
+            self.log(name, loss)
+        return loss
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        loss = self.loss(batch, "train_loss")
+        if index == self.fault:
+            loss = torch.log(loss - loss) + loss
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.loss(batch, "val_loss")
+
+    def test_step(self, batch: Any, index: int) -> None:
+        self.loss(batch, "test_loss")
+
+    def predict_step(self, batch: Any, index: int) -> Tensor:
+        factor = 1e30 if index == self.fault else 1.0
+        return self(batch[0]) * factor * factor
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Sharded(Model):
+    """Its layers under FSDP2."""
+
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.device_mesh["data_parallel"]
+        for layer in self.net:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self, mesh=mesh)
+
+
+def data() -> Any:
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(32, n, generator=generator) for n in (8, 1)]
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=8)
+
+
+def trainer(*callbacks: Any, **options: Any) -> Any:
+    pl.seed_everything(0, verbose=False)
+    return pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **options,
+    )
+
+
+class Watched(FxguardCallback):
+    """Keeps what the guard knows when it is taken off."""
+
+    guard: Any = None
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.guard = fxguard.guard_of(pl_module)
+        self.titles = [frame.title for frame in self.guard.frames()]
+        super().teardown(trainer, pl_module, stage)
+
+
+class Counting:
+    """A backend that counts its graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph_module: Any, inputs: Any) -> Callable[..., Any]:
+        self.graphs += 1
+        return graph_module.forward  # type: ignore[no-any-return]
+
+
+def fitted(*callbacks: Any, compiled: bool = False, **options: Any) -> tuple[list[Tensor], Any]:
+    """The weights after training, and what was logged."""
+    made = trainer(*callbacks, **options)
+    model = Model(logs=not compiled)  # torch 2.13 cannot compile Lightning's `log`
+    backend = Counting()
+    made.fit(torch.compile(model, backend=backend) if compiled else model, data(), data())
+    assert bool(backend.graphs) == compiled
+    return [p.detach() for p in model.parameters()], made.callback_metrics
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"precision": "bf16-mixed"}, {"precision": "64-true"}, {"accumulate_grad_batches": 2}],
+    ids=str,
+)
+def test_training_is_what_it_was(options: Any) -> None:
+    """Weights and losses, to the bit; each step is a batch, and is checked."""
+    watched = Watched()
+    weights, logged = fitted(watched, **options)
+    expected, wanted = fitted(**options)
+    assert all(map(torch.equal, weights, expected))
+    assert logged == wanted
+    assert watched.guard.batch_number == 2 + 2 * (4 + 4)  # a sanity check, two epochs
+    assert "not checked" not in watched.guard.coverage()
+    assert "mse_loss" in watched.titles
+    assert "net.0 Linear" in watched.titles
+
+
+def test_compiled() -> None:
+    """The checks are in the graphs of the user's own compiler, and weights stay what they were."""
+    watched = Watched()
+    weights, _ = fitted(watched, compiled=True)
+    expected, _ = fitted(compiled=True)
+    assert all(map(torch.equal, weights, expected))
+    assert "mse_loss" in watched.titles
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_overflow_in_the_loss(compiled: bool, precision: str) -> None:
+    """A fault in `training_step` itself, outside of any module."""
+    made = trainer(FxguardCallback(), precision=precision)
+    model = Model(fault=2, logs=not compiled)
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    message = r"batch 2, optimizer step 2: log made inf \(test_lightning.py:"
+    with pytest.raises(fxguard.NonFiniteError, match=message):
+        made.fit(run, data())
+    left_alone(model)
+
+
+def test_overflow_in_prediction() -> None:
+    model = Model(fault=1)
+    with pytest.raises(fxguard.NonFiniteError, match=r"batch 1, optimizer step 0: mul made inf"):
+        trainer(FxguardCallback()).predict(model, data())
+    left_alone(model)
+
+
+def left_alone(model: Any) -> None:
+    """Nothing is left on a module that was not compiled."""
+    assert "_fxguard" not in model.__dict__
+    if model._compiler_ctx is None:
+        assert not {*STEPS, "log", "forward"} & set(model.__dict__)
+
+
+def test_nothing_is_left() -> None:
+    """After each use the module is what it was; the next use guards it again."""
+    model, callback = Model(), FxguardCallback()
+    for work in ("fit", "validate", "test", "predict"):
+        getattr(trainer(callback), work)(model, data())
+        left_alone(model)
+
+
+def test_a_deep_copy_of_a_guarded_module_is_guarded_likewise() -> None:
+    """Its steps are its own batches, `log` is its own, and it can be taken off on its own."""
+    model = Model(fault=1, logs=False)
+    FxguardCallback().setup(SimpleNamespace(global_step=0), model, "fit")  # type: ignore[arg-type]
+    twin = copy.deepcopy(model)
+    batch = (torch.ones(2, 8), torch.ones(2, 1))
+    assert twin.log.__self__ is twin
+    twin.training_step(batch, 0)
+    assert [fxguard.guard_of(each).batch_number for each in (model, twin)] == [0, 1]
+    with torch.no_grad():
+        twin.net[0].weight.fill_(torch.nan)
+    with pytest.raises(fxguard.NonFiniteError):
+        twin.training_step(batch, 0)
+    assert fxguard.guard_of(twin).model is twin
+    assert not torch.isnan(model.training_step(batch, 0))
+    fxguard.remove(twin)
+    assert not {"log", *STEPS} & set(twin.__dict__)
+    assert torch.isnan(twin.training_step(batch, 0))
+    fxguard.remove(model)
+    assert not {"log", *STEPS} & set(model.__dict__)
+
+
+def test_wrong_options_fail_at_once() -> None:
+    with pytest.raises(fxguard.FxguardError, match="on_detect"):
+        FxguardCallback(on_detect="explode")
+
+
+SCRIPT = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import test_lightning as t
+
+strategy = "ddp"
+if "sharded" in sys.argv[2]:
+    strategy = t.pl.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+made = t.trainer(t.FxguardCallback(sync_ranks=True), strategy=strategy, devices=2)
+model = (t.Sharded if "sharded" in sys.argv[2] else t.Model)(1 if "fault" in sys.argv[2] else None)
+made.fit(model, t.data(), t.data())
+print("finished")
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("fault", "sharded fault"),
+        *(pytest.param(how, marks=pytest.mark.campaign) for how in ("well", "sharded")),
+    ],
+)
+def test_two_ranks(tmp_path: Path, how: str) -> None:
+    """Under Lightning's strategies for DistributedDataParallel and FSDP2: one report for all."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ran = torchrun(script, str(Path(__file__).parent), how)
+    fault = "fault" in how
+    assert (ran.returncode == 0) == (not fault), ran.stderr[-3000:]
+    assert ran.stdout.count("finished") == (0 if fault else 2)
+    assert ran.stderr.count("Detected inf/nan during batch_number=3") == fault
+    one_line = "rank 1: batch 3, optimizer step 1: log made inf"
+    assert sum(line.startswith(one_line) for line in ran.stderr.splitlines()) == fault

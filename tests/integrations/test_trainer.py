@@ -1,0 +1,337 @@
+"""transformers' Trainer, for real, on the text of this repository."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_distributed import torchrun
+from torch import Tensor, nn
+
+import fxguard
+from support.needs import needs
+
+transformers = needs("transformers")
+needs("accelerate")
+
+from transformers import (  # noqa: E402
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from fxguard.integrations.transformers import (  # noqa: E402
+    FxguardCallback,
+    use_for_debug_option,
+)
+
+LENGTH = 32
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def text() -> list[dict[str, Tensor]]:
+    return pieces()
+
+
+def pieces() -> list[dict[str, Tensor]]:
+    """A data set: pieces of a file of this repository, as bytes."""
+    data = Path(__file__).read_bytes()
+    texts = [data[i : i + LENGTH] for i in range(0, 16 * LENGTH, LENGTH)]
+    return [{"input_ids": ids, "labels": ids} for ids in map(torch.tensor, map(list, texts))]
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=256,
+            n_positions=LENGTH,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+class Overflows(nn.Module):
+    """In place of an activation: what it makes is too large once it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.ones(())  # no buffer: those are the same on all ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor * 1e38 * self.factor / 1e38
+
+
+class Fault(TrainerCallback):
+    """Lets it overflow from an optimizer step on, or from the second batch of an evaluation."""
+
+    def __init__(self, model: Any, step: int) -> None:
+        self.factor, self.step = model.transformer.h[1].mlp.act.factor, step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.factor.fill_(1e38 if state.global_step == self.step else 1.0)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.factor.fill_(1e38)
+
+
+def overflowing(step: int = 1) -> tuple[Any, Fault]:
+    """A model, and the callback that lets it overflow."""
+    model = small()
+    model.transformer.h[1].mlp.act = Overflows()
+    return model, Fault(model, step)
+
+
+def trainer(folder: Path, text: Any, model: Any, *callbacks: Any, **arguments: Any) -> Any:
+    given = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 2,
+        "max_steps": 3,
+        "learning_rate": 1e-3,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "seed": 0,
+    }
+    return Trainer(
+        model,
+        TrainingArguments(**{**given, **arguments}),
+        train_dataset=text,
+        eval_dataset=text[:4],
+        callbacks=list(callbacks),
+    )
+
+
+def run(made: Any) -> dict[str, Any]:
+    """Train, evaluate and predict; everything that came of it."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        made.train()
+        evaluated = made.evaluate()
+        predicted = made.predict(made.eval_dataset)
+    return {
+        "losses": [entry["loss"] for entry in made.state.log_history if "loss" in entry],
+        "eval_loss": evaluated["eval_loss"],
+        "predictions": torch.tensor(predicted.predictions),
+        "parameters": [p.detach() for p in made.model.parameters()],
+    }
+
+
+ARGUMENTS = {
+    "plain": {},
+    "fp16": {"fp16": True},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "checkpointing": {"gradient_checkpointing": True},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+    "everything": {
+        "bf16": True,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
+        "torch_compile": True,
+        "torch_compile_backend": "aot_eager",
+    },
+}
+
+
+CAMPAIGN = ARGUMENTS.keys() - {"everything"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.campaign if n in CAMPAIGN else ()) for n in ARGUMENTS],
+)
+def test_training_is_what_it_was(tmp_path: Path, text: Any, name: str) -> None:
+    """Losses, weights and predictions, to the bit; every call is a checked batch."""
+    made = trainer(tmp_path / "ours", text, small(), FxguardCallback(), **ARGUMENTS[name])
+    ours = run(made)
+    guard = fxguard.guard_of(made.model)
+    torch._dynamo.reset()
+    theirs = run(trainer(tmp_path / "theirs", text, small(), **ARGUMENTS[name]))
+    assert ours["losses"] == theirs["losses"]
+    assert len(ours["losses"]) == 3
+    assert ours["eval_loss"] == theirs["eval_loss"]
+    assert torch.equal(ours["predictions"], theirs["predictions"])
+    assert all(map(torch.equal, ours["parameters"], theirs["parameters"]))
+    accumulated = ARGUMENTS[name].get("gradient_accumulation_steps", 1)
+    assert guard.batch_number == 3 * accumulated + 2 + 2  # training, evaluation, prediction
+    assert guard.optimizer_step == 3
+    assert "not checked" not in guard.coverage()
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_overflow_in_training(tmp_path: Path, text: Any, name: str) -> None:
+    """The report names operation, batch and optimizer step."""
+    accumulated = ARGUMENTS[name].get("gradient_accumulation_steps", 1)
+    batch = 2 * accumulated
+    made = trainer(tmp_path, text, *overflowing(2), FxguardCallback(), **ARGUMENTS[name])
+    message = f"batch {batch}, optimizer step 2: mul in transformer.h.1.mlp.act made inf"
+    with pytest.raises(fxguard.NonFiniteError, match=message):
+        run(made)
+    report = fxguard.guard_of(made.model).last_report
+    assert report is not None
+    assert report.optimizer_step == 2
+    assert f"batch_number={batch} optimizer_step=2\n" in str(report)
+
+
+@pytest.mark.parametrize("work", ["evaluate", "predict"])
+def test_overflow_without_training(tmp_path: Path, text: Any, work: str) -> None:
+    """A Trainer that only evaluates or predicts is guarded, too."""
+    made = trainer(tmp_path, text, *overflowing(), FxguardCallback())
+    with pytest.raises(fxguard.NonFiniteError, match="batch 1, optimizer step 0: mul in"):
+        made.evaluate() if work == "evaluate" else made.predict(text[:4])
+
+
+def test_callback_that_comes_late(tmp_path: Path, text: Any) -> None:
+    """Added to a Trainer that exists, it guards from the next training on."""
+    made = trainer(tmp_path, text, *overflowing())
+    made.add_callback(FxguardCallback(on_detect="warn"))
+    with pytest.warns(RuntimeWarning, match="batch 1, optimizer step 1: mul in"):
+        made.train()
+
+
+def test_removed_afterwards(tmp_path: Path, text: Any) -> None:
+    """The model is what it was before the Trainer."""
+    model = small()
+    made = trainer(tmp_path, text, model, FxguardCallback())
+    made.evaluate()
+    fxguard.remove(model)
+    assert "_fxguard" not in model.__dict__
+    assert type(model).forward is GPT2LMHeadModel.forward
+    with pytest.raises(fxguard.FxguardError, match="not instrumented"):
+        fxguard.guard_of(model)
+
+
+def detections(work: Callable[[], Any]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="inf"):
+            work()
+    return printed.getvalue()
+
+
+def test_debug_option(tmp_path: Path, text: Any) -> None:
+    """``--debug underflow_overflow`` uses fxguard's class while it is told to, and no longer."""
+
+    def train() -> Any:
+        return trainer(tmp_path, text, *overflowing(), debug="underflow_overflow").train()
+
+    original = transformers.trainer.DebugUnderflowOverflow
+    with use_for_debug_option():
+        assert transformers.trainer.DebugUnderflowOverflow is not original
+        ours = detections(train)
+    assert transformers.trainer.DebugUnderflowOverflow is original
+    theirs = detections(train)
+    for printed in (ours, theirs):
+        assert "Detected inf/nan during batch_number=1" in printed
+        assert "transformer.h.1.mlp.act Overflows" in printed
+
+
+def test_debug_option_trains_twice(tmp_path: Path, text: Any) -> None:
+    """The Trainer asks for the debugger in each training; one is enough."""
+    with use_for_debug_option():
+        made = trainer(tmp_path, text, small(), debug="underflow_overflow")
+        made.train()
+        made.train()
+    assert fxguard.guard_of(made.model).batch_number == 6
+    replaced = use_for_debug_option()  # without `with`, for a whole script
+    assert transformers.trainer.DebugUnderflowOverflow.__module__.startswith("fxguard")
+    replaced.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "backend"),
+    [
+        ("bf16", "aot_eager"),
+        pytest.param("no", "no", marks=pytest.mark.campaign),
+        pytest.param("bf16", "no", marks=pytest.mark.campaign),
+        pytest.param("no", "aot_eager", marks=pytest.mark.campaign),
+    ],
+)
+def test_accelerate(text: Any, precision: str, backend: str) -> None:
+    """`accelerator.prepare(fxguard.instrument(model))` is what it was without, and raises."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    batch = {name: torch.stack([piece[name] for piece in text[:4]]) for name in text[0]}
+
+    def step(model: Any) -> Any:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True, mixed_precision=precision, dynamo_backend=backend)
+        prepared = accelerator.prepare(model)
+        torch.manual_seed(0)
+        loss = prepared(**batch).loss
+        accelerator.backward(loss)
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    model, _ = overflowing()
+    plain, _ = overflowing()
+    ours = step(fxguard.instrument(model))
+    torch._dynamo.reset()
+    assert all(map(torch.equal, ours, step(plain)))
+    model.transformer.h[1].mlp.act.factor.fill_(1e38)
+    with pytest.raises(fxguard.NonFiniteError, match=r"mul in transformer.h.1.mlp.act made inf"):
+        step(model)
+
+
+SCRIPT = """
+import os
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import test_trainer as t
+
+model, fault = t.overflowing()
+callbacks = [t.FxguardCallback(sync_ranks=sys.argv[2] == "sync")]
+if os.environ["RANK"] == "1" and sys.argv[2] != "well":
+    callbacks.append(fault)
+t.trainer(sys.argv[3], t.pieces(), model, *callbacks).train()
+print("rank", os.environ["RANK"], "finished")
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(how, marks=pytest.mark.campaign) for how in ("well", "alone")),
+        "sync",
+    ],
+)
+def test_two_ranks(tmp_path: Path, how: str) -> None:
+    """A Trainer under torchrun: a fault on one rank ends it, with one report."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ran = torchrun(script, str(Path(__file__).parent), how, str(tmp_path))
+    well = how == "well"
+    assert (ran.returncode == 0) == well, ran.stderr[-3000:]
+    assert ran.stdout.count("finished") == (2 if well else 0)
+    detected = ran.stderr.count("Detected inf/nan during batch_number=1 optimizer_step=1 rank=1")
+    assert detected == (not well)
+    message = "rank 1: batch 1, optimizer step 1: mul in transformer.h.1.mlp.act made inf"
+    assert ran.stderr.count(f"rank 0: told by {message}") == (how == "sync")
+    assert (message in ran.stderr) == (not well)

@@ -1,0 +1,207 @@
+"""DistributedDataParallel and FSDP2 on several processes of this machine, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fxguard
+from support.ranks_at_work import FAULTY, Case, cases
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch was built without gloo",
+)
+
+HERE = Path(__file__).parent
+Found = dict[int, dict[str, Any]]  # what each rank wrote
+
+# The same operations under both wrappers.
+FRAMES = [
+    f"{prefix}{title}"
+    for block in range(3)
+    for prefix in [f"blocks.{block}"]
+    for title in (".up Linear", ".gate Linear", " mul", ".down Linear", " add", " Block")
+] + ["head Linear", "Net"]
+
+
+def torchrun(script: Path, *args: str, count: int = 2) -> subprocess.CompletedProcess[str]:
+    """Run a script on so many ranks, in its own folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*command, "--nproc_per_node", str(count), str(script), *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=script.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Where so many ranks have left what they found: one run of torchrun for all cases."""
+    folders: dict[int, Path] = {}
+
+    def found(count: int) -> Path:
+        if count not in folders:
+            folders[count] = tmp_path_factory.mktemp(f"ranks{count}")
+            ran = torchrun(
+                HERE.parent / "support" / "ranks_at_work.py", str(folders[count]), count=count
+            )
+            (folders[count] / "errors").write_text(ran.stderr if ran.returncode else "")
+        errors = (folders[count] / "errors").read_text()
+        assert not errors, errors[-3000:]
+        return folders[count]
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def work(folder: Callable[[int], Path]) -> Callable[[Case, int], Found]:
+    """What the ranks found in a case."""
+
+    def found(case: Case, count: int) -> Found:
+        files = {rank: folder(count) / f"{case.name}.{rank}.json" for rank in range(count)}
+        return {rank: json.loads(file.read_text()) for rank, file in files.items()}
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def traces(folder: Callable[[int], Path]) -> Callable[[Case, int], list[fxguard.Trace]]:
+    """The traces that the ranks wrote in a case."""
+
+    def found(case: Case, count: int) -> list[fxguard.Trace]:
+        return [fxguard.load_trace(path) for path in sorted((folder(count) / case.name).iterdir())]
+
+    return found
+
+
+def whole_reports(found: Found) -> int:
+    return sum(each["printed"].count("Detected inf/nan during") for each in found.values())
+
+
+# What DTensors do in a module, next to the operations of the model.
+OF_DTENSORS = (" from_local", "redistribute", "to_local", " linear")  # "prim_to_local" in 2.11
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        pytest.param(case, count, id=f"{case.name}-{count}", marks=marks)
+        for count, marks in ((2, ()), (4, pytest.mark.campaign))
+        for case in cases(count)
+    ],
+)
+def test_ranks(
+    work: Callable[[Case, int], Found],
+    traces: Callable[[Case, int], list[fxguard.Trace]],
+    case: Case,
+    count: int,
+) -> None:
+    """Healthy steps are bitwise the unguarded ones; a fault is found, told once, and written."""
+    found = work(case, count)
+    prefix = "module." if case.instrumented == "after" and case.wrapper == "ddp" else ""
+    for each in found.values():
+        assert each["same"]
+        assert "not checked" not in each["coverage"]
+        titles = [t.removeprefix(prefix).removeprefix("module ") for t in each["frames"]]
+        if case.wrapper.startswith("tp"):
+            titles = [title for title in titles if not title.endswith(OF_DTENSORS)]
+        assert titles[: len(FRAMES)] == FRAMES
+        assert len(titles) == len(FRAMES) + bool(prefix)  # DistributedDataParallel has a frame
+    faulty = {FAULTY} if case.fault == "input" else set(found)
+    concerned = set(found) if case.sync_ranks else faulty
+    what = (
+        "weight blocks.1.gate.weight holds NaN"
+        if case.fault == "weight"
+        else f"mul in {prefix}blocks.0 made inf"
+    )
+    for rank, each in found.items():
+        if rank not in concerned:
+            assert (each["report"], each["raised"], each["printed"]) == (None, None, "")
+            continue
+        blamed = rank if rank in faulty else min(faulty)
+        assert each["report"]["rank"] == blamed
+        message = f"rank {blamed}: batch 2: {what}"
+        if case.fault != "weight":  # a line that only read a weight explains nothing
+            message += " (ranks_at_work.py:"
+        if case.on_detect == "raise":
+            assert each["raised"].startswith(message)
+        else:
+            assert each["raised"] is None
+        if "Detected" not in each["printed"]:
+            told = message if blamed == rank else f"rank {rank}: told by {message}"
+            assert each["printed"].startswith(told)
+            assert each["printed"].count("\n") == 1
+    assert whole_reports(found) == 1
+    assert {trace.rank for trace in traces(case, count)} == faulty
+    for trace in traces(case, count):
+        [batch] = trace.batches
+        assert batch.number == 2
+        assert batch.verdict[0].startswith(what)
+        assert batch.blamed
+
+
+def test_gathered_weights_are_measured_whole(work: Callable[[Case, int], Found]) -> None:
+    """A row of a weight that FSDP shards has the range of the whole weight, on each rank."""
+    sharded, replicated = work(Case("fsdp"), 2), work(Case("ddp"), 2)
+    for rank, each in sharded.items():
+        assert len(each["weights"]) == 20
+        assert each["weights"] == replicated[rank]["weights"]
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import distributed, nn
+import fxguard
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.up(x) * self.gate(x)
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+model = fxguard.instrument(Net(), sync_ranks="sync" in sys.argv)
+model = nn.parallel.DistributedDataParallel(model)
+for step in range(100):
+    x = torch.full((2, 4), 1e30 if (rank, step) == (1, 3) else 1.0)
+    model(x).sum().backward()
+print("rank", rank, "never stopped")
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "sync"])
+def test_no_rank_hangs(tmp_path: Path, how: str) -> None:
+    """The failing rank ends the job, or all ranks stop together; one report, and it is whole."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ran = torchrun(script, how)
+    assert ran.returncode != 0
+    assert "never stopped" not in ran.stdout
+    assert ran.stderr.count("Detected inf/nan during batch_number=3 rank=1\n") == 1
+    assert "rank 1: batch 3: mul made inf (train.py:" in ran.stderr
+    lines = ran.stderr.splitlines()
+    told = [line for line in lines if line.startswith("rank 0: told by rank 1: batch 3: mul made")]
+    assert len(told) == (how == "sync")
+    start = lines.index("mul made inf (train.py:13)")
+    assert lines[start + 1] == "  train.py:13: return self.up(x) * self.gate(x)"
+    end = next(i for i in range(start, len(lines)) if lines[i].endswith("inf output"))
+    titles = [line for line in lines[start:end] if line.startswith(" " * 18)]
+    assert len(titles) == 15  # three batches of four, and three of this one
+    assert not any("rank" in line for line in lines[start:end] if "Detected" not in line)

@@ -1,0 +1,241 @@
+"""The layout is the architecture: read from the source with ``ast``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fxguard
+
+PACKAGE = Path(fxguard.__file__).parent
+ROOT = PACKAGE.parent
+
+
+def the_house() -> ModuleType:
+    """docs/house.py, which reads the source and holds the one list of packages."""
+    spec = importlib.util.spec_from_file_location("house", ROOT / "docs" / "house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["house"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+house = the_house()
+PACKAGES = [name for name in house.PLACE if house.files_in(name)]
+TWELVE = PACKAGES[: PACKAGES.index("guard") + 1]
+
+# What is made and read without torch.
+WITHOUT_TORCH = (
+    *("errors", "records", "formats", "globs"),
+    *(name for room in ("report", "trace") for name in house.files_in(room)),
+    *("graph.tables", "plan.plan", "verdict.origins", "guard.options"),
+    *("cli.main", "cli._ending", "cli._processes", "cli._script", "cli._settings"),
+    *("cli._summary", "cli._traces", *TWELVE, "cli"),
+)
+
+
+def modules_of(source: str) -> set[str]:
+    """Dotted names of all modules that a file imports when it runs, in functions too."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = [ast.Pass()]
+    return {name for _, name in house.imported_by(tree)}
+
+
+def dotted_names(source: str) -> set[str]:
+    """Every ``a.b.c`` that a file says, imports included."""
+    found = {name for _, name in house.imported_by(ast.parse(source))}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return found
+
+
+def compiler_names(source: str) -> set[str]:
+    """Names of torch._dynamo and torch._inductor that a file uses."""
+    return {
+        name
+        for name in dotted_names(source)
+        if {"_dynamo", "_inductor"} & set(name.split(".")[:-1])
+    }
+
+
+def test_readers_of_this_file_find_what_is_there() -> None:
+    """The readers see imports in functions and those for type checkers, and dotted names."""
+    source = """
+import os, torch._dynamo.config
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from fxguard.guard.guard import Guard
+else:
+    from fxguard.graph.marks import flatten
+import fxguard
+def f():
+    from fxguard.cli._script import run_script
+    from fxguard.batch import observer
+    from torch import _dynamo
+    _dynamo.reset()
+    return torch._C._dynamo.eval_frame, torch._inductor.config
+"""
+    found = house.imports_of("plan.reader", source)
+    assert {each.imported for each in found} == {
+        *("guard.guard", "graph.marks", "__init__", "cli._script", "batch.observer"),
+    }
+    assert {each.imported for each in found if each.is_wrong} == {
+        *("guard.guard", "__init__", "cli._script", "batch.observer"),
+    }
+    assert "fxguard.guard.guard.Guard" not in modules_of(source)
+    assert "fxguard.graph.marks.flatten" in modules_of(source)
+    assert compiler_names(source) == {
+        "torch._dynamo.config",
+        "_dynamo.reset",
+        "torch._C._dynamo.eval_frame",
+        "torch._inductor.config",
+    }
+
+
+def test_every_file_has_its_place() -> None:
+    """A new package is given a place in the list."""
+    assert {house.room_of(name) for name in house.FILES} == set(house.PLACE)
+    assert len(TWELVE) == 12
+
+
+def test_packages_import_only_to_their_left() -> None:
+    """In functions and for type checkers too."""
+    wrong = [f"{each.file}:{each.line}" for each in house.all_imports() if each.is_wrong]
+    assert wrong == []
+
+
+def test_no_files_import_each_other() -> None:
+    """Nor for type checkers: there are no circles."""
+    assert house.circles() == []
+
+
+def test_private_files_are_for_their_own_package() -> None:
+    """A file that begins with an underscore is imported by its neighbours only."""
+    wrong = [
+        f"{each.file}:{each.line}"
+        for each in house.all_imports()
+        if each.imported.rpartition(".")[2].startswith("_")
+        and not each.imported.endswith("__")
+        and each.rooms[0] != each.rooms[1]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", [*TWELVE, "cli"])
+def test_packages_say_what_comes_in_and_out(room: str) -> None:
+    """The docstring is all that an ``__init__`` holds."""
+    assert all(house.flows(room))
+    assert len(ast.parse(house.FILES[room].read_text()).body) == 1
+
+
+def test_the_map_is_what_the_docstrings_say() -> None:
+    """``./dev map`` would change nothing."""
+    text = house.CONTRIBUTING.read_text()
+    assert house.with_map(text) == text
+
+
+def test_the_map_says_how_many_arrows_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """``./dev map`` ends with the two numbers that have to be 0."""
+    before = house.CONTRIBUTING.read_text()
+    assert house.main() == 0
+    assert house.CONTRIBUTING.read_text() == before
+    assert capsys.readouterr().out.endswith(" 0 to the right, 0 circles\n")
+
+
+@pytest.mark.parametrize("name", sorted(house.FILES))
+def test_every_file_says_what_it_is(name: str) -> None:
+    """The first sentence of its docstring is its line on the map."""
+    assert house.summary(name).endswith((".", "``", ")"))
+
+
+def test_public_names_come_from_above() -> None:
+    """What the package gives out lives in files that do not need the package."""
+    for module in fxguard._HOME.values():
+        assert house.PLACE[house.room_of(module)] < house.PLACE["__init__"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_data_and_text_know_nothing_of_torch(name: str) -> None:
+    """Records, reports, plans and verdicts are made and read without torch."""
+    imported = modules_of(house.FILES[name].read_text())
+    assert not [name for name in imported if name.partition(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("what", ["", ".testing", *(f".{room}" for room in WITHOUT_TORCH)])
+def test_import_does_not_import_torch(what: str) -> None:
+    """Importing fxguard, or its torch-free files, leaves torch alone; using a name does not."""
+    program = f"import sys, fxguard{what}; assert 'torch' not in sys.modules"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, timeout=60)
+    assert ended.returncode == 0
+
+
+def test_instrument_imports_torch() -> None:
+    """The clean twin: the check above would see torch if it were imported."""
+    program = "import sys, fxguard; fxguard.instrument; sys.exit('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, timeout=60)
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("name", sorted(house.FILES))
+def test_only_capture_knows_the_compiler(name: str) -> None:
+    """Names of TorchDynamo and Inductor stand in ``capture/``."""
+    found = compiler_names(house.FILES[name].read_text())
+    assert not found or house.room_of(name) == "capture"
+
+
+def test_capture_knows_the_compiler() -> None:
+    """The clean twin: the reader above finds such names."""
+    assert compiler_names(house.FILES["capture.dynamo"].read_text())
+
+
+def test_public_names_are_those_of_the_specification() -> None:
+    """Every public name resolves, is listed by dir, and an unknown one is an AttributeError."""
+    promised = {
+        *("instrument", "remove", "guard_of", "backend", "insert_checks"),
+        *("DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"),
+        *("Report", "Frame", "Row", "Origin"),
+        *("FxguardError", "NonFiniteError", "BatchLimitReached"),
+    }
+    assert promised <= set(fxguard.__all__)
+    for name in fxguard.__all__:
+        assert getattr(fxguard, name) is not None
+        assert name in dir(fxguard)
+    assert not hasattr(fxguard, "detect_underflow")
+
+
+@pytest.mark.parametrize("name", sorted(set(house.FILES) - {"__init__"}))
+def test_listed_names_exist(name: str) -> None:
+    """Each file lists names that it has; a package only says what it is."""
+    if name.endswith(("netcheck", "__main__")) or house.files_in(name):
+        return
+    module = importlib.import_module(f"fxguard.{name}")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_no_file_is_called_utils() -> None:
+    """A file is named after its idea; debug_utils keeps the name that transformers gave it."""
+    assert {name for name in house.FILES if "util" in name} == {"debug_utils"}
+    assert not {name.rpartition(".")[2] for name in house.FILES} & {"helpers", "common", "misc"}
+
+
+def test_help_is_short_and_begins_with_what_to_call() -> None:
+    """`help(fxguard)` names every public function, and `dir` still lists all of them."""
+    text = pydoc.plain(pydoc.render_doc(fxguard))
+    assert len(text.splitlines()) < 150
+    first, _, contents = text.partition("PACKAGE CONTENTS")
+    assert contents
+    for name in ("instrument", "remove", "guard_of", "backend", "NonFiniteError", "compare"):
+        assert name in first
+        assert name in dir(fxguard)

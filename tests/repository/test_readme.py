@@ -1,0 +1,103 @@
+"""The code that README.md and docs/ show runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
+
+
+def script_of(markdown: str) -> str:
+    """The ```python blocks of a page as one script, but for those tagged ```python no-run.
+
+    All other lines are empty, so that line numbers are those of the page.
+    """
+    lines: list[str] = []
+    opened: re.Match[str] | None = None
+    for line in markdown.splitlines():
+        fence = FENCE.match(line)
+        if fence:
+            opened = fence if opened is None else None
+        shown = opened is not None and not fence and opened["info"].strip() == "python"
+        lines.append(line.removeprefix(opened["indent"]) if opened and shown else "")
+    assert opened is None, "a code block is not closed"
+    return "\n".join(lines)
+
+
+def scripts() -> dict[str, str]:
+    """The script of every page that shows Python code."""
+    pages = [*ROOT.glob("README.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+    found = {page: script_of(page.read_text(encoding="utf-8")) for page in pages}
+    return {str(page.relative_to(ROOT)): code for page, code in found.items() if code.strip()}
+
+
+SCRIPTS = scripts()
+
+
+def test_readme_shows_python_code():
+    """README.md has a Python block that runs."""
+    assert "README.md" in SCRIPTS
+
+
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_shown_code_runs(page, tmp_path):
+    """The Python blocks of a page run in order, as one script of a fresh interpreter."""
+    script = tmp_path / f"shown_in_{Path(page).stem}.py"
+    script.write_text(SCRIPTS[page], encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
+
+
+def test_only_untagged_python_blocks_run():
+    """Other languages and blocks tagged no-run are left out; line numbers stay."""
+    page = """# A page
+```python
+a = 1
+```
+```python no-run
+b = 2
+```
+```console
+$ c
+```
+- in a list
+  ```python
+  if a:
+      d = a
+  ```
+"""
+    shown = [(n, line) for n, line in enumerate(script_of(page).splitlines(), 1) if line]
+    assert shown == [(3, "a = 1"), (13, "if a:"), (14, "    d = a")]
+
+
+def test_shown_output_is_the_real_one(tmp_path):
+    """README.md's first Python block, saved as gated.py, prints what the page says."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    verdict, frames = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (tmp_path / "gated.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "gated.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == verdict, done.stderr
+    assert done.stderr == f"{verdict.removeprefix('batch 0: ')}\n{frames}"

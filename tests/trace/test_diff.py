@@ -1,0 +1,416 @@
+"""Two traces next to each other: the first operation where they part, then the largest."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from fxguard import Frame, Row, TracedBatch, diff
+from fxguard.cli import main
+from fxguard.trace.batch_diff import Match, distance
+from fxguard.trace.file import TraceWriter
+from support import zoo
+
+INF, NAN = math.inf, math.nan
+
+
+def frames_of(model: nn.Module, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+    """Every frame of one call."""
+    torch.manual_seed(0)
+    fxguard.instrument(model, on_detect=lambda report: None)
+    called = model if backend is None else torch.compile(model, backend=backend)
+    called(*args, **kwargs)
+    found = fxguard.guard_of(model).frames()
+    fxguard.remove(model)
+    torch._dynamo.reset()
+    return found
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x)) + x
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x).sum()
+
+
+X = torch.linspace(-1, 1, 32).view(4, 8)
+
+
+IN_CI = [("bert", torch.float16), ("lstm", torch.bfloat16), ("containers", torch.float16)]
+LOW = [
+    pytest.param(name, dtype, marks=() if (name, dtype) in IN_CI else pytest.mark.campaign)
+    for name in ("bert", "mixtral", "lstm", "encoder", "containers")
+    for dtype in (torch.float16, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), LOW)
+def test_rounding_is_no_difference(name: str, dtype: torch.dtype) -> None:
+    """A healthy model in half precision, and compiled, next to itself in float32."""
+    entry = zoo.ZOO[name]
+    torch.manual_seed(0)
+    model = entry.model().eval()
+    args, kwargs = entry.inputs(torch.float32, False)
+    plain = frames_of(model, *args, **kwargs)
+    compiled = diff(plain, frames_of(model, *args, backend="aot_eager", **kwargs))
+    assert str(compiled).splitlines()[3].startswith("ranges agree: 0 of")
+    assert compiled.agrees
+    args, kwargs = entry.inputs(dtype, False)
+    found = diff(plain, frames_of(model.to(dtype), *args, **kwargs))
+    assert not found.differs, str(found)
+    assert len(found.batches[0].aligned) == len(plain)
+    assert diff(plain, plain, tolerance=0).first is None
+
+
+def test_an_overflow_in_float16() -> None:
+    """The first operation that is infinite in one of them, with what both read and made."""
+    entry = zoo.ZOO["t5"]
+    torch.manual_seed(0)
+    model = entry.model().eval()
+    with torch.no_grad():
+        model.encoder.block[1].layer[1].DenseReluDense.wi_1.weight.mul_(3e5)
+    args, kwargs = entry.inputs(torch.float32, False)
+    plain = frames_of(model, *args, **kwargs)
+    args, kwargs = entry.inputs(torch.float16, False)
+    found = diff(plain, frames_of(model.half(), *args, **kwargs))
+    assert found.first is not None
+    # The weight itself is beyond what float16 holds.
+    assert found.first.frame.title == "encoder.block.1.layer.1.DenseReluDense.wi_1 Linear"
+    assert found.first.distance == INF
+    assert "its weight differs already" in str(found)
+
+
+def test_a_checkpoint_that_changed() -> None:
+    """The module whose weight differs; what stands before it is the same."""
+    model, other = Net(), Net()
+    with torch.no_grad():
+        other.blocks[1].linear.weight[0, 0] += 2
+    found = diff(frames_of(model, X), frames_of(other, X))
+    assert found.first is not None
+    assert found.first.frame.title == "blocks.1.linear Linear"
+    assert [pair.a.label for pair in found.first.of("weight") if pair.differs] == ["weight"]
+    assert [match.differs for match in found.batches[0].matches[:4]] == [False] * 4
+    assert "they part at blocks.1.linear Linear, batch 0\n  its weight differs already" in str(
+        found
+    )
+
+
+def test_other_inputs() -> None:
+    """The report says that the models were given something else."""
+    found = diff(frames_of(Net(), X), frames_of(Net(), X * 3))
+    assert found.first is found.batches[0].differing[0]
+    assert "the models were given something else: input[0]" in str(found)
+
+
+def test_an_operation_that_computes_something_else() -> None:
+    class Other(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.linear(x)) + x * 1.5
+
+    other = Net()
+    other.blocks[2] = copy.deepcopy(other.blocks[2])
+    other.blocks[2].__class__ = Other
+    found = diff(frames_of(Net(), X), frames_of(other, X))
+    assert found.first is not None
+    assert found.first.frame.title == "blocks.2 add"
+    [alone] = found.batches[0].only_in_b
+    assert alone.frame.title == "blocks.2 mul"
+    assert "what it read differs already: input[1]; nothing that could" in str(found)
+    assert "only in B: blocks.2 mul" in str(found)
+
+
+def test_graph_breaks() -> None:
+    """The same operations between graphs and in one."""
+
+    class Broken(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.linear(x))
+            torch._dynamo.graph_break()
+            return hidden + x
+
+    other = Net()
+    other.blocks[1].__class__ = Broken
+    found = diff(frames_of(Net(), X), frames_of(other, X), tolerance=0)
+    batch = found.batches[0]
+    assert not found.differs
+    assert not batch.only_in_a
+    assert not batch.only_in_b
+    assert all(match.compared for match in batch.aligned)
+    assert [m.renamed_to for m in batch.aligned if m.renamed_to] == ["blocks.1 Broken"]
+    assert "renamed: blocks.1 Block -> blocks.1 Broken" in str(found)
+
+
+# Numbers.
+
+
+def row(low: float | None, high: float | None, dtype: str = "float32") -> Row:
+    return Row("output", low, high, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((0.0, 2.0), (0.0, 2.0), 0.0),
+        ((0.0, 1.0), (0.0, 2.0), 0.5),
+        ((1.0, 4.0), (2.0, 4.0), 0.25),
+        ((1e-9, 1.0), (3e-9, 1.0), 2e-9),  # the smallest of many is an accident
+        ((0.0, 0.0), (0.0, 0.0), 0.0),
+        ((0.0, INF), (0.0, INF), 0.0),
+        ((NAN, NAN), (NAN, NAN), 0.0),
+        ((0.0, INF), (0.0, 1.0), INF),
+        ((NAN, NAN), (0.0, INF), INF),
+        ((None, None), (0.0, 1.0), None),
+    ],
+)
+def test_distance(a: Any, b: Any, expected: float | None) -> None:
+    """Relative to the larger magnitude, the same both ways."""
+    for x, y in ((a, b), (b, a)):
+        assert distance(row(*x), row(*y)) == pytest.approx(expected)
+
+
+def test_masks_of_the_largest_number() -> None:
+    """``torch.finfo(dtype).min`` in float32 and in float16 is the same mask."""
+    masks = [
+        row(0.0, torch.finfo(getattr(torch, name)).max, name) for name in ("float32", "float16")
+    ]
+    assert distance(*masks) == 0
+    assert distance(masks[0], row(0.0, 65504.0)) == pytest.approx(1)
+
+
+def batch(number: int, value: float, dtype: str = "float32") -> TracedBatch:
+    made = row(0.0, value, dtype)
+    return TracedBatch(number, (Frame("a", "mul", True, (made,)), Frame("", "Net", False, (made,))))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "allowed"),
+    [
+        (("float64", "float64"), 1e-5),
+        (("float32", "float64"), 1e-4),
+        (("float32", "float16"), 1e-2),
+        (("bfloat16", "float16"), 5e-2),
+        (("float8_e4m3fn", "float32"), 0.5),
+        (("int64", "int64"), 1e-4),
+    ],
+)
+def test_tolerance_by_dtype(dtypes: tuple[str, str], allowed: float) -> None:
+    """By the coarsest; another one where it is given."""
+    for far, differs in ((allowed * 0.9, False), (allowed * 1.1, True)):
+        pair = batch(0, 1.0, dtypes[0]), batch(0, 1 - far, dtypes[1])
+        assert diff(*pair).differs is differs
+        assert not diff(*pair, tolerance=1.0).differs
+    assert diff(batch(0, 1.0), batch(0, 1.0 + 1e-6), tolerance=0).differs
+
+
+def test_batches_are_paired_by_number() -> None:
+    """The first difference is that of the earliest batch, the largest may be of a later one."""
+    numbers = (3, 5, 8)
+    a = fxguard.Trace("Net", None, "2.13.0", tuple(batch(n, 1.0) for n in numbers))
+    b = fxguard.Trace("Net", None, "2.13.0", (batch(5, 1.1), batch(7, 9.0), batch(8, 4.0)))
+    found = diff(a, b)
+    assert [(pair.a.number, pair.b.number) for pair in found.batches] == [(5, 5), (8, 8)]
+    assert found.first is found.batches[0].matches[0]
+    assert found.largest is found.batches[1].matches[0]
+    assert "they part at a mul, batch 5\n" in str(found)
+    assert "the largest difference: a mul, batch 8\n" in str(found)
+    assert "4 of 4 compared frames differ in 2 batches" in str(found)
+    assert "batch 3 against 9" in str(diff(batch(3, 1.0), batch(9, 2.0)))
+    with pytest.raises(fxguard.FxguardError, match="no batch is in both traces: one has 3, 5, 8"):
+        diff(a, fxguard.Trace("Net", None, "2.13.0", (batch(1, 1.0), batch(2, 1.0))))
+    with pytest.raises(fxguard.FxguardError, match="the second trace has no batch"):
+        diff(a, fxguard.Trace("Net", None, "2.13.0", ()))
+
+
+def test_nothing_to_compare() -> None:
+    """Is not said to be the same."""
+    note = TracedBatch(0, (Frame("a", "mul", True, (Row("output", note="not measured"),)),))
+    for other in (note, batch(0, 1.0)):
+        found = diff(note, other)
+        assert found.verdict[0] == (
+            "nothing could be compared: of 1 frames in both, none has numbers in both"
+        )
+        assert not found.differs
+        assert not found.agrees
+
+
+def test_traces_of_two_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is in both: that is said, what there is is listed, and the status is not "equal"."""
+    paths = []
+    for name, kind in (("encoder", "softmax"), ("head.3", "conv2d")):
+        frames = (Frame(name, kind, True, (Row("output", 0.0, 1.0, dtype="float32"),)),)
+        TraceWriter(tmp_path, kind, "2.13.0").write(TracedBatch(0, frames), None)
+        paths.append(str(tmp_path / f"{kind}-0.jsonl"))
+    assert diff(*paths).verdict == [
+        "nothing could be compared: no frame is in both",
+        "only in A: encoder softmax",
+        "only in B: head.3 conv2d",
+    ]
+    assert not diff(*paths).agrees
+    assert main.main(["diff", *paths]) == 2
+    assert "nothing could be compared" in capsys.readouterr().out
+    assert main.main(["diff", paths[0], paths[0]]) == 0
+
+
+def test_what_agrees_is_the_ranges() -> None:
+    """Elements in another order have the same range: the words claim no more than was compared."""
+    x = torch.tensor([1.0, 2.0, 3.0])
+    found = fxguard.compare(Turned(0), Turned(1), x)
+    assert not torch.equal(Turned(0)(x), Turned(1)(x))
+    assert found.agrees
+    assert found.verdict[0].startswith("ranges agree: 0 of ")
+    assert found.verdict[1] == ("compared: smallest and largest magnitudes; not compared: elements")
+    assert found.verdict[1] in fxguard.compare(Turned(0), Turned(2), x).verdict
+    assert "no difference" not in str(found)
+
+
+class Turned(nn.Module):
+    """The same numbers in another order; from two turns on, others."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.turns = turns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.roll(x, self.turns) + 1) * (2 if self.turns > 1 else 1)
+
+
+@pytest.mark.parametrize("wrong", [3, [1, 2], None])
+def test_what_is_no_trace(wrong: Any) -> None:
+    with pytest.raises(fxguard.FxguardError, match="diff takes traces, batches of traces, files"):
+        diff(wrong, batch(0, 1.0))
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, NAN])
+def test_a_tolerance_that_cannot_be(tolerance: float) -> None:
+    with pytest.raises(fxguard.FxguardError, match="tolerance has to be 0 or more"):
+        diff(batch(0, 1.0), batch(0, 1.0), tolerance=tolerance)
+
+
+def test_rows_that_a_graph_numbers_otherwise() -> None:
+    """By order, where there are as many."""
+    a = Frame("a", "mul", True, (Row("input[x]", 0, 1.0), Row("input[y]", 0, 2.0), row(0, 2.0)))
+    b = Frame("a", "mul", True, (Row("input[0]", 0, 1.0), Row("input[1]", 0, 3.0), row(0, 3.0)))
+    match = diff([a], [b]).first
+    assert isinstance(match, Match)
+    assert [(pair.a.label, pair.differs) for pair in match.of("input")] == [
+        ("input[x]", False),
+        ("input[y]", True),
+    ]
+
+
+# Formats.
+
+
+def test_json_and_table() -> None:
+    """Strict JSON, with the same operations as the table."""
+    found = diff(batch(0, 1.0), TracedBatch(0, (*batch(0, INF).frames, batch(0, 1.0).frames[0])))
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    data = json.loads(found.to_json(), parse_constant=refuse)
+    assert data["differs"] is True
+    assert data["verdict"] == found.verdict
+    [pair] = data["batches"]
+    assert [entry["operation"] for entry in pair["differing"]] == ["a mul", "Net"]
+    assert pair["differing"][0]["difference"] == "inf"
+    assert pair["only_in_b"] == ["a mul"]
+    lines = found.to_table().splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:]] == ["a mul", "Net"]
+    assert lines[2].split("|")[4:8] == lines[3].split("|")[4:8]
+    assert "<table>" in found.to_table("html")
+
+
+# The command line.
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> tuple[str, str]:
+    """Two files with three batches each: the third differs."""
+    paths = []
+    for scale in (1.0, 2.0):
+        folder = tmp_path / str(scale)
+        model = fxguard.instrument(Net(), trace_batch_nums=range(3), trace_to=folder)
+        for number in range(3):
+            model(X * (scale if number == 2 else 1.0))
+        paths.append(str(folder / "Net-0.jsonl"))
+    return paths[0], paths[1]
+
+
+def test_the_command(traces: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 1 when they differ, 0 when not, 2 for wrong use."""
+    a, b = traces
+    assert main.main(["diff", a, b]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(f"A: {a}\nB: {b}\n\nthey part at blocks.0.linear Linear, batch 2\n")
+    assert main.main(["diff", a, a]) == 0
+    assert "ranges agree: 0 of " in capsys.readouterr().out
+    assert main.main(["diff", a, b, "--tolerance", "1"]) == 0
+    assert main.main(["diff", a, b, "--batches", "0,1"]) == 0
+    assert main.main(["diff", b, "--batches", "0,2"]) == 1
+    assert "batch 0 against 2" in capsys.readouterr().out
+
+
+def test_the_formats_of_the_command(
+    traces: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["diff", *traces, "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["a"] == traces[0]
+    assert main.main(["diff", *traces, "--format", "table"]) == 1
+    assert capsys.readouterr().out.startswith("| batch ")
+
+
+def test_wrong_use_of_the_command(
+    traces: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says what is wrong, and status 2."""
+    a, b = traces
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{}\n")
+    for args, message in (
+        ([a], "with one file, --batches N,M says which of its batches to compare"),
+        ([a, b, "--batches", "0,7"], f"{b} has no batch 7; it has 0, 1, 2"),
+        ([a, str(tmp_path / "none")], f"no such file: {tmp_path / 'none'}"),
+        ([a, str(broken)], f"{broken}:1: not a trace of fxguard: the first line does not say"),
+        ([a, b, "--tolerance", "-1"], "tolerance has to be 0 or more, got -1.0"),
+        ([a, b, "--html", str(tmp_path)], "the page could not be written: "),
+    ):
+        assert main.main(["diff", *args]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"fxguard: {message}")
+    with pytest.raises(SystemExit):
+        main.main(["diff", a, "--batches", "0"])
+    assert "two batch numbers with a comma between them, got '0'" in capsys.readouterr().err
+
+
+def test_a_pipe_that_closes(traces: tuple[str, str]) -> None:
+    """``| head`` ends it without a word."""
+    command = [sys.executable, "-m", "fxguard", "diff", *traces]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 141

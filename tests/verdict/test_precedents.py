@@ -1,0 +1,149 @@
+"""Batches with intended infinities are judged once for each kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from fxguard.guard import recorder
+from fxguard.verdict import judge
+
+INF = float("inf")
+
+
+class Masked(nn.Module):
+    """Scores under a mask that is given, and a logarithm that a ``where`` discards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("bias", torch.zeros(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = torch.where(x > 0, torch.log(x.relu()), x)
+        return torch.softmax(self.linear(x) + mask + self.bias, dim=-1)
+
+
+X = torch.tensor([[1.0, 0.0, 2.0, 3.0]])
+MASK = torch.tensor([0.0, 0.0, -INF, -INF])
+
+
+@pytest.fixture
+def judgments(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was judged, in order."""
+    made: list[Any] = []
+
+    class Counted(judge.Judgment):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(recorder, "Judgment", Counted)
+    return made
+
+
+def guarded(reports: list[fxguard.Report]) -> nn.Module:
+    torch.manual_seed(0)
+    return fxguard.instrument(Masked(), on_detect=reports.append)
+
+
+def test_the_same_kind_is_judged_once(judgments: list[Any]) -> None:
+    """Other numbers, the same infinities: the second batch costs no judgment; notes stay."""
+    reports: list[fxguard.Report] = []
+    model = guarded(reports)
+    for scale in (1.0, 2.0, 3.0):
+        model(X * scale, MASK)
+    assert len(judgments) == 1
+    assert [note.what for note in fxguard.guard_of(model).notes] == ["log"]
+    assert not reports
+
+
+def spoil_weight(model: Masked) -> None:
+    with torch.no_grad():
+        model.linear.weight[0, 0] = INF
+
+
+def spoil_buffer(model: Masked) -> None:
+    model.bias[2] = INF
+
+
+def mask_with_positive(model: Masked) -> Tensor:
+    return torch.tensor([0.0, 0.0, -INF, INF])
+
+
+def all_masked(model: Masked) -> Tensor:
+    return torch.full((4,), -INF)
+
+
+@pytest.mark.parametrize("change", [spoil_weight, spoil_buffer, mask_with_positive, all_masked])
+@pytest.mark.parametrize("batches", [1, 2, 5])
+def test_a_fault_after_healthy_batches_is_found(
+    change: Callable[[Any], Tensor | None], batches: int, judgments: list[Any]
+) -> None:
+    """Whatever makes the next batch bad, the verdict is that of a model without precedents."""
+    reports: list[fxguard.Report] = []
+    model = guarded(reports)
+    for _ in range(batches):
+        model(X, MASK)
+    assert not reports
+    mask = change(model)
+    model(X, MASK if mask is None else mask)
+    alone: list[fxguard.Report] = []
+    fresh = guarded(alone)
+    mask = change(fresh)
+    fresh(X, MASK if mask is None else mask)
+    (found,), (expected,) = reports, alone
+    assert [o.message for o in found.origins] == [o.message for o in expected.origins]
+
+
+def test_detections_are_no_precedents(judgments: list[Any]) -> None:
+    """The same fault is reported in each batch that has it."""
+    reports: list[fxguard.Report] = []
+    model = guarded(reports)
+    spoil_weight(model)
+    for _ in range(3):
+        model(X, MASK)
+    assert [report.batch_number for report in reports] == [0, 1, 2]
+
+
+class Added(nn.Module):
+    """Hands on what it was given: +inf and -inf look the same in the numbers."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + mask
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_what_the_numbers_do_not_tell_is_asked(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that holds +inf is none; without the question it would pass for the one before."""
+    if not asks:
+        monkeypatch.setattr("fxguard.verdict.precedents._same", lambda one, other: True)
+    reports: list[fxguard.Report] = []
+    model = fxguard.instrument(Added(), on_detect=reports.append)
+    model(X, MASK)
+    model(X, -MASK)
+    assert len(reports) == asks
+
+
+@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
+def test_graphs_between_breaks_have_precedents(inner: str, judgments: list[Any]) -> None:
+    """A model of several graphs is a kind of batch of its own."""
+
+    class Broken(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            scores = x + mask
+            torch._dynamo.graph_break()
+            return scores.softmax(dim=-1)
+
+    model = fxguard.instrument(Broken())
+    compiled = torch.compile(model, backend=inner)
+    for _ in range(3):
+        compiled(X, MASK)
+    assert len(judgments) == 1
+    with pytest.raises(fxguard.NonFiniteError):
+        compiled(X, all_masked(model))  # type: ignore[arg-type]

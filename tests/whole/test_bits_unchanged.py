@@ -1,0 +1,201 @@
+"""Any model, no edits: results are bitwise those of the unguarded model, nothing healthy raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from support import zoo
+
+SAMPLE = {"float32-train-masked"}
+VARIANTS = [
+    pytest.param(
+        name,
+        dtype,
+        train,
+        masked,
+        id=f"{name}-{(variant := f'{str(dtype)[6:]}-{mode}-{mask}')}",
+        marks=[] if variant in SAMPLE or not entry.has_mask else [pytest.mark.campaign],
+    )
+    for name, entry in zoo.ZOO.items()
+    for dtype in (torch.float32, torch.bfloat16)
+    for train, mode in ((True, "train"), (False, "eval"))
+    for masked, mask in (
+        ((False, "plain"), (True, "masked")) if entry.has_mask else ((False, "plain"),)
+    )
+]
+
+
+def results(
+    model: nn.Module, inputs: Any, *, train: bool
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs and, when training, gradients of one seeded step."""
+    args, kwargs = inputs
+    torch.manual_seed(7)
+    with torch.set_grad_enabled(train):
+        output = model(*args, **kwargs)
+    if train:
+        zoo.loss_of(output).backward()
+    gradients = {
+        name.removeprefix("_orig_mod."): p.grad
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    assert gradients or not train
+    return [tensor.detach() for tensor in zoo.tensors_in(output)], gradients
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    """Two results of `results` agree in every bit."""
+    outputs, gradients = expected
+    assert len(actual[0]) == len(outputs) > 0
+    for one, other in zip(outputs, actual[0], strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0)
+    assert actual[1].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(actual[1][name], gradient, rtol=0, atol=0, msg=name)
+
+
+def trace_of(model: nn.Module) -> dict[str, Any]:
+    """Everything that instrumenting could leave behind."""
+    return {
+        name: (
+            set(module.__dict__),
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            list(module._parameters),
+            type(module),
+        )
+        for name, module in model.named_modules()
+    }
+
+
+@pytest.mark.parametrize(("name", "dtype", "train", "masked"), VARIANTS)
+def test_results_are_bitwise_equal(
+    name: str, dtype: torch.dtype, train: bool, masked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A guarded model gives the same bits, prints nothing, checks everything, and is removable."""
+    entry = zoo.ZOO[name]
+    inputs = entry.inputs(dtype, masked)
+    plain = torch.compile(entry.model(dtype, train), backend="eager")
+    expected = results(plain, inputs, train=train)
+    torch._dynamo.reset()
+
+    model = entry.model(dtype, train)
+    before, keys = trace_of(model), list(model.state_dict())
+    assert fxguard.instrument(model) is model
+    assert list(model.state_dict()) == keys
+    assert_same(expected, results(model, inputs, train=train))
+
+    guard = fxguard.guard_of(model)
+    assert capsys.readouterr().out == ""
+    assert guard.last_report is None
+    assert guard.batch_number == 1
+    assert "not checked" not in guard.coverage()
+    assert guard.frames()[-1].name == ""  # the root returns last
+    assert fxguard.remove(model) is model
+    assert trace_of(model) == before
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", ["llama", "resnet", *zoo.PLAIN])
+def test_results_are_bitwise_equal_under_aot_eager(name: str) -> None:
+    """Under AOTAutograd the checks change no bit of outputs and gradients either."""
+    entry = zoo.ZOO[name]
+    inputs = entry.inputs(torch.float32, False)
+    plain = torch.compile(entry.model(train=True), backend="aot_eager")
+    expected = results(plain, inputs, train=True)
+    torch._dynamo.reset()
+
+    model = torch.compile(fxguard.instrument(entry.model(train=True)), backend="aot_eager")
+    assert_same(expected, results(model, inputs, train=True))
+    assert "not checked" not in fxguard.guard_of(model).coverage()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("name", "dtype", "train", "masked"), VARIANTS)
+def test_every_variant_under_aot_eager(
+    name: str, dtype: torch.dtype, train: bool, masked: bool
+) -> None:
+    """The same bits under AOTAutograd in every dtype and mode, with and without a mask."""
+    entry = zoo.ZOO[name]
+    inputs = entry.inputs(dtype, masked)
+    plain = torch.compile(entry.model(dtype, train), backend="aot_eager")
+    expected = results(plain, inputs, train=train)
+    torch._dynamo.reset()
+
+    guarded = fxguard.instrument(entry.model(dtype, train))
+    actual = results(torch.compile(guarded, backend="aot_eager"), inputs, train=train)
+    assert_same(expected, actual)
+    assert fxguard.guard_of(guarded).last_report is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.campaign), "cnn"])
+def test_inductor_agrees_to_the_last_bits(name: str) -> None:
+    """Under Inductor extra outputs may change what fuses, and so only the last bits."""
+    entry = zoo.ZOO[name]
+    inputs = entry.inputs(torch.float32, False)
+    outputs, gradients = results(torch.compile(entry.model(train=True)), inputs, train=True)
+    torch._dynamo.reset()
+
+    model = torch.compile(fxguard.instrument(entry.model(train=True)), fullgraph=True)
+    actual, actual_gradients = results(model, inputs, train=True)
+    assert outputs
+    assert gradients
+    for one, other in zip(outputs, actual, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(actual_gradients[parameter], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_removing_gives_the_original_results_back() -> None:
+    """After remove the model runs as if it had never been instrumented."""
+    entry = zoo.ZOO["bert"]
+    inputs = entry.inputs(torch.float32, True)
+    expected = results(entry.model(), inputs, train=False)
+    model = fxguard.instrument(entry.model())
+    results(model, inputs, train=False)
+    assert_same(expected, results(fxguard.remove(model), inputs, train=False))
+    assert "forward" not in model.__dict__
+
+
+def test_a_forward_that_the_model_owned_is_put_back() -> None:
+    """A model whose forward was replaced before gets that very function back."""
+    model = zoo.ZOO["twice"].model()
+
+    def replaced(x: Tensor) -> Tensor:
+        return type(model).forward(model, x) + 1
+
+    model.forward = replaced
+    x = torch.randn(3, 4)
+    expected = model(x)
+    fxguard.instrument(model)
+    assert torch.equal(model(x), expected)
+    fxguard.remove(model)
+    assert model.forward is replaced
+
+
+def test_a_forward_that_was_wrapped_afterwards_is_left_alone() -> None:
+    """Mixed-precision helpers wrap the guarded forward: it stays guarded, remove says why not."""
+    model = fxguard.instrument(zoo.ZOO["twice"].model())
+    guarded = model.forward
+
+    def wrapped(self: nn.Module, x: Tensor) -> Tensor:
+        return guarded.__func__(self, x) + 1
+
+    # As accelerate does: the function is taken out of the method and bound to the model again.
+    model.forward = wrapped.__get__(model)
+    model(torch.randn(3, 4))
+    assert fxguard.guard_of(model).batch_number == 1
+    with pytest.raises(fxguard.FxguardError, match="was replaced after"):
+        fxguard.remove(model)
+    model.forward = guarded
+    fxguard.remove(model)
+    assert "forward" not in model.__dict__
+    assert "_fxguard" not in model.__dict__

@@ -1,0 +1,233 @@
+"""Healthy runs of the architectures that transformers offers: fxguard reports none of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from fxguard.guard import guard
+from support import zoo
+from support.configurations import ARCHITECTURES, SKIPPED, Architecture, inputs_of
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a model is run.
+
+    Masks: "right" and "left" hide padding; "causal" is added to the scores of attention and holds
+    the lowest number of the dtype, "infinite" is the same with -inf.
+    """
+
+    dtype: torch.dtype
+    attention: str
+    mask: str = ""
+    train: bool = False
+
+    def __str__(self) -> str:
+        words = (str(self.dtype)[6:], self.attention, self.mask, "train" if self.train else "")
+        return "-".join(filter(None, words))
+
+
+VARIANTS = (
+    Variant(torch.float32, "sdpa", train=True),
+    Variant(torch.bfloat16, "eager", "right"),
+    Variant(torch.float16, "sdpa", "left"),
+    Variant(torch.float16, "eager", "right"),
+    Variant(torch.float16, "eager", "infinite"),
+    Variant(torch.bfloat16, "sdpa", "causal"),
+    Variant(torch.float32, "flex_attention", "right"),
+)
+
+# What CI runs: architecture, variants. The campaign runs every variant of every architecture.
+SAMPLE = {
+    "albert": "bfloat16-eager-right",
+    "audio-spectrogram-transformer": "float32-sdpa-train",
+    "bart": "float32-flex_attention-right",
+    "beit": "float16-eager",
+    "bloom": "float16-eager-right",
+    "convnext": "bfloat16-eager",
+    "deberta-v2": "float16-eager-right",
+    "deepseek_v3": "bfloat16-sdpa-causal",
+    "distilbert": "float32-sdpa-train",
+    "falcon": "bfloat16-eager-right",
+    "fnet": "float32-eager-train",
+    "gpt_oss": "bfloat16-eager-right",
+    "hubert": "float16-sdpa-right",
+    "mamba": "float32-eager-train",
+    "mistral": "float32-flex_attention-right float16-eager-infinite",
+    "modernbert": "bfloat16-eager-right",
+    "opt": "float16-sdpa-left",
+    "qwen3_moe": "float32-sdpa-train",
+    "rwkv": "bfloat16-eager-right",
+    "speech_to_text": "float16-eager-right",
+    "xlnet": "float16-eager-right",
+}
+
+
+def variants_of(architecture: Architecture) -> dict[str, Variant]:
+    """The variants that an architecture has, without those that are the same for it."""
+    found: dict[str, Variant] = {}
+    for variant in VARIANTS:
+        if not architecture.offers(variant.attention):
+            if variant.attention == "flex_attention":
+                continue
+            variant = replace(variant, attention="eager")
+        if variant.mask:  # the nearest that there is
+            kinds = filter(architecture.masks, (variant.mask, "right"))
+            variant = replace(variant, mask=next(kinds, ""))
+        found[str(variant)] = variant
+    return found
+
+
+# Weights that make queries and keys.
+SCORES = re.compile(r"(^|[._])(c_attn|k|kv|key|q|qk|qkv|query|query_key_value|Wqkv)([._]|$)")
+
+
+def build(architecture: Architecture, variant: Variant) -> nn.Module:
+    """A model that attends as sharply as a trained one: masked scores pass float16's lowest."""
+    torch.manual_seed(0)
+    model = architecture.model_class()._from_config(
+        architecture.config(), attn_implementation=variant.attention
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if SCORES.search(name):
+                parameter *= 32
+    return model.to(variant.dtype).train(variant.train)
+
+
+def run(model: nn.Module, batch: dict[str, Tensor], train: bool) -> list[Tensor]:
+    """The outputs of one seeded forward."""
+    torch.manual_seed(7)
+    np.random.seed(7)  # audio models mask parts of what they hear when they train
+    with torch.set_grad_enabled(train):
+        return zoo.tensors_in(model(**batch))
+
+
+def same(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether two runs agree in every bit."""
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+# TorchDynamo cannot trace their arithmetic with numpy scalars: the observer checks them.
+LEFT_TO_PYTHON = frozenset({"pegasus_x"})
+
+
+def healthy_run(
+    architecture: Architecture, variant: Variant, record: Callable[[str, object], None]
+) -> str:
+    """One run with fxguard next to one without. Says why there is none, if so."""
+    try:
+        guarded = build(architecture, variant)
+    except ValueError as error:  # a part of it that the whole did not ask
+        if "does not support an attention implementation" not in str(error):
+            raise
+        return f"does not offer {variant.attention}"
+    batch = inputs_of(architecture, guarded, variant.dtype, variant.mask, variant.train)
+
+    def plain(compiled: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        model = build(architecture, variant)
+        if compiled:
+            model = torch.compile(model, backend="eager")
+        return run(model, batch, variant.train)
+
+    try:
+        # In Python flex_attention would generate code, and take its time.
+        expected = plain(compiled=variant.attention == "flex_attention")
+    except Exception as error:
+        return f"raises {type(error).__name__} by itself"
+    if not all(bool(output.isfinite().all()) for output in expected):
+        return "makes inf or NaN by itself"
+
+    torch._dynamo.reset()
+    reports: list[fxguard.Report] = []
+    fxguard.instrument(guarded, on_detect=reports.append)
+    try:
+        try:
+            actual = run(guarded, batch, variant.train)
+        except torch._dynamo.exc.TorchRuntimeError:
+            # Python's path has an operation that TorchDynamo fails on, such as grouped_mm: for
+            # users it is left to Python, and so it is here.
+            fxguard.instrument(fxguard.remove(guarded), on_detect=reports.append)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("fxguard.guard.guard.LEAVE_WHAT_FAILS", True)
+                actual = run(guarded, batch, variant.train)
+    except Exception:
+        try:
+            plain(compiled=True)
+        except Exception as error:
+            return f"raises {type(error).__name__} under torch.compile by itself"
+        raise
+    record("healthy run", (architecture.name, str(variant), len(reports)))
+    assert not reports, "\n".join(map(str, reports))
+    coverage = re.match(r"checked (\d+) of", fxguard.guard_of(guarded).coverage())
+    assert coverage is not None
+    assert int(coverage[1]) > 5
+    assert actual
+    # TorchDynamo may take another path than Python does, and then its results are the right ones.
+    # Reformer seeds its hashes from the clock when it trains: no two runs of it are alike.
+    assert (
+        same(expected, actual)
+        or same(plain(compiled=True), actual)
+        or not same(plain(compiled=False), plain(compiled=False))
+    )
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant) for name, variants in SAMPLE.items() for variant in variants.split()],
+)
+def test_healthy_runs_are_not_reported(
+    name: str, variant: str, record_property: Callable[[str, object], None]
+) -> None:
+    """A model in a low precision, with masks and in training, is checked and nothing is found."""
+    architecture = ARCHITECTURES[name]
+    assert healthy_run(architecture, variants_of(architecture)[variant], record_property) == ""
+
+
+def test_the_list_of_what_is_left_out_is_short(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Each with its reason, printed when the tests end."""
+    for reason, names in SKIPPED.items():
+        record_property("left out", (reason, len(ARCHITECTURES), names))
+        assert set(names.split()) <= ARCHITECTURES.keys()
+    assert sum(len(names.split()) for names in SKIPPED.values()) < 0.05 * len(ARCHITECTURES)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture(
+    name: str,
+    record_property: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every variant of every architecture: nothing is found in what is healthy without fxguard."""
+    for reason, names in SKIPPED.items():
+        if name in names.split():
+            pytest.skip(reason)
+    monkeypatch.setattr(guard, "LEAVE_WHAT_FAILS", name in LEFT_TO_PYTHON)
+    architecture = ARCHITECTURES[name]
+    missing, failed = {}, []
+    variants = variants_of(architecture)
+    for label, variant in variants.items():
+        try:
+            reason = healthy_run(architecture, variant, record_property)
+        except Exception as error:  # the other variants run all the same
+            failed.append(f"{name} {label}: {type(error).__name__}: {error}")
+            continue
+        if reason:
+            missing[label] = reason
+            record_property("no healthy run", (name, label, reason))
+    assert not failed, "\n\n".join(failed)
+    if len(missing) == len(variants):
+        pytest.skip("; ".join(dict.fromkeys(missing.values())))
