@@ -100,15 +100,15 @@ class _ModuleRecorder(Recorder):
         assert self.model is not None
         if finite and not any(map(_is_bad, self.model.parameters())):
             return Finished(batch)
-        trace = frames.assemble(batch)
-        for index, position in enumerate(self.shown(trace)):
-            frame = self.rendered(batch, trace, position, index)
+        flow = frames.assemble(batch)
+        for index, position in enumerate(self.shown(flow)):
+            frame = self.rendered(batch, flow, position, index)
             row = next((row for row in frame.rows if row.is_bad), None)
             if row is not None:
                 problem = "nan" if math.isnan(row.abs_max or 0.0) else "inf"
                 origin = Origin(frame, problem, f"{frame.kind} {row.label}", row.label)
-                last = tuple(self.last_frames(batch, trace, position))
-                return Finished(batch, trace, _ModuleReport(batch.number, last, (origin,)))
+                last = tuple(self.last_frames(batch, flow, position))
+                return Finished(batch, flow, _ModuleReport(batch.number, last, (origin,)))
         return Finished(batch)
 
 
@@ -124,7 +124,7 @@ class _ModuleGuard(Guard):
 
 
 def _is_bad(tensor: Tensor) -> bool:
-    number = frames.stat_of(tensor)
+    number = frames.range_of(tensor)
     return not isinstance(number, str) and number.severity > 0
 
 

@@ -2,26 +2,82 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import os.path
 from dataclasses import dataclass
 
-__all__ = ["Climb", "Frame", "Growth", "Origin", "OriginKey", "Row", "SelfTest", "Source", "Stat"]
+__all__ = [
+    "Climb",
+    "Frame",
+    "Growth",
+    "Origin",
+    "OriginKey",
+    "Range",
+    "Role",
+    "Row",
+    "SelfTest",
+    "Severity",
+    "Source",
+]
+
+
+class Severity(enum.IntEnum):
+    """How bad a value is: a larger one is worse."""
+
+    FINITE = 0
+    INF = 1
+    NAN = 2
+
+    @classmethod
+    def of(cls, abs_max: float) -> Severity:
+        """Of a tensor, by its largest magnitude.
+
+        Example:
+            >>> Severity.of(math.inf) < Severity.of(math.nan)
+            True
+        """
+        if math.isnan(abs_max):
+            return cls.NAN
+        return cls.INF if math.isinf(abs_max) else cls.FINITE
+
+    @property
+    def problem(self) -> str:
+        """``"inf"`` or ``"nan"``, as reports have it; ``""`` for what is finite."""
+        return ("", "inf", "nan")[self]
+
+
+class Role(enum.Enum):
+    """What a value is to the graph or the batch that it stands in."""
+
+    MADE = "made"  # by an operation
+    INPUT = "input"
+    WEIGHT = "weight"
+    BUFFER = "buffer"
+    CONSTANT = "constant"  # an attribute of the graph that is no weight and no buffer
+
+    @property
+    def is_given(self) -> bool:
+        """Whether no operation made it."""
+        return self is not Role.MADE
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether the model keeps it from call to call."""
+        return self in (Role.WEIGHT, Role.BUFFER)
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class Range:
     """The magnitude range of one tensor."""
 
     abs_min: float  # zeros count; NaN when any element is NaN
     abs_max: float  # inf when any element is infinite, NaN when any is NaN
 
     @property
-    def severity(self) -> int:
-        """0 for finite, 1 for inf, 2 for NaN: a larger number is a worse value."""
-        if math.isnan(self.abs_max):
-            return 2
-        return 1 if math.isinf(self.abs_max) else 0
+    def severity(self) -> Severity:
+        """Finite, inf or NaN."""
+        return Severity.of(self.abs_max)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
 from fxguard.measure.func_levels import unwrapped
 from fxguard.plan.plan import FramePlan, Plan, Value
-from fxguard.records import Source
+from fxguard.records import Role, Source
 
 __all__ = ["BETWEEN_GRAPHS", "Batch", "GapOperation", "GraphRun", "Key", "ModuleReturn"]
 
@@ -219,13 +219,13 @@ class Batch:
 
     # Between graphs.
 
-    def value_of(self, tensor: Tensor, name: str, kind: str = "input") -> Key:
+    def value_of(self, tensor: Tensor, name: str, role: Role = Role.INPUT) -> Key:
         """The value that a tensor holds, measured now if nobody has measured it yet."""
         key = self.key_of(tensor)
         if key is not None:
             return key
         origin = self.origin_of(tensor)
-        key = self.measure(tensor, kind if origin is None else "made", name)
+        key = self.measure(tensor, role if origin is None else Role.MADE, name)
         if origin is not None:
             self.events.append(
                 GapOperation(
@@ -241,12 +241,12 @@ class Batch:
             )
         return key
 
-    def measure(self, tensor: Tensor, kind: str, name: str) -> Key:
+    def measure(self, tensor: Tensor, role: Role, name: str) -> Key:
         """Measure a tensor that no graph has measured."""
         index = len(self.values)
         note = "meta" if tensor.is_meta else ""
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value(kind, name, dtype, None if note else index, note))
+        self.values.append(Value(role, name, dtype, None if note else index, note))
         # Neither the user's autograd nor an observer is to see this.
         with self.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
             try:
@@ -258,7 +258,7 @@ class Batch:
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)
             self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
-        if kind != "made":
+        if role.is_given:
             self.tensors[index] = weakref.ref(tensor)
         key = (BETWEEN_GRAPHS, index)
         self.remember(tensor, key)
@@ -277,7 +277,7 @@ class Batch:
         """A weight that was read between graphs: it is measured with the report."""
         index = len(self.values)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value("weight", name, dtype, note="not measured"))
+        self.values.append(Value(Role.WEIGHT, name, dtype, note="not measured"))
         self.pairs.append((torch.zeros(()), torch.zeros(())))
         self.tensors[index] = weakref.ref(tensor)
         key = (BETWEEN_GRAPHS, index)

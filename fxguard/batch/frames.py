@@ -22,22 +22,19 @@ from fxguard.measure.traceable import NOTES
 from fxguard.plan._module_frames import merge_root, merge_single_operations
 from fxguard.plan.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
 from fxguard.ranks.fsdp import has_memory
-from fxguard.records import Frame, Row, Source, Stat
+from fxguard.records import Frame, Range, Role, Row, Source
 
-__all__ = ["Trace", "assemble", "frames_of", "render"]
+__all__ = ["DataFlow", "assemble", "frames_of", "render"]
 
 NOT_RUN = NOTES[stats.NOT_RUN]
 
-# Values that the model keeps from call to call.
-STANDING = ("weight", "buffer")
-
 
 @dataclass(slots=True)
-class Trace:
+class DataFlow:
     """One batch: operations, values and frames, numbered through."""
 
     values: list[Value]
-    stats: list[Stat | str]  # of each value; a string says why there is no number
+    stats: list[Range | str]  # of each value; a string says why there is no number
     steps: list[Step]
     frames: list[FramePlan]
     reached: list[int]  # values that are an output of a module or of the model
@@ -58,7 +55,7 @@ def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> li
     return [render(frame, plan.values, found, model) for frame in plan.frames]
 
 
-def read_statistics(plan: Plan, statistics: Tensor) -> list[Stat | str]:
+def read_statistics(plan: Plan, statistics: Tensor) -> list[Range | str]:
     """The range of each value of a plan."""
     numbers = statistics.tolist()
     return [
@@ -70,7 +67,7 @@ def read_statistics(plan: Plan, statistics: Tensor) -> list[Stat | str]:
 def render(
     frame: FramePlan,
     values: Sequence[Value],
-    found: Sequence[Stat | str],
+    found: Sequence[Range | str],
     model: Module | None,
     unlike: Callable[[Tensor], str] | None = None,
 ) -> Frame:
@@ -87,7 +84,7 @@ def render(
 
     def standing_row(label: str, tensor: Tensor) -> Row:
         note = unlike(tensor) if unlike is not None else ""
-        return row_with(label, note or stat_of(tensor), dtype_of(tensor))
+        return row_with(label, note or range_of(tensor), dtype_of(tensor))
 
     rows = []
     if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
@@ -97,8 +94,8 @@ def render(
             rows.append(Row(row.label, note=row.note))
             continue
         number, value = found[row.value], values[row.value]
-        standing = _at(model, value.name) if value.kind in STANDING else None
-        if standing is not None and not isinstance(number, Stat):
+        standing = _at(model, value.name) if value.role.is_standing else None
+        if standing is not None and not isinstance(number, Range):
             rows.append(standing_row(row.label, standing))
         else:
             rows.append(row_with(row.label, number, value.dtype))
@@ -109,7 +106,7 @@ def own_rows(
     name: str,
     module: Module,
     values: Sequence[Value],
-    found: Sequence[Stat | str],
+    found: Sequence[Range | str],
     standing_row: Callable[[str, Tensor], Row],
 ) -> list[Row]:
     """The rows of a module's own parameters: what the graph measured, where FSDP gathered them."""
@@ -119,7 +116,7 @@ def own_rows(
         measured = {
             value.name: number
             for value, number in zip(values, found, strict=True)
-            if value.kind == "weight" and isinstance(number, Stat)
+            if value.role is Role.WEIGHT and isinstance(number, Range)
         }
     rows = []
     for label, parameter in own.items():
@@ -141,10 +138,10 @@ def _at(model: Module | None, name: str) -> Any:
 
 def row_of(label: str, tensor: Tensor) -> Row:
     """A row for a tensor that is at hand."""
-    return row_with(label, stat_of(tensor), dtype_of(tensor))
+    return row_with(label, range_of(tensor), dtype_of(tensor))
 
 
-def row_with(label: str, number: Stat | str, dtype: str) -> Row:
+def row_with(label: str, number: Range | str, dtype: str) -> Row:
     """A row with a range, or the reason why there is none."""
     if isinstance(number, str):
         return Row(label, note=number, dtype=dtype)
@@ -157,7 +154,7 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 @torch.no_grad()
-def stat_of(tensor: Tensor) -> Stat | str:
+def range_of(tensor: Tensor) -> Range | str:
     """The range of a tensor that is at hand."""
     tensor = unwrapped(tensor)
     if tensor.is_meta:
@@ -172,8 +169,8 @@ def stat_of(tensor: Tensor) -> Stat | str:
 
 
 def assemble(
-    batch: Batch, look_again: Callable[[GraphRun], Mapping[int, Stat | str]] | None = None
-) -> Trace:
+    batch: Batch, look_again: Callable[[GraphRun], Mapping[int, Range | str]] | None = None
+) -> DataFlow:
     """Number the values of all events of a batch through.
 
     Args:
@@ -181,15 +178,15 @@ def assemble(
         look_again: gives the numbers of values that only a second run can see, by index in the
             plan. Asked for each run that has such values.
     """
-    trace = Trace([], [], [], [], [], [], {}, [])
-    at = trace.at
+    flow = DataFlow([], [], [], [], [], [], {}, [])
+    at = flow.at
     collected = iter(batch.statistics())
 
-    def add(key: Key, value: Value, number: Stat | str) -> None:
-        at[key] = len(trace.values)
-        trace.values.append(value)
-        trace.stats.append(number)
-        trace.keys.append(key)
+    def add(key: Key, value: Value, number: Range | str) -> None:
+        at[key] = len(flow.values)
+        flow.values.append(value)
+        flow.stats.append(number)
+        flow.keys.append(key)
 
     runs = [(i, event) for i, event in enumerate(batch.events) if isinstance(event, GraphRun)]
     numbers = {i: read_statistics(run.plan, next(collected)) for i, run in runs}
@@ -212,37 +209,37 @@ def assemble(
                     at[(index, local)] = at[event.inputs[local]]
                     continue
                 if local in event.derived:
-                    value = replace(value, kind="made")
+                    value = replace(value, role=Role.MADE)
                 add((index, local), _renamed_value(value, event.names), number)
                 if local in event.derived:
                     origin, copy = at[event.derived[local]], at[(index, local)]
                     link = Step("view", event.names[1], (origin,), (copy,), counts=False)
-                    trace.steps.append(link)
-            _add_run(trace, event, lambda local, index=index: at[(index, local)])  # type: ignore[misc]
+                    flow.steps.append(link)
+            _add_run(flow, event, lambda local, index=index: at[(index, local)])  # type: ignore[misc]
         elif isinstance(event, GapOperation):
-            _add_operation(trace, event, at, batch)
+            _add_operation(flow, event, at, batch)
         else:
-            _add_module(trace, event, at)
+            _add_module(flow, event, at)
     if len(batch.events) > len(runs):
-        trace.frames = merge_root(merge_single_operations(trace.frames))
+        flow.frames = merge_root(merge_single_operations(flow.frames))
     if batch.caller is not None:
-        _add_caller(trace, source_at(batch.caller))
-    trace.frames = [frame for frame in trace.frames if _ran(frame, trace)]
-    for frame in trace.frames:
+        _add_caller(flow, source_at(batch.caller))
+    flow.frames = [frame for frame in flow.frames if _ran(frame, flow)]
+    for frame in flow.frames:
         if not frame.is_op:
             found = [r.value for r in frame.rows if r.label.startswith("output")]
             values = [value for value in found if value is not None]
-            trace.reached += values
-            trace.results += [] if frame.name else values
-    return trace
+            flow.reached += values
+            flow.results += [] if frame.name else values
+    return flow
 
 
-def _add_caller(trace: Trace, caller: Source) -> None:
+def _add_caller(flow: DataFlow, caller: Source) -> None:
     """Give operations that torch alone has lines of the line that called the model."""
-    trace.steps = [s if s.source else replace(s, source=caller) for s in trace.steps]
-    trace.frames = [
+    flow.steps = [s if s.source else replace(s, source=caller) for s in flow.steps]
+    flow.frames = [
         frame if frame.source or frame.step is None else replace(frame, source=caller)
-        for frame in trace.frames
+        for frame in flow.frames
     ]
 
 
@@ -257,11 +254,11 @@ def operations_of(batch: Batch) -> set[tuple[str, str]]:
     return found
 
 
-def show_step(trace: Trace, index: int) -> None:
+def show_step(flow: DataFlow, index: int) -> None:
     """Give an operation a frame that has none of its own, such as one that joins parts."""
-    if any(frame.step == index for frame in trace.frames):
+    if any(frame.step == index for frame in flow.frames):
         return
-    step = trace.steps[index]
+    step = flow.steps[index]
     if len(step.outputs) == 1:
         rows = [RowPlan("output", step.outputs[0])]
     else:
@@ -274,18 +271,18 @@ def show_step(trace: Trace, index: int) -> None:
             return frame.step > index
         return any(row.value in step.outputs for row in frame.rows)
 
-    later = (place for place, frame in enumerate(trace.frames) if is_later(frame))
-    trace.frames.insert(next(later, len(trace.frames)), made)
+    later = (place for place, frame in enumerate(flow.frames) if is_later(frame))
+    flow.frames.insert(next(later, len(flow.frames)), made)
 
 
-def reached_by_failure(trace: Trace, batch: Batch) -> list[int]:
+def reached_by_failure(flow: DataFlow, batch: Batch) -> list[int]:
     """Values that may be why forward raised.
 
     What graphs returned to Python, what the operation that raised had read, and what was made
     between graphs and read by no operation.
     """
     keys: list[Key] = []
-    read = {value for step in trace.steps for value in step.inputs}
+    read = {value for step in flow.steps for value in step.inputs}
     for index, event in enumerate(batch.events):
         if isinstance(event, GraphRun):
             values = event.stopped_at or event.plan.outputs
@@ -293,20 +290,20 @@ def reached_by_failure(trace: Trace, batch: Batch) -> list[int]:
         elif isinstance(event, GapOperation):
             raised = not event.outputs
             keys += [key for _, key in event.inputs if raised]
-            keys += [key for _, key in event.outputs if trace.at[key] not in read]
-    return [trace.at[key] for key in keys if key in trace.at]
+            keys += [key for _, key in event.outputs if flow.at[key] not in read]
+    return [flow.at[key] for key in keys if key in flow.at]
 
 
-def _ran(frame: FramePlan, trace: Trace) -> bool:
+def _ran(frame: FramePlan, flow: DataFlow) -> bool:
     """Whether the frame is none of a branch that was not taken, or of a body not looked into."""
-    numbers = [trace.stats[row.value] for row in frame.rows if row.value is not None]
+    numbers = [flow.stats[row.value] for row in frame.rows if row.value is not None]
     return NOT_RUN not in numbers and LATER not in numbers
 
 
-def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:
-    steps = len(trace.steps)
+def _add_run(flow: DataFlow, run: GraphRun, number: Callable[[int], int]) -> None:
+    steps = len(flow.steps)
     for step in run.plan.steps:
-        trace.steps.append(
+        flow.steps.append(
             replace(
                 step,
                 module=_renamed(step.module, run.names),
@@ -315,7 +312,7 @@ def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:
             )
         )
     for frame in (*run.plan.frames, *([] if run.raised is None else [run.raised])):
-        trace.frames.append(
+        flow.frames.append(
             replace(
                 frame,
                 name=_renamed(frame.name, run.names),
@@ -329,8 +326,10 @@ def _add_run(trace: Trace, run: GraphRun, number: Callable[[int], int]) -> None:
         )
 
 
-def _add_operation(trace: Trace, operation: GapOperation, at: dict[Key, int], batch: Batch) -> None:
-    trace.steps.append(
+def _add_operation(
+    flow: DataFlow, operation: GapOperation, at: dict[Key, int], batch: Batch
+) -> None:
+    flow.steps.append(
         Step(
             kind=operation.kind,
             module=operation.module,
@@ -350,24 +349,24 @@ def _add_operation(trace: Trace, operation: GapOperation, at: dict[Key, int], ba
         rows.append(RowPlan(named, at[key]))
     if not operation.outputs:
         rows.append(RowPlan("output", note="raised"))
-    trace.frames.append(
+    flow.frames.append(
         FramePlan(
             operation.module,
             operation.kind,
             True,
             tuple(rows),
             operation.source,
-            len(trace.steps) - 1,
+            len(flow.steps) - 1,
             operation.calls,
         )
     )
 
 
-def _add_module(trace: Trace, event: ModuleReturn, at: dict[Key, int]) -> None:
+def _add_module(flow: DataFlow, event: ModuleReturn, at: dict[Key, int]) -> None:
     rows = tuple(
         RowPlan(label, None if key is None else at[key], note) for label, key, note in event.rows
     )
-    trace.frames.append(FramePlan(event.name, event.kind, False, rows, calls=event.calls))
+    flow.frames.append(FramePlan(event.name, event.kind, False, rows, calls=event.calls))
 
 
 def _renamed(name: str, names: tuple[str, str]) -> str:
@@ -381,7 +380,7 @@ def _renamed(name: str, names: tuple[str, str]) -> str:
 
 
 def _renamed_value(value: Value, names: tuple[str, str]) -> Value:
-    if value.kind not in ("weight", "buffer") or names[0] == names[1]:
+    if not value.role.is_standing or names[0] == names[1]:
         return value
     return replace(value, name=_renamed(value.name, names))
 

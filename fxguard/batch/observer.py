@@ -28,6 +28,7 @@ from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import source_of_caller
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
+from fxguard.records import Role
 
 __all__ = [
     "FusedObserver",
@@ -49,14 +50,14 @@ class Watch:
         self,
         batch: Batch,
         names: Mapping[int, str],
-        tensors: Mapping[int, tuple[str, str]],
+        tensors: Mapping[int, tuple[Role, str]],
         observer: Observer | None,
         refresh: Callable[[], None] = lambda: None,
         weights_stay: bool = True,
     ) -> None:
         self.batch = batch
         self.names = names  # id(module) to qualified name
-        self.tensors = tensors  # id(parameter or buffer) to ("weight" or "buffer", qualified name)
+        self.tensors = tensors  # id(parameter or buffer) to (role, qualified name)
         self._refresh = refresh  # brings both up to date
         self._is_fresh = False
         self.observer = observer
@@ -202,7 +203,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if moved is not None:
             batch.remember(results[0][1], moved)
             return result
-    made = [(path, batch.measure(x, "made", kind)) for path, x in results]
+    made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
     outputs = [(nodes.label_of("output", path), key) for path, key in made]
     changed = list(call.beside)
     if result is None:  # ``x[i] = y`` returns nothing
@@ -210,14 +211,14 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for name, tensor in changed:
         if _is_float(tensor):
             label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
-            outputs.append((label, batch.measure(tensor, "made", name or kind)))
+            outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         look_closer(batch, call, func, made)
     if outputs:
         batch.events.append(happened(batch, call, inputs, outputs))
     if apart:
         read = [*inputs[:1], *(("", before) for before, _ in apart)]
-        written = [("", batch.measure(x, "made", kind)) for _, x in apart]
+        written = [("", batch.measure(x, Role.MADE, kind)) for _, x in apart]
         beside = happened(batch, call, read, written)
         batch.events.append(replace(beside, framed=False, counts=False))
     return result
@@ -260,10 +261,10 @@ def look_closer(
 
 def key_of(watch: Watch, tensor: Tensor, label: str) -> Key:
     """The value that a tensor holds: a weight's or buffer's where it is one."""
-    kind, name = watch.tensors.get(id(tensor), ("input", label))
-    if kind == "weight" and watch.weights_stay:
+    role, name = watch.tensors.get(id(tensor), (Role.INPUT, label))
+    if role is Role.WEIGHT and watch.weights_stay:
         return watch.batch.key_of(tensor) or watch.batch.weight(tensor, name)
-    return watch.batch.value_of(tensor, name, kind)
+    return watch.batch.value_of(tensor, name, role)
 
 
 def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:

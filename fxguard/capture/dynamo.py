@@ -72,6 +72,7 @@ from fxguard.passes.checkpointing import keep_random_state
 from fxguard.passes.checks import Arithmetic, with_checks, without_marks
 from fxguard.plan.plan import Plan
 from fxguard.plan.reader import make_plan
+from fxguard.records import Role
 from fxguard.rerun.whole_graph import leaving_of, measure_leaving
 
 __all__ = [
@@ -270,7 +271,7 @@ class CheckingBackend:
         inner: the name of a backend, or a backend.
         report: called with each run of a graph and what it returned; None when it raised.
         names: ``id(module)`` to qualified name.
-        tensors: ``id(parameter or buffer)`` to ("weight" or "buffer", qualified name).
+        tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         refresh: brings both up to date; called before a graph is read, because modules and
             parameters may have been replaced since the last one.
         weights_stay: whether weights are still there when a report is made.
@@ -286,7 +287,7 @@ class CheckingBackend:
         inner: str | Backend,
         report: Callable[[GraphRun, Any], None],
         names: Mapping[int, str] | None = None,
-        tensors: Mapping[int, tuple[str, str]] | None = None,
+        tensors: Mapping[int, tuple[Role, str]] | None = None,
         refresh: Callable[[], None] = lambda: None,
         *,
         weights_stay: bool = True,

@@ -20,7 +20,7 @@ from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.fsdp import class_name
-from fxguard.records import Stat
+from fxguard.records import Range
 from fxguard.report.report import Report
 from fxguard.verdict.origins import LIMITS
 
@@ -153,7 +153,7 @@ def headroom_of(guard: Guard) -> Headroom | None:
         for value in step.outputs:
             stat, dtype = trace.stats[value], trace.values[value].dtype
             limit = LIMITS.get(dtype)
-            if limit is None or not isinstance(stat, Stat) or not 0 < stat.abs_max < limit:
+            if limit is None or not isinstance(stat, Range) or not 0 < stat.abs_max < limit:
                 continue  # at the limit itself stand masks
             if least is None or limit / stat.abs_max < least.times:
                 title = f"{step.module} {step.kind}".strip()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxguard.ranks.fsdp import class_name
+from fxguard.records import Role
 
 __all__ = [
     "attribute_of",
@@ -23,7 +24,7 @@ __all__ = [
     "leaves",
     "memory_of",
     "path_of",
-    "placeholder_kind",
+    "placeholder_role",
 ]
 
 
@@ -73,8 +74,8 @@ def memory_of(example: Any) -> int | None:
         return None
 
 
-def placeholder_kind(node: Node) -> tuple[str, str]:
-    """("weight", "buffer" or "input", name) of a graph's input."""
+def placeholder_role(node: Node) -> tuple[Role, str]:
+    """Role and name of a graph's input."""
     source = getattr(node, "_dynamo_source", None)  # set by TorchDynamo on graph inputs
     text = source.name if source is not None else ""
     text = text() if callable(text) else text  # a method before torch 2.10
@@ -82,10 +83,10 @@ def placeholder_kind(node: Node) -> tuple[str, str]:
     if match:
         module = clean_path(text[: match.start()])
         name = f"{module}.{match[2]}".lstrip(".")
-        return ("weight" if match[1] == "_parameters" else "buffer"), name
+        return (Role.WEIGHT if match[1] == "_parameters" else Role.BUFFER), name
     if isinstance(example_of(node), torch.nn.Parameter):
-        return "weight", clean_path(text) or str(node.target)
-    return "input", input_name(text) or str(node.target)
+        return Role.WEIGHT, clean_path(text) or str(node.target)
+    return Role.INPUT, input_name(text) or str(node.target)
 
 
 def input_name(source: str) -> str:

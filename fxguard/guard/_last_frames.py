@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from fxguard.batch.batch import Batch
-from fxguard.batch.frames import Trace
+from fxguard.batch.frames import DataFlow
 from fxguard.report.report import Report
 
 __all__ = ["Finished", "LastFrames"]
@@ -18,7 +18,7 @@ class Finished:
     """A batch that was closed, and what its judgment made of it. Nobody changes either."""
 
     batch: Batch
-    trace: Trace | None = None  # as it was judged; None where nothing was reported
+    flow: DataFlow | None = None  # as it was judged; None where nothing was reported
     report: Report | None = None
 
 

@@ -32,7 +32,7 @@ from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import test_graph, together
 from fxguard.plan.plan import Plan
 from fxguard.ranks.fsdp import class_name, is_sharded
-from fxguard.records import Frame, Origin, SelfTest
+from fxguard.records import Frame, Origin, Role, SelfTest
 from fxguard.report.report import Report
 
 __all__ = ["Guard", "guard_of", "instrument", "remove"]
@@ -186,7 +186,7 @@ class Guard:
         self._observer = gaps.Observer()
         self._names: dict[int, str] = {}
         self._weights_stay = True  # until a report is made
-        self._tensors: dict[int, tuple[str, str]] = {}
+        self._tensors: dict[int, tuple[Role, str]] = {}
         self._lock = threading.RLock()
 
     # What users ask for.
@@ -283,8 +283,8 @@ class Guard:
         if self.recorder.last_batch is None:
             raise UsageError("no batch has finished yet: call the model once, then selftest()")
         tensors = {
-            ("weight", name): parameter for name, parameter in self.model.named_parameters()
-        } | {("buffer", name): buffer for name, buffer in self.model.named_buffers()}
+            (Role.WEIGHT, name): parameter for name, parameter in self.model.named_parameters()
+        } | {(Role.BUFFER, name): buffer for name, buffer in self.model.named_buffers()}
         results = [
             test_graph(graph, plan, backend.inner, tensors)
             for backend in self._backends
@@ -516,8 +516,8 @@ class Guard:
     def _read_names(self) -> None:
         names = {id(module): name for name, module in self.model.named_modules()}
         del names[id(self.model)]  # the root's frame is made when the batch ends
-        tensors = {id(p): ("weight", name) for name, p in self.model.named_parameters()}
-        tensors |= {id(buffer): ("buffer", name) for name, buffer in self.model.named_buffers()}
+        tensors = {id(p): (Role.WEIGHT, name) for name, p in self.model.named_parameters()}
+        tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in self.model.named_buffers()}
         with self._lock:
             self._hooks = dictionaries_of(self.model)
             self._weights_stay = not is_sharded(self.model)

@@ -18,7 +18,7 @@ from torch.nn import Module
 from fxguard import globs
 from fxguard.batch import frames
 from fxguard.batch.batch import Batch, GapOperation, GraphRun
-from fxguard.batch.frames import Trace
+from fxguard.batch.frames import DataFlow
 from fxguard.batch.weights import Standing, grown, magnitudes
 from fxguard.errors import UsageError
 from fxguard.guard._last_frames import Finished, LastFrames
@@ -26,7 +26,7 @@ from fxguard.guard.options import Options
 from fxguard.plan.plan import FramePlan, Plan
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.fsdp import class_name
-from fxguard.records import Frame, Growth, Origin, OriginKey, Row
+from fxguard.records import Frame, Growth, Origin, OriginKey, Role, Row
 from fxguard.report import report
 from fxguard.report.report import Report
 from fxguard.rerun.node_by_node import numbers_inside, run_until_it_raises
@@ -197,14 +197,14 @@ class Recorder:
         if self.precedents.hold(case, lambda question: ask(batch, question)):
             return Finished(batch)
         self.measure(batch)
-        trace = frames.assemble(batch, numbers_inside)
+        flow = frames.assemble(batch, numbers_inside)
         if error is not None:
-            trace.reached += frames.reached_by_failure(trace, batch)
-        judgment = Judgment(batch, trace, self.options.ignores)
+            flow.reached += frames.reached_by_failure(flow, batch)
+        judgment = Judgment(batch, flow, self.options.ignores)
         verdict = judgment.verdict
         for blame in verdict.both:
             if blame.step is not None:
-                frames.show_step(trace, blame.step)
+                frames.show_step(flow, blame.step)
         accused = verdict.both if self.options.strict else verdict.origins
         absorbed = [self.origin(judgment, blame) for blame in verdict.absorbed]
         for origin in absorbed:
@@ -212,10 +212,10 @@ class Recorder:
         if not accused:
             self.precedents.add(case, judgment.asked)
             return Finished(batch)
-        first = min(self.position(trace, blame) for blame in accused)
+        first = min(self.position(flow, blame) for blame in accused)
         report = Report(
             batch_number=batch.number,
-            frames=tuple(self.last_frames(batch, trace, first)),
+            frames=tuple(self.last_frames(batch, flow, first)),
             origins=_once_each(self.explained(judgment, blame) for blame in accused),
             rank=current_rank(),
             absorbed=() if self.options.strict else tuple(absorbed),
@@ -226,7 +226,7 @@ class Recorder:
             repeated=batch.repeated,
             optimizer_step=self.optimizer_step,
         )
-        return Finished(batch, trace, report)
+        return Finished(batch, flow, report)
 
     def grown(self) -> tuple[Growth, ...]:
         """Weights that are far larger than in the first batch of training."""
@@ -248,33 +248,33 @@ class Recorder:
 
     def origin(self, judgment: Judgment, blame: cause.Blame) -> Origin:
         """Name a blamed value."""
-        trace = judgment.trace
+        flow = judgment.flow
         if blame.step is not None:
-            what = trace.steps[blame.step].kind
+            what = flow.steps[blame.step].kind
         else:
             what = judgment.name_of(blame.value)
-        position = self.position(trace, blame)
-        index = sum(shown < position for shown in self.shown(trace))
-        frame = self.rendered(judgment.batch, trace, position, index)
+        position = self.position(flow, blame)
+        index = sum(shown < position for shown in self.shown(flow))
+        frame = self.rendered(judgment.batch, flow, position, index)
         label = next((row.label for row in frame.rows if row.is_bad), "output")
-        for row in trace.frames[position].rows:
+        for row in flow.frames[position].rows:
             if row.value == blame.value:
                 label = row.label
         return Origin(frame, blame.problem, what, label)
 
     def explained(self, judgment: Judgment, blame: cause.Blame) -> Origin:
         """An origin with what the tensor holds, what led to it and what came of it."""
-        trace, verdict = judgment.trace, judgment.verdict
-        dtype = trace.values[blame.value].dtype
-        titles, count, returned = spread_of(trace, verdict, blame)
-        read = () if blame.step is None else trace.steps[blame.step].inputs
+        flow, verdict = judgment.flow, judgment.verdict
+        dtype = flow.values[blame.value].dtype
+        titles, count, returned = spread_of(flow, verdict, blame)
+        read = () if blame.step is None else flow.steps[blame.step].inputs
         origin = replace(
             self.origin(judgment, blame),
             dtype=dtype,
             limit=cause.LIMITS.get(dtype),
             follows=any(verdict.sources.get(value) for value in read),
             autocast=self.autocast(judgment, blame),
-            climb=climb_to(trace, blame) if blame.problem == "inf" else (),
+            climb=climb_to(flow, blame) if blame.problem == "inf" else (),
             spread=titles,
             spread_count=count,
             reached_output=returned,
@@ -299,10 +299,10 @@ class Recorder:
 
     def autocast(self, judgment: Judgment, blame: cause.Blame) -> tuple[Row, ...]:
         """The operands that autocast turned into infinities, as rows of the operation."""
-        trace, found = judgment.trace, judgment.beyond_autocast(blame)
-        rows = trace.frames[self.position(trace, blame)].rows if found else ()
+        flow, found = judgment.flow, judgment.beyond_autocast(blame)
+        rows = flow.frames[self.position(flow, blame)].rows if found else ()
         labels = {row.value: row.label for row in reversed(rows)}
-        values = {value: trace.values[value] for value in found}
+        values = {value: flow.values[value] for value in found}
         return tuple(
             Row(
                 labels.get(value, known.name.rpartition(".")[2]),
@@ -314,9 +314,9 @@ class Recorder:
 
     # Frames.
 
-    def position(self, trace: Trace, blame: cause.Blame) -> int:
+    def position(self, flow: DataFlow, blame: cause.Blame) -> int:
         """Index of the frame that shows an origin first."""
-        for position, frame in enumerate(trace.frames):
+        for position, frame in enumerate(flow.frames):
             if not self.shows(frame):
                 continue
             if blame.step is not None and frame.step == blame.step:
@@ -324,36 +324,36 @@ class Recorder:
             if any(row.value == blame.value for row in frame.rows):
                 return position
             # A module's own weights are rows of its frame.
-            value = trace.values[blame.value]
-            owner = value.name.rpartition(".")[0] if value.kind == "weight" else None
+            value = flow.values[blame.value]
+            owner = value.name.rpartition(".")[0] if value.role is Role.WEIGHT else None
             if frame.name == owner and not frame.is_op:
                 return position
-        return len(trace.frames) - 1
+        return len(flow.frames) - 1
 
     def shows(self, frame: FramePlan) -> bool:
         return self.options.granularity == "op" or not frame.is_op
 
-    def shown(self, trace: Trace) -> list[int]:
+    def shown(self, flow: DataFlow) -> list[int]:
         """The indices of the frames that are shown."""
-        return [i for i, frame in enumerate(trace.frames) if self.shows(frame)]
+        return [i for i, frame in enumerate(flow.frames) if self.shows(frame)]
 
     def rendered(
         self,
         batch: Batch,
-        trace: Trace,
+        flow: DataFlow,
         position: int,
         index: int,
         unlike: Callable[[Tensor], str] | None = None,
     ) -> Frame:
-        """A frame of a trace; ``index`` is its place among those that are shown."""
-        frame = frames.render(trace.frames[position], trace.values, trace.stats, self.model, unlike)
+        """A frame of a flow; ``index`` is its place among those that are shown."""
+        frame = frames.render(flow.frames[position], flow.values, flow.stats, self.model, unlike)
         return replace(frame, batch_number=batch.number, index=index)
 
-    def last_frames(self, batch: Batch, trace: Trace, last: int) -> list[Frame]:
+    def last_frames(self, batch: Batch, flow: DataFlow, last: int) -> list[Frame]:
         """The last frames up to and including one, from earlier batches where this one is short."""
-        shown = [(n, i) for n, i in enumerate(self.shown(trace)) if i <= last]
+        shown = [(n, i) for n, i in enumerate(self.shown(flow)) if i <= last]
         wanted = self.options.max_frames_to_save
-        found = [self.rendered(batch, trace, i, n) for n, i in shown[-wanted:]]
+        found = [self.rendered(batch, flow, i, n) for n, i in shown[-wanted:]]
         for earlier in self.earlier.batches():
             if len(found) >= wanted:
                 break
@@ -385,15 +385,15 @@ class Recorder:
             just_ended: whether nothing else has run since, so that weights are as they were.
         """
         # What was judged has the frames of what was blamed, too, and what a second run saw.
-        batch, trace = finished.batch, finished.trace or frames.assemble(finished.batch)
-        shown = self.shown(trace)
+        batch, flow = finished.batch, finished.flow or frames.assemble(finished.batch)
+        shown = self.shown(flow)
         then = None if just_ended else batch.ended
         unlike = None if then is None else self.standing.since(then)
         found = []
         for index, position in enumerate(shown):
             if on_progress is not None:
                 on_progress(index / len(shown))
-            found.append(self.rendered(batch, trace, position, index, unlike))
+            found.append(self.rendered(batch, flow, position, index, unlike))
         return found
 
     # Coverage.

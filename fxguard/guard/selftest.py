@@ -15,7 +15,7 @@ from fxguard.batch.batch import Batch, GraphRun
 from fxguard.graph import nodes
 from fxguard.passes.checks import Planting, with_checks
 from fxguard.plan.plan import Plan
-from fxguard.records import SelfTest
+from fxguard.records import Role, SelfTest
 from fxguard.verdict import origins
 from fxguard.verdict.judge import Judgment
 
@@ -32,7 +32,7 @@ def test_graph(
     graph: GraphModule,
     plan: Plan,
     backend: Callable[..., Any],
-    tensors: Mapping[tuple[str, str], Tensor],
+    tensors: Mapping[tuple[Role, str], Tensor],
 ) -> SelfTest:
     """The self-test of one graph.
 
@@ -40,7 +40,7 @@ def test_graph(
         graph: as it was captured.
         plan: its plan.
         backend: what compiles it.
-        tensors: ("weight" or "buffer", qualified name) to the tensor.
+        tensors: (role, qualified name) of a weight or buffer to the tensor.
     """
     inputs = made_up_inputs(graph, plan, tensors)
     device = next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
@@ -56,7 +56,7 @@ def test_graph(
     except Exception:  # such as an index that made-up numbers do not fit
         return SelfTest(0, 0, 0, (), ((CANNOT_RUN, len(wanted)),))
     found, missed = 0, []
-    left_out = Counter(f"that are {v.note}" for v in plan.values if v.note and v.kind == "made")
+    left_out = Counter(f"that are {v.note}" for v in plan.values if v.note and v.role is Role.MADE)
     for slot in wanted:
         if slot not in planting.planted:
             left_out[NO_PLACE] += 1
@@ -104,16 +104,16 @@ def _blames(
         GraphRun(plan, graph, statistics, tuple(given), None, ("", ""), (), live=tuple(given)), ()
     )
     batch.read()
-    trace = frames.assemble(batch)
-    blames = Judgment(batch, trace, lambda step: False).verdict.both
-    return tuple(origins.Blame(trace.keys[b.value][1], b.step, b.problem) for b in blames)
+    flow = frames.assemble(batch)
+    blames = Judgment(batch, flow, lambda step: False).verdict.both
+    return tuple(origins.Blame(flow.keys[b.value][1], b.step, b.problem) for b in blames)
 
 
 def made_up_inputs(
-    graph: GraphModule, plan: Plan, tensors: Mapping[tuple[str, str], Tensor]
+    graph: GraphModule, plan: Plan, tensors: Mapping[tuple[Role, str], Tensor]
 ) -> list[Any]:
     """The model's weights; halves for other floating-point inputs, zeros for indices."""
-    standing = {value.argument: tensors.get((value.kind, value.name)) for value in plan.values}
+    standing = {value.argument: tensors.get((value.role, value.name)) for value in plan.values}
     inputs: list[Any] = []
     placeholders = (node for node in graph.graph.nodes if node.op == "placeholder")
     for position, node in enumerate(placeholders):
@@ -140,4 +140,4 @@ def _name_of(plan: Plan, value: int) -> str:
     for step in plan.steps:
         if value in step.outputs:
             return f"{step.module} {step.kind}".strip()
-    return f"{plan.values[value].kind} {plan.values[value].name}"
+    return f"{plan.values[value].role.value} {plan.values[value].name}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fxguard.records import Stat
+from fxguard.records import Range
 
 __all__ = [
     "Detail",
@@ -271,11 +271,11 @@ def _on_one_device(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors
 
 
-def decode(low: float, high: float) -> Stat | str:
-    """A row of the collected numbers as a :class:`Stat`, or the reason why there is none."""
+def decode(low: float, high: float) -> Range | str:
+    """A row of the collected numbers as a :class:`Range`, or the reason why there is none."""
     if high in NOTES:
         return NOTES[high]
-    return Stat(high, high) if math.isnan(high) else Stat(low, high)
+    return Range(high, high) if math.isnan(high) else Range(low, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from fxguard.graph.operations import Call
 from fxguard.graph.source_lines import source_of_trace
 from fxguard.plan._module_frames import frames_by_data_flow
 from fxguard.plan.plan import Step
+from fxguard.records import Role
 
 if TYPE_CHECKING:
     from fxguard.plan.reader import PlanReader
@@ -74,12 +75,12 @@ def read_body(
         value = reader.table.value_of(operand)
         if operand is None and index == 0 and entered.merges == "later":
             # What the operation itself computes and gives to its body.
-            value = child.table.add(name, (), "made", name.name, measure=True)
+            value = child.table.add(name, (), Role.MADE, name.name, measure=True)
             read = [operand for _, operand in reader.operands(call)]
             reader.steps.append(step_of(reader, node, call, read, [value]))
         if value is not None and index < body.carried and child.has_range(value):
             # What the iteration before handed on, or what the loop began with.
-            carried = child.table.add(name, (), "made", name.name, measure=True)
+            carried = child.table.add(name, (), Role.MADE, name.name, measure=True)
             reader.steps.append(step_of(reader, node, call, [value], [carried]))
             value = carried
         child.given[name] = value

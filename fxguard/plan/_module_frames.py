@@ -95,9 +95,7 @@ def _numbered(reader: PlanReader, label: str, members: Sequence[Node]) -> tuple[
     values = dict.fromkeys(
         value for node in members if (value := reader.table.now.get(node)) is not None
     )
-    kept = [
-        value for value in values if reader.table.values[value].kind not in ("weight", "buffer")
-    ]
+    kept = [value for value in values if not reader.table.values[value].role.is_standing]
     if label == "output" and len(kept) == 1:
         return (RowPlan(label, kept[0]),)
     return tuple(RowPlan(f"{label}[{i}]", value) for i, value in enumerate(kept))

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from fxguard.graph import nodes
 from fxguard.plan.plan import LATER, Check, Value
+from fxguard.records import Role
 
 __all__ = ["ValueTable"]
 
@@ -50,7 +51,7 @@ class ValueTable:
         self,
         node: Node,
         path: tuple[int, ...],
-        kind: str,
+        role: Role,
         name: str,
         *,
         measure: bool,
@@ -77,7 +78,7 @@ class ValueTable:
                     self.checks.append(check)
                     if self.depth:
                         self._region.append(slot)
-        self.values.append(Value(kind, name, dtype, slot, note, argument, later))
+        self.values.append(Value(role, name, dtype, slot, note, argument, later))
         return len(self.values) - 1
 
     def _reason_not_to_measure(self, example: Any) -> str:
@@ -143,7 +144,7 @@ class ValueTable:
                 self.in_parts.pop(alias, None)
             elif self.is_read_after(alias, node):
                 before = self.now[alias]
-                fresh = self.add(alias, (), "made", alias.name, measure=True, after=node)
+                fresh = self.add(alias, (), Role.MADE, alias.name, measure=True, after=node)
                 self.now[alias] = fresh
                 changed.append((before, fresh))
             elif alias.op == "placeholder":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fxguard.records import Source
+from fxguard.records import Role, Source
 
 __all__ = [
     "LATER",
@@ -33,7 +33,7 @@ LATER = "measured later"  # the note of a value that is measured when something 
 class Value:
     """One tensor of the graph."""
 
-    kind: str  # "made" by an operation, "input", "weight", "buffer" or "constant"
+    role: Role  # what it is to the graph
     name: str  # the user's variable where known, or the weight's or input's name
     dtype: str = ""  # "float16", ...; "" where the graph does not know
     slot: int | None = None  # row in the statistics; None where it is not measured

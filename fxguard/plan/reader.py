@@ -19,6 +19,7 @@ from fxguard.plan._bodies import read_bodies, step_of
 from fxguard.plan._module_frames import frames_by_data_flow, merge_single_operations
 from fxguard.plan._values import ValueTable
 from fxguard.plan.plan import NOT_MEASURED, FramePlan, Plan, RowPlan, Step
+from fxguard.records import Role
 
 __all__ = ["PlanReader", "make_plan"]
 
@@ -26,7 +27,7 @@ __all__ = ["PlanReader", "make_plan"]
 def make_plan(
     graph_module: GraphModule,
     names: Mapping[int, str] | None = None,
-    arguments: Mapping[int, tuple[str, str]] | None = None,
+    arguments: Mapping[int, tuple[Role, str]] | None = None,
     root: str = "",
     *,
     weights_stay: bool = True,
@@ -38,7 +39,7 @@ def make_plan(
         graph_module: the graph; it is not changed.
         names: ``id(module)`` to qualified name, where the model is at hand. Without it the
             names are those that the graph remembers, and module frames come from data flow.
-        arguments: position of a graph input to ("weight" or "buffer", qualified name), likewise.
+        arguments: position of a graph input to its role and qualified name, likewise.
         root: qualified name of the module whose forward the graph is, or is a part of.
         weights_stay: whether weights are still there when a report is made; otherwise they are
             measured where they enter the graph.
@@ -46,7 +47,7 @@ def make_plan(
             from data flow.
     """
     reader = PlanReader(graph_module, names, arguments or {}, root)
-    reader.measured_inputs |= set() if weights_stay else {"weight"}
+    reader.measured_inputs |= set() if weights_stay else {Role.WEIGHT}
     reader.has_marks = reader.has_marks and has_marks
     reader.read()
     frames = reader.frames if reader.has_marks else frames_by_data_flow(reader)
@@ -54,8 +55,8 @@ def make_plan(
         values=tuple(reader.table.values),
         steps=tuple(reader.steps),
         frames=tuple(merge_single_operations(frames)),
-        inputs=tuple(reader.inputs_of_kind("input")),
-        buffers=tuple(reader.inputs_of_kind("buffer")),
+        inputs=tuple(reader.inputs_with(Role.INPUT)),
+        buffers=tuple(reader.inputs_with(Role.BUFFER)),
         written=tuple(reader.inputs_written),
         outputs=reader.outputs,
         checks=tuple(reader.table.checks),
@@ -73,7 +74,7 @@ class PlanReader:
         self,
         graph_module: GraphModule,
         names: Mapping[int, str] | None,
-        arguments: Mapping[int, tuple[str, str]],
+        arguments: Mapping[int, tuple[Role, str]],
         root: str,
         outer: PlanReader | None = None,
         inside: tuple[tuple[str, int], ...] = (),
@@ -95,7 +96,7 @@ class PlanReader:
         self.entered: list[tuple[int, Node, int]] = []  # position, input of the graph, its value
         self.inputs_written: list[tuple[int, int | None]] = []  # Plan.written
         self.quantized: set[Node] = set()
-        self.measured_inputs = {"input"}
+        self.measured_inputs = {Role.INPUT}
         self.hidden = 0  # operations in the bodies of higher-order operations
         self.random = False
         # A graph from symbolic_trace has no example results: everything may be a tensor.
@@ -141,7 +142,7 @@ class PlanReader:
         """Find what the graph's inputs hold when it ends."""
         for placeholder, (last, parts) in self.table.in_parts.items():
             name, before = placeholder.name, self.table.now[placeholder]
-            value = self.table.add(placeholder, (), "made", name, measure=True, after=last)
+            value = self.table.add(placeholder, (), Role.MADE, name, measure=True, after=last)
             self.table.now[placeholder] = value
             link = Step("view", self.module_of(last), (before, *parts), (value,), counts=False)
             self.steps.append(link)
@@ -154,10 +155,10 @@ class PlanReader:
             elif node in unknown:
                 self.inputs_written.append((position, None))
 
-    def inputs_of_kind(self, kind: str) -> Iterator[tuple[int, int]]:
-        """Position and value of the graph's inputs that are of a kind."""
+    def inputs_with(self, role: Role) -> Iterator[tuple[int, int]]:
+        """Position and value of the graph's inputs that have a role."""
         for position, _, value in self.entered:
-            if self.table.values[value].kind == kind:
+            if self.table.values[value].role is role:
                 yield position, value
 
     # What stands in the graph before any operation.
@@ -171,11 +172,11 @@ class PlanReader:
         example = nodes.example_of(node)
         if self.knows_results and not isinstance(example, Tensor):
             return  # a size
-        kind, name = self.arguments.get(position) or nodes.placeholder_kind(node)
+        role, name = self.arguments.get(position) or nodes.placeholder_role(node)
         # A weight does not change between here and the report, which reads it then.
-        measure = kind in self.measured_inputs or (kind == "buffer" and node in self.written)
+        measure = role in self.measured_inputs or (role is Role.BUFFER and node in self.written)
         self.table.now[node] = self.table.add(
-            node, (), kind, name, measure=measure, argument=position
+            node, (), role, name, measure=measure, argument=position
         )
         self.entered.append((position, node, self.table.now[node]))
         self.table.remember_memory(node)
@@ -185,14 +186,14 @@ class PlanReader:
         attribute = nodes.attribute_of(self.graph_module, target)
         if not isinstance(attribute, Tensor):
             return
-        kind = "constant"
+        role = Role.CONSTANT
         if isinstance(attribute, torch.nn.Parameter):
-            kind = "weight"
+            role = Role.WEIGHT
         elif not target.startswith("_tensor_constant"):
-            kind = "buffer"
-        measure = kind == "buffer" and node in self.written
+            role = Role.BUFFER
+        measure = role is Role.BUFFER and node in self.written
         name = self.prefix + target
-        self.table.now[node] = self.table.add(node, (), kind, name, measure=measure)
+        self.table.now[node] = self.table.add(node, (), role, name, measure=measure)
         self.table.remember_memory(node)
 
     # Operations.
@@ -249,7 +250,7 @@ class PlanReader:
         read = (self.table.value_of(each) for each in (call.first, *read_later))
         inputs = [value for value in read if value is not None]
         made = [
-            self.table.add(each, (), "made", each.name, measure=True, after=node)
+            self.table.add(each, (), Role.MADE, each.name, measure=True, after=node)
             for each in read_later
         ]
         self.steps.append(replace(step_of(self, node, call, inputs, made), counts=False))
@@ -306,7 +307,7 @@ class PlanReader:
             if is_left_out or (result is not None and not _can_overflow(result)):
                 made.append(None)
                 continue
-            value = self.table.add(node, path, "made", node.name, measure=True)
+            value = self.table.add(node, path, Role.MADE, node.name, measure=True)
             if path:
                 self.table.elements.setdefault(node, {})[path] = value
             else:
@@ -321,7 +322,7 @@ class PlanReader:
         if not call.returns or (self.knows_results and nodes.example_of(node) is None):
             changed += [("", operand) for operand in call.in_place]  # as ``x[i] = y`` does
         return [
-            (name, each, self.table.add(each, (), "made", each.name, measure=True, after=node))
+            (name, each, self.table.add(each, (), Role.MADE, each.name, measure=True, after=node))
             for name, each in changed
             if not self.knows_results or _can_overflow(nodes.example_of(each))
         ]
@@ -341,7 +342,7 @@ class PlanReader:
             for value in found:
                 if not self.has_range(value):
                     continue
-                if self.table.values[value].kind == "weight":
+                if self.table.values[value].role is Role.WEIGHT:
                     label = self.table.values[value].name.rpartition(".")[2]
                 elif key is not None:
                     label = f"input[{key}]"
@@ -366,8 +367,9 @@ class PlanReader:
         """The frame of the last step."""
         step = self.steps[-1]
         is_module = node.op == "call_module"
-        weights = [RowPlan(*row) for row in inputs if self.table.values[row[1]].kind == "weight"]
-        others = [RowPlan(*row) for row in inputs if self.table.values[row[1]].kind != "weight"]
+        values = self.table.values
+        weights = [RowPlan(*row) for row in inputs if values[row[1]].role is Role.WEIGHT]
+        others = [RowPlan(*row) for row in inputs if values[row[1]].role is not Role.WEIGHT]
         if len(outputs) == 1:
             made = [("output", outputs[0])]
         else:
@@ -401,7 +403,7 @@ class PlanReader:
             elif tensor is not None and tensor not in self.table.now:
                 # Integers are measured for this row only.
                 self.table.now[tensor] = self.table.add(
-                    tensor, (), "made", tensor.name, measure=True
+                    tensor, (), Role.MADE, tensor.name, measure=True
                 )
             rows.append(RowPlan(label, self.table.value_of(tensor), note))
         stack = nodes.stack_of(node)

@@ -24,7 +24,7 @@ from fxguard.measure import traceable
 from fxguard.measure.func_levels import levels_restored, unwrapped
 from fxguard.plan.plan import Check, FramePlan, RowPlan
 from fxguard.ranks.fsdp import has_memory
-from fxguard.records import Stat
+from fxguard.records import Range, Role
 
 __all__ = [
     "agree",
@@ -173,7 +173,7 @@ def detail_of(run: GraphRun, value: int) -> traceable.Detail | None:
         return None
     expected = run.statistics.tolist()
     # Not those of integers, nor what came in: a cache that the graph wrote is another one now.
-    compared = {v.slot for v in run.plan.values if v.can_be_bad and v.kind == "made"}
+    compared = {v.slot for v in run.plan.values if v.can_be_bad and v.role is Role.MADE}
 
     def visit(slot: int, value: Any, repeats: bool) -> None:
         if slot == wanted:
@@ -237,7 +237,7 @@ def _frame_of(replay: Replay, run: GraphRun) -> FramePlan | None:
     rows = []
     for index, value in enumerate(run.stopped_at):
         known = plan.values[value]
-        is_weight = known.kind == "weight"
+        is_weight = known.role is Role.WEIGHT
         label = known.name.rpartition(".")[2] if is_weight else f"input[{index}]"
         rows.append(RowPlan(label, value))
     stack = list(nodes.stack_of(node).items())
@@ -289,14 +289,14 @@ def _holders(replay: Replay, run: GraphRun) -> dict[str, list[int]]:
             name = check.node if check.inside == replay.inside else None
         elif value.argument is not None:
             name = None if replay.inside else inputs[value.argument]
-        elif value.kind != "made":
+        elif value.role.is_given:
             name = attributes.get(value.name)
         if name is not None and value.can_be_bad:
             holders.setdefault(name, []).append(index)
     return holders
 
 
-def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:
+def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
     """The ranges of values that only a second run can see, where the first one turned bad.
 
     Returns:
@@ -305,7 +305,7 @@ def numbers_inside(run: GraphRun) -> dict[int, Stat | str]:
     values = {value.later: i for i, value in enumerate(run.plan.values) if value.later is not None}
     if run.args is None or bool(torch.isfinite(run.statistics).all()):
         return {}
-    found: dict[int, Stat | str] = {}
+    found: dict[int, Range | str] = {}
 
     def visit(later: int, value: Any, repeats: bool) -> None:
         low, high = traceable.abs_min_max(value)
@@ -360,7 +360,9 @@ def copies_of(run: GraphRun) -> list[Any]:
     assert run.args is not None
     if not all(has_memory(a) for a in run.args if isinstance(a, Tensor)):
         raise FxguardError("an input of the graph has been freed")
-    writable = {value.argument for value in run.plan.values if value.kind in ("input", "buffer")}
+    writable = {
+        value.argument for value in run.plan.values if value.role in (Role.INPUT, Role.BUFFER)
+    }
     return [
         a.detach().clone() if i in writable and isinstance(a, Tensor) else a
         for i, a in enumerate(run.args)

@@ -20,7 +20,7 @@ from fxguard.batch.batch import GraphRun, Postponed, expect_rows
 from fxguard.measure import eager, traceable
 from fxguard.measure.func_levels import unwrapped
 from fxguard.plan.plan import NOT_MEASURED, WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
-from fxguard.records import Stat
+from fxguard.records import Range, Role
 from fxguard.rerun.node_by_node import agree, as_before, copies_of
 
 __all__ = ["leaving_of", "measure_leaving", "measure_run"]
@@ -97,7 +97,7 @@ def _forget_overwritten(run: GraphRun, overwritten: Sequence[int]) -> None:
         run.plan = replace(
             plan,
             values=tuple(
-                replace(value, kind="made", slot=None, note="not kept") if i in lost else value
+                replace(value, role=Role.MADE, slot=None, note="not kept") if i in lost else value
                 for i, value in enumerate(plan.values)
             ),
         )
@@ -114,8 +114,8 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     entered = [value for _, value in plan.inputs]
     for position, value in plan.inputs:
         if value not in postponed.overwritten:
-            numbers.setdefault(value, frames.stat_of(run.args[position]))
-    weights = [i for i, v in enumerate(plan.values) if v.kind in ("weight", "buffer")]
+            numbers.setdefault(value, frames.range_of(run.args[position]))
+    weights = [i for i, v in enumerate(plan.values) if v.role.is_standing]
     made = tuple(value for value in postponed.values if value not in entered)
     table = [
         RowPlan(f"{kind}[{index}]", value)
@@ -140,7 +140,7 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     run.statistics = torch.tensor([_row(number) for number in numbers.values()]).view(-1, 2)
 
 
-def _row(number: Stat | str) -> tuple[float, float]:
-    if isinstance(number, Stat):
+def _row(number: Range | str) -> tuple[float, float]:
+    if isinstance(number, Range):
         return number.abs_min, number.abs_max
     return traceable.NO_DATA, traceable.NO_DATA

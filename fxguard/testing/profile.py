@@ -14,7 +14,7 @@ import torch
 from fxguard.batch import frames
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
-from fxguard.records import Stat
+from fxguard.records import Range
 from fxguard.report.errors import NumericsError
 from fxguard.testing import settings
 from fxguard.testing.watch import Model, as_call, watch
@@ -94,7 +94,7 @@ class Profile:
         count: Counter[str] = Counter()
         for step in trace.steps:
             made = [(trace.values[v].dtype, trace.stats[v]) for v in step.outputs]
-            ranges = [(dtype, stat) for dtype, stat in made if isinstance(stat, Stat)]
+            ranges = [(dtype, stat) for dtype, stat in made if isinstance(stat, Range)]
             if not ranges or not ranges[0][0].startswith(("float", "bfloat")):
                 continue
             name = f"{step.module} {step.kind}".strip()
@@ -104,7 +104,7 @@ class Profile:
         return cls(tuple(found), sum(n for plan in guard.plans for _, n in plan.unchecked))
 
 
-def headroom(operation: str, dtype: str, made: Sequence[Stat]) -> Headroom:
+def headroom(operation: str, dtype: str, made: Sequence[Range]) -> Headroom:
     """How far what an operation made is from the limits of a dtype."""
     info = torch.finfo(getattr(torch, dtype))
     worst = max(made, key=lambda stat: (stat.severity, stat.abs_max))

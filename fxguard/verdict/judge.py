@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fxguard.batch import frames
 from fxguard.batch.batch import BETWEEN_GRAPHS, Batch, GraphRun
-from fxguard.batch.frames import Trace
+from fxguard.batch.frames import DataFlow
 from fxguard.graph.tables import ADDITIONS
 from fxguard.measure.traceable import Detail, describe
 from fxguard.plan.plan import Step
-from fxguard.records import Stat
+from fxguard.records import Range, Role
 from fxguard.rerun.node_by_node import detail_of
 from fxguard.verdict import origins
 from fxguard.verdict.explain import beyond
@@ -28,7 +28,7 @@ class Judgment:
 
     Args:
         batch: the batch; its tensors are looked at where numbers do not suffice.
-        trace: the same, put together.
+        flow: the same, put together.
         is_ignored: whether the user asked not to hear of an operation.
 
     Attributes:
@@ -36,9 +36,9 @@ class Judgment:
         asked: what it took to know of tensors that no graph measures, and the answers.
     """
 
-    def __init__(self, batch: Batch, trace: Trace, is_ignored: Callable[[Step], bool]) -> None:
+    def __init__(self, batch: Batch, flow: DataFlow, is_ignored: Callable[[Step], bool]) -> None:
         self.batch = batch
-        self.trace = trace
+        self.flow = flow
         self.is_ignored = is_ignored
         self.asked: dict[Ask, Answer] = {}
         self.verdict = self.judge()
@@ -46,30 +46,31 @@ class Judgment:
             self.verdict = self.judge(overflowed)
 
     def judge(self, overflowed: Collection[int] = ()) -> origins.Verdict:
-        """Trace bad values back to where they came from."""
+        """DataFlow bad values back to where they came from."""
         return origins.find_origins(
-            self.trace.steps,
-            self.trace.values,
+            self.flow.steps,
+            self.flow.values,
             self.severity,
             abs_max=self.abs_max,
             is_mask=self.is_mask,
-            reached=self.trace.reached,
+            reached=self.flow.reached,
             is_ignored=self.is_ignored,
-            results=self.trace.results,
+            results=self.flow.results,
             overflowed=overflowed,
         )
 
-    def stat(self, value: int) -> Stat | None:
+    def stat(self, value: int) -> Range | None:
         """The range of a value; those of weights are measured now."""
-        number = self.trace.stats[value]
-        if isinstance(number, Stat):
+        number = self.flow.stats[value]
+        if isinstance(number, Range):
             return number
-        if self.trace.values[value].kind in ("weight", "buffer", "constant"):
-            tensor = frames.tensor_of(self.batch, self.trace.keys[value])
+        role = self.flow.values[value].role
+        if role.is_standing or role is Role.CONSTANT:
+            tensor = frames.tensor_of(self.batch, self.flow.keys[value])
             if tensor is not None:
-                self.trace.stats[value] = number = frames.stat_of(tensor)
-                self.asked[self.trace.keys[value], "extreme"] = _extreme(tensor, number)
-        return number if isinstance(number, Stat) else None
+                self.flow.stats[value] = number = frames.range_of(tensor)
+                self.asked[self.flow.keys[value], "extreme"] = _extreme(tensor, number)
+        return number if isinstance(number, Range) else None
 
     def severity(self, value: int) -> int:
         number = self.stat(value)
@@ -81,10 +82,10 @@ class Judgment:
 
     def name_of(self, value: int) -> str:
         """What the user calls a value that no operation made."""
-        kind, name = self.trace.values[value].kind, self.trace.values[value].name
-        if kind != "input":
-            return f"{kind} {name}"
-        key = self.trace.keys[value]
+        role, name = self.flow.values[value].role, self.flow.values[value].name
+        if role is not Role.INPUT:
+            return f"{role.value} {name}"
+        key = self.flow.keys[value]
         tensor = self.batch.copied.get(key, frames.tensor_of(self.batch, key))
         if tensor is not None and self.batch.call is not None:
             with contextlib.suppress(Exception):  # whatever a container of the user's raises
@@ -92,21 +93,21 @@ class Judgment:
                     return argument
         if not name.startswith("input["):
             return f"input `{name}`"
-        readers = (step for step in self.trace.steps if value in step.inputs)
+        readers = (step for step in self.flow.steps if value in step.inputs)
         reader = next(readers, None)
-        if reader is None or self.trace.keys[value][0] != BETWEEN_GRAPHS:
+        if reader is None or self.flow.keys[value][0] != BETWEEN_GRAPHS:
             return name
         return f"{name} of {reader.kind}" + (f" in {reader.module}" if reader.module else "")
 
     def beyond_autocast(self, blame: origins.Blame) -> list[int]:
         """Finite operands of an operation that autocast cast to a dtype that cannot hold them."""
-        found = beyond(self.trace, blame, self.abs_max)
+        found = beyond(self.flow, blame, self.abs_max)
         return found if found and self._was_autocast(blame.value) else []
 
     def _was_autocast(self, value: int) -> bool:
         if self.batch.autocast or torch._C._is_any_autocast_enabled():
             return True
-        index, _ = self.trace.keys[value]
+        index, _ = self.flow.keys[value]
         if index == BETWEEN_GRAPHS:
             return False
         run = self.batch.events[index]
@@ -116,16 +117,16 @@ class Judgment:
 
     def is_mask(self, value: int) -> bool:
         """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""
-        question = (self.trace.keys[value], "is mask")
+        question = (self.flow.keys[value], "is mask")
         self.asked[question] = answer = ask(self.batch, question)
         return bool(answer)
 
     def overflowed(self) -> set[int]:
         """Values that look like a mask that became infinite, but hold +inf."""
-        trace, verdict = self.trace, self.verdict
-        steps = [trace.steps[blame.step] for blame in verdict.origins if blame.step is not None]
+        flow, verdict = self.flow, self.verdict
+        steps = [flow.steps[blame.step] for blame in verdict.origins if blame.step is not None]
         todo = [value for step in steps for value in step.inputs]
-        maker = {value: step for step in trace.steps for value in step.outputs}
+        maker = {value: step for step in flow.steps for value in step.outputs}
         found: set[int] = set()
         seen: set[int] = set()
         while todo:
@@ -144,7 +145,7 @@ class Judgment:
 
     def detail(self, blame: origins.Blame) -> Detail | None:
         """What a blamed tensor holds, where that can still be seen."""
-        key = index, local = self.trace.keys[blame.value]
+        key = index, local = self.flow.keys[blame.value]
         if blame.step is None:
             tensor = frames.tensor_of(self.batch, key)
             return None if tensor is None else describe(tensor)
@@ -161,10 +162,10 @@ def ask(batch: Batch, question: Ask) -> Answer:
     tensor = frames.tensor_of(batch, key)
     if what == "is mask":
         return tensor is not None and describe(tensor).posinf_count == 0
-    return None if tensor is None else _extreme(tensor, frames.stat_of(tensor))
+    return None if tensor is None else _extreme(tensor, frames.range_of(tensor))
 
 
-def _extreme(tensor: Tensor, number: Stat | str) -> float | None:
+def _extreme(tensor: Tensor, number: Range | str) -> float | None:
     """Its largest magnitude, where that is NaN, inf or the dtype's limit."""
     if isinstance(number, str):
         return None

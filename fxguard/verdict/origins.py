@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from fxguard.formats import FORMATS
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS, UNINITIALISED
 from fxguard.plan.plan import NOT_MEASURED, Step, Value
+from fxguard.records import Role
 
 __all__ = ["Blame", "Verdict", "find_origins"]
 
 # The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
 LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def find_origins(
         """Judge a bad value that no operation made, when it is first read."""
         if value in sources or value in intended:
             return
-        if severity(value) == 1 and values[value].kind != "weight" and is_mask(value):
+        if severity(value) == 1 and values[value].role is not Role.WEIGHT and is_mask(value):
             intended.add(value)
         else:
             sources[value] = accuse(Blame(value, None, _problem(severity(value))))
@@ -93,14 +97,14 @@ def find_origins(
     for index, step in enumerate(steps):
         for value in step.outputs:
             if values[value].note == NOT_MEASURED:
-                given_to = (i for i in step.inputs if values[i].kind != "weight")
+                given_to = (i for i in step.inputs if values[i].role is not Role.WEIGHT)
                 assumed[value] = max(map(severity, given_to), default=0)
         made = [value for value in step.outputs if severity(value)]
         if not made:
             continue
         bad = [value for value in dict.fromkeys(step.inputs) if severity(value)]
         for value in bad:
-            if values[value].kind != "made":
+            if values[value].role.is_given:
                 given(value)
         if step.kind in END_OF_MASKS:
             bad = [value for value in bad if value not in intended]
@@ -126,7 +130,7 @@ def find_origins(
 
     outputs = list(reached)
     for value in outputs:
-        if values[value].kind != "made" and severity(value):
+        if values[value].role.is_given and severity(value):
             given(value)
     counted = {blame for value in outputs for blame in sources.get(value, ())}
     if results is not None:
@@ -156,7 +160,7 @@ def _masks(
     masks: set[int] = set()
     for step in steps:
         for value in step.inputs:
-            if values[value].kind in ("input", "buffer", "constant") and at_limit(value):
+            if values[value].role in MASK_ROLES and at_limit(value):
                 masks.add(value)
         if step.limit_literal or masks.intersection(step.inputs):
             masks.update(filter(at_limit, step.outputs))

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxguard import Report, guard_of, instrument
 from fxguard.measure import traceable
 from fxguard.measure.traceable import abs_min_max, collect, decode, describe, numbers
-from fxguard.records import Stat
+from fxguard.records import Range
 
 pytestmark = [  # torch's own, where it first meets what is tested here
     pytest.mark.filterwarnings("ignore:ComplexHalf"),
@@ -147,17 +147,17 @@ def floats(draw: Any, formats: tuple[Format, ...] = FORMATS) -> tuple[Tensor, np
     return view(form.tensor(patterns).reshape(shape)), view(values.reshape(shape))
 
 
-def expected(values: np.ndarray) -> Stat | str:
+def expected(values: np.ndarray) -> Range | str:
     """The range by a plain loop."""
     low, high, empty = math.inf, 0.0, True
     for value in values.ravel().tolist():
         if math.isnan(value):
-            return Stat(math.nan, math.nan)
+            return Range(math.nan, math.nan)
         low, high, empty = min(low, abs(value)), max(high, abs(value)), False
-    return "empty" if empty else Stat(low, high)
+    return "empty" if empty else Range(low, high)
 
 
-def exact(number: Stat | str) -> Any:
+def exact(number: Range | str) -> Any:
     """Something that compares equal for equal bits, NaN included."""
     return number if isinstance(number, str) else (number.abs_min.hex(), number.abs_max.hex())
 
@@ -194,9 +194,9 @@ def test_range_reaches_the_ends_of_finfo(form: Format) -> None:
     """The largest and the smallest numbers of a dtype stay finite and are no zeros."""
     info = torch.finfo(form.dtype)
     ends = torch.tensor([info.min, info.smallest_normal], dtype=form.dtype)
-    assert read(measured(ends)) == [exact(Stat(info.smallest_normal, info.max))]
+    assert read(measured(ends)) == [exact(Range(info.smallest_normal, info.max))]
     (beyond,) = read(measured(torch.cat([ends, ends[:1] * 2])))
-    assert beyond == exact(Stat(info.smallest_normal, math.inf))
+    assert beyond == exact(Range(info.smallest_normal, math.inf))
 
 
 @often
@@ -230,7 +230,7 @@ def test_complex_numbers_have_their_modulus(dtype: Any, parts: list[tuple[int, i
     """The range of complex numbers is that of their absolute values."""
     items = [complex(*pair) for pair in parts]
     number = decode(*measured(torch.tensor(items).to(dtype)).tolist()[0])
-    assert isinstance(number, Stat)
+    assert isinstance(number, Range)
     tolerance = 1e-3 if dtype == torch.complex32 else 1e-6
     assert math.isclose(number.abs_min, min(map(abs, items)), rel_tol=tolerance)
     assert math.isclose(number.abs_max, max(map(abs, items)), rel_tol=tolerance)
@@ -248,7 +248,7 @@ def test_complex_infinities_are_infinite(dtype: Any, item: complex) -> None:
 def test_complex_nan_is_nan() -> None:
     """A NaN part beside a finite one makes both numbers NaN."""
     assert read(measured(torch.tensor([complex(1, math.nan), 2]))) == [
-        exact(Stat(math.nan, math.nan))
+        exact(Range(math.nan, math.nan))
     ]
 
 
@@ -256,7 +256,7 @@ def test_complex_nan_beside_infinity_is_nan() -> None:
     """Both numbers are NaN when any element is NaN, as torch.isnan understands it."""
     tensor = torch.tensor([complex(math.inf, math.nan)])
     assert torch.isnan(tensor).all()
-    assert read(measured(tensor)) == [exact(Stat(math.nan, math.nan))]
+    assert read(measured(tensor)) == [exact(Range(math.nan, math.nan))]
 
 
 def test_finite_complex_numbers_are_finite() -> None:
@@ -309,10 +309,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sparse_tensors_show_their_stored_elements(layout: str) -> None:
     """Of a sparse tensor the stored elements are measured; one NaN among them shows."""
-    assert read(measured(LAYOUTS[layout](NONZERO))) == [exact(Stat(0.5, 3.0))]
+    assert read(measured(LAYOUTS[layout](NONZERO))) == [exact(Range(0.5, 3.0))]
     bad = NONZERO.clone()
     bad[1, 3] = math.nan
-    assert read(measured(LAYOUTS[layout](bad))) == [exact(Stat(math.nan, math.nan))]
+    assert read(measured(LAYOUTS[layout](bad))) == [exact(Range(math.nan, math.nan))]
     assert describe(LAYOUTS[layout](bad)).nan_count == 1
 
 
@@ -370,10 +370,10 @@ def test_what_cannot_be_measured_is_counted(capture: bool, monkeypatch: pytest.M
 @pytest.mark.parametrize("layout", ["to_sparse_bsr", "to_sparse_bsc"])
 def test_block_sparse_tensors_show_their_blocks(layout: str) -> None:
     """Of a block-sparse tensor the stored blocks are measured, their zeros included."""
-    assert read(measured(getattr(NONZERO, layout)((2, 2)))) == [exact(Stat(0.0, 3.0))]
+    assert read(measured(getattr(NONZERO, layout)((2, 2)))) == [exact(Range(0.0, 3.0))]
     bad = NONZERO.clone()
     bad[1, 2] = -math.inf  # beside stored elements of its block
-    assert read(measured(getattr(bad, layout)((2, 2)))) == [exact(Stat(0.0, math.inf))]
+    assert read(measured(getattr(bad, layout)((2, 2)))) == [exact(Range(0.0, math.inf))]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -389,10 +389,10 @@ def test_nested_tensors_show_all_their_parts(layout: torch.layout) -> None:
     """The range of a nested tensor is that of its parts together."""
     parts = [torch.tensor([1.0, -2.0]), torch.tensor([0.5]), torch.tensor([4.0, 3.0, 1.0])]
     nested = torch.nested.nested_tensor(parts, layout=layout)
-    assert read(measured(nested)) == [exact(Stat(0.5, 4.0))]
+    assert read(measured(nested)) == [exact(Range(0.5, 4.0))]
     parts[1] = torch.tensor([-math.inf])
     nested = torch.nested.nested_tensor(parts, layout=layout)
-    assert read(measured(nested)) == [exact(Stat(1.0, math.inf))]
+    assert read(measured(nested)) == [exact(Range(1.0, math.inf))]
     assert describe(nested).neginf_count == 1
 
 
@@ -402,7 +402,7 @@ def test_holes_of_a_jagged_tensor_do_not_count() -> None:
     starts, lengths = torch.tensor([0, 0]), torch.tensor([1, 2])
     nested = torch.nested.narrow(padded, 1, starts, lengths, layout=torch.jagged)
     assert [part.tolist() for part in nested.unbind()] == [[1.0], [2.0, 3.0]]
-    assert read(measured(nested)) == [exact(Stat(1.0, 3.0))]
+    assert read(measured(nested)) == [exact(Range(1.0, 3.0))]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -411,7 +411,7 @@ def test_quantized_tensors_show_what_they_stand_for() -> None:
     floating = torch.tensor([[-3.0, 0.5], [7.5, 1.0]])
     whole = torch.quantize_per_tensor(floating, 0.5, 2, torch.qint8)
     values = (whole.int_repr().numpy().astype(np.float64) - 2) * 0.5
-    assert read(measured(whole)) == [exact(expected(values))] == [exact(Stat(0.5, 7.5))]
+    assert read(measured(whole)) == [exact(expected(values))] == [exact(Range(0.5, 7.5))]
     scales, zeros = torch.tensor([0.5, 0.25]), torch.tensor([0, 0])
     rows = torch.quantize_per_channel(floating, scales, zeros, 0, torch.qint8)
     values = rows.int_repr().numpy() * np.array([[0.5], [0.25]])
@@ -421,7 +421,7 @@ def test_quantized_tensors_show_what_they_stand_for() -> None:
 def test_meta_tensors_have_no_numbers() -> None:
     """A meta tensor is not measured; the same tensor with data is."""
     assert read(measured(torch.ones(2, device="meta"))) == ["not measured"]
-    assert read(measured(torch.ones(2))) == [exact(Stat(1.0, 1.0))]
+    assert read(measured(torch.ones(2))) == [exact(Range(1.0, 1.0))]
 
 
 @pytest.mark.parametrize("value", [None, 3, "text", [], (), {}])
@@ -447,7 +447,7 @@ def test_lists_with_a_meta_tensor_keep_the_range_of_the_others() -> None:
 def test_lists_in_lists_count() -> None:
     """The range of nested lists is that of all their elements together."""
     nested = [torch.ones(2), [torch.full((1,), 5.0)]]
-    assert read(measured(nested)) == [exact(Stat(1.0, 5.0))]
+    assert read(measured(nested)) == [exact(Range(1.0, 5.0))]
 
 
 # Many results in one tensor.
@@ -476,8 +476,8 @@ def test_double_precision_does_not_overflow() -> None:
 @often
 @given(st.floats(min_value=0), st.floats(min_value=0) | st.just(math.nan))
 def test_decoding_gives_the_numbers_back(low: float, high: float) -> None:
-    """Every pair of magnitudes is a Stat, no magnitude is mistaken for a mark, and NaN is both."""
-    assert exact(decode(low, high)) == exact(Stat(high if math.isnan(high) else low, high))
+    """Every pair of magnitudes is a Range, no magnitude is mistaken for a mark, and NaN is both."""
+    assert exact(decode(low, high)) == exact(Range(high if math.isnan(high) else low, high))
 
 
 # The same numbers from a traced graph.
@@ -552,7 +552,7 @@ def test_sizes_known_only_at_run_time_under_a_compiler(backend: str) -> None:
             if isinstance(number, str):
                 assert frame.rows[-1].note == number
             else:
-                pair = Stat(frame.rows[-1].abs_min, frame.rows[-1].abs_max)
+                pair = Range(frame.rows[-1].abs_min, frame.rows[-1].abs_max)
                 assert exact(pair) == exact(number)
     assert [report.origins[0].problem for report in seen] == ["inf", "nan"]
 
@@ -583,7 +583,7 @@ def test_range_and_description_agree(case: tuple[Tensor, np.ndarray]) -> None:
     """The range is finite exactly where the description finds nothing bad."""
     tensor, _ = case
     number = decode(*measured(tensor).tolist()[0])
-    severity = number.severity if isinstance(number, Stat) else 0
+    severity = number.severity if isinstance(number, Range) else 0
     detail = describe(tensor)
     infinite = detail.posinf_count + detail.neginf_count
     assert severity == (2 if detail.nan_count else int(infinite > 0))

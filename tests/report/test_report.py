@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxguard import BatchLimitReached, FxguardError, NonFiniteError, Report
-from fxguard.records import Climb, Frame, Origin, Row, Source, Stat
+from fxguard.records import Climb, Frame, Origin, Range, Row, Source
 from fxguard.report.report import frame_text, row_text
 
 INF, NAN = math.inf, math.nan
@@ -189,7 +189,7 @@ def test_nan_is_worse_than_inf_and_inf_worse_than_finite(
     abs_max: float, bad: bool, severity: int
 ) -> None:
     """Severity orders finite, inf, NaN; a row is bad from inf on; a row without numbers is not."""
-    assert Stat(abs_max, abs_max).severity == severity
+    assert Range(abs_max, abs_max).severity == severity
     assert Row("x", abs_max, abs_max).is_bad is bad
     assert not Row("x", note="empty").is_bad
 
@@ -366,7 +366,7 @@ def test_error_takes_its_report_along(copied: Any) -> None:
     assert str(error.report) == GOLDEN
 
 
-@pytest.mark.parametrize("record", [REPORT, MUL, OVERFLOW, LINE, MUL.rows[0], Stat(0.0, 1.0)])
+@pytest.mark.parametrize("record", [REPORT, MUL, OVERFLOW, LINE, MUL.rows[0], Range(0.0, 1.0)])
 def test_records_are_frozen_and_hashable(record: Any) -> None:
     """No field of a record can be changed; equal records are one key."""
     for field in dataclasses.fields(record):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fxguard import NonFiniteError, guard_of, instrument
 from fxguard.plan.plan import Step, Value
+from fxguard.records import Role
 from fxguard.verdict.origins import Blame, Verdict, find_origins
 
 FINITE, INF, NAN = 0, 1, 2
@@ -32,16 +33,21 @@ class Program:
     asked: list[int] = field(default_factory=list)  # whose severity was asked for
 
     def value(
-        self, severity: int = FINITE, kind: str = "input", *, dtype: str = "", abs_max: float = 1.0
+        self,
+        severity: int = FINITE,
+        role: Role = Role.INPUT,
+        *,
+        dtype: str = "",
+        abs_max: float = 1.0,
     ) -> int:
         index = len(self.values)
-        self.values.append(Value(kind, f"{kind}{index}", dtype))
+        self.values.append(Value(role, f"{role.value}{index}", dtype))
         self.severities.append(severity)
         self.magnitudes.append((abs_max, math.inf, math.nan)[severity])
         return index
 
     def step(self, kind: str, inputs: Any, severity: int = FINITE, *, literal: bool = False) -> int:
-        made = self.value(severity, "made")
+        made = self.value(severity, Role.MADE)
         self.steps.append(Step(kind, "block", tuple(inputs), (made,), literal))
         return made
 
@@ -167,11 +173,11 @@ def test_overflow_beside_a_mask_keeps_its_origin() -> None:
     assert program.verdict(masked) == Verdict((Blame(scores, 0, "inf"),))
 
 
-@pytest.mark.parametrize("kind", ["input", "buffer", "constant"])
-def test_given_mask_is_no_origin_and_given_overflow_is(kind: str) -> None:
+@pytest.mark.parametrize("role", [Role.INPUT, Role.BUFFER, Role.CONSTANT])
+def test_given_mask_is_no_origin_and_given_overflow_is(role: Role) -> None:
     """-inf in an attention mask is intended; +inf in the same place is blamed."""
     program = Program()
-    x, mask = program.value(), program.value(INF, kind)
+    x, mask = program.value(), program.value(INF, role)
     program.masks = {mask}
     masked = program.step("add", [x, mask], INF)
     assert program.verdict(masked, mask) == Verdict()
@@ -192,7 +198,7 @@ def test_mask_that_holds_nan_is_an_origin() -> None:
 def test_bad_weight_is_an_origin(severity: int, problem: str) -> None:
     """A weight is blamed for what was made of it, and never taken for a mask."""
     program = Program()
-    x, weight = program.value(), program.value(severity, "weight")
+    x, weight = program.value(), program.value(severity, Role.WEIGHT)
     program.masks = {weight}
     y = program.step("linear", [x, weight], severity)
     z = program.step("relu", [y], severity)
@@ -202,7 +208,11 @@ def test_bad_weight_is_an_origin(severity: int, problem: str) -> None:
 def test_weights_are_looked_at_only_behind_something_bad() -> None:
     """The numbers of a weight are asked for only where an operation that read it made bad ones."""
     program = Program()
-    x, fine, used = program.value(), program.value(kind="weight"), program.value(kind="weight")
+    x, fine, used = (
+        program.value(),
+        program.value(role=Role.WEIGHT),
+        program.value(role=Role.WEIGHT),
+    )
     hidden = program.step("linear", [x, fine])
     y = program.step("linear", [hidden, used], INF)
     assert program.verdict(y) == Verdict((Blame(y, 1, "inf"),))
@@ -325,14 +335,14 @@ def programs(draw: Any) -> tuple[Program, list[int]]:
     program = Program()
     severities = st.sampled_from([FINITE, FINITE, INF, NAN])
     for _ in range(draw(st.integers(0, 3))):
-        kind = draw(st.sampled_from(["input", "weight", "buffer", "constant"]))
-        program.value(draw(severities), kind)
+        role = draw(st.sampled_from([role for role in Role if role.is_given]))
+        program.value(draw(severities), role)
         if draw(st.booleans()):
             program.masks.add(len(program.values) - 1)
     for number in range(draw(st.integers(1, 8))):
         known = len(program.values)
         read = draw(st.lists(st.integers(0, known - 1), max_size=3)) if known else []
-        made = [program.value(draw(severities), "made") for _ in range(draw(st.integers(1, 2)))]
+        made = [program.value(draw(severities), Role.MADE) for _ in range(draw(st.integers(1, 2)))]
         literal = draw(st.integers(0, 3)) == 0
         program.steps.append(Step(f"op{number}", "m", tuple(read), tuple(made), literal))
         if draw(st.integers(0, 5)) == 0:
@@ -361,9 +371,9 @@ def by_definition(program: Program, reached: list[int]) -> Verdict:
 
     def is_given(value: int) -> bool:
         """Whether a value that nobody made is bad, and not on purpose."""
-        kind = program.values[value].kind
-        mask = value in program.masks and severity[value] == INF and kind != "weight"
-        return kind != "made" and severity[value] > FINITE and not mask
+        role = program.values[value].role
+        mask = value in program.masks and severity[value] == INF and role is not Role.WEIGHT
+        return role.is_given and severity[value] > FINITE and not mask
 
     found: list[Blame] = []
 
