@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxguard.guard import guard
+from fxguard.guard.guard import Guard
 
 
 def pytest_collection_finish() -> None:
@@ -23,7 +23,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def failures_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of fxguard while a model is captured fails the test, and is not worked around."""
-    monkeypatch.setattr(guard, "LEAVE_WHAT_FAILS", False)
+    monkeypatch.setattr(Guard, "fallback", False)
 
 
 @pytest.fixture(autouse=True)

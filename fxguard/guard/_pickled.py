@@ -24,8 +24,8 @@ class State(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         guard = self[GUARD]
-        own = guard.own_methods
-        left_out = {GUARD, REDUCE, *guard.methods}
+        own = guard.installation.own_methods
+        left_out = {GUARD, REDUCE, *guard.installation.methods.names}
         plain = {name: value for name, value in self.items() if name not in left_out}
         return dict, ({**plain, **own},)
 

@@ -61,8 +61,9 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
             is_plain = torch.compiler.is_exporting()
         if not is_plain:
             return guarded(guard, method, args, kwargs)
-        if method in guard.own_methods:
-            return guard.own_methods[method](*args, **kwargs)
+        own_methods = guard.installation.own_methods
+        if method in own_methods:
+            return own_methods[method](*args, **kwargs)
         if not takes_model:
             return original(*args, **kwargs)
         return getattr(type(model), method)(model, *args, **kwargs)
@@ -91,5 +92,5 @@ def guarded(guard: Any, method: str, args: Any, kwargs: Any) -> Any:
 def run_guarded(guard: Any, method: str, callback: Any, args: Any, kwargs: Any) -> Any:
     if reason := reason_to_stand_aside(args, kwargs):
         guard.unchecked_calls[reason] += 1
-        return guard.original(method)(*args, **kwargs)
+        return guard.installation.original(method)(*args, **kwargs)
     return guard.run(method, dynamo.outer_compiler(callback), args, kwargs)

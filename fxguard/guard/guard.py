@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import os
 import sys
 import threading
-import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,19 @@ from fxguard.batch.batch import GraphRun
 from fxguard.capture import dynamo
 from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.source_lines import calling_line
+from fxguard.guard._captures import Captures
 from fxguard.guard._deliver import conclude, conclude_failure
-from fxguard.guard._hooks import dictionaries_of, hook_state
-from fxguard.guard._pickled import REDUCE, reduce_plain
-from fxguard.guard._stand_in import RUN_LATER, stand_in_for
-from fxguard.guard.instrumented import GUARD, INSTALLED, check_can_instrument, find_guard
+from fxguard.guard._installation import Installation
+from fxguard.guard._names import Names
+from fxguard.guard._stand_in import RUN_LATER
+from fxguard.guard.instrumented import INSTALLED, check_can_instrument, find_guard
 from fxguard.guard.options import Options
+from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import test_graph, together
 from fxguard.plan.plan import Plan
-from fxguard.ranks.fsdp import class_name, is_sharded
-from fxguard.records import Frame, Origin, Role, SelfTest
+from fxguard.ranks.fsdp import class_name
+from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report.report import Report
 
 __all__ = ["Guard", "guard_of", "instrument", "remove"]
@@ -129,19 +131,10 @@ def guard_of(model: Module) -> Guard:
         FxguardError: when the model is not instrumented.
     """
     found = find_guard(getattr(model, "_orig_mod", model))
-    if found is None:
+    if not isinstance(found, Guard):
         raise UsageError(f"this {type(model).__name__} is not instrumented")
     return found
 
-
-# Whether an eager model that TorchDynamo fails to capture runs all the same. Switched off in
-# fxguard's own tests, which would not see a fault of fxguard itself otherwise.
-LEAVE_WHAT_FAILS = True
-
-
-# Ways in which a model is captured: by method, compiler and hooks. Hooks that are new at each call
-# would have it captured at each call; past these it is left to Python and the observer.
-MOST_CAPTURES = 32
 
 # What a Guard has for users; the rest is for what stands in for the model's methods.
 PUBLIC = (
@@ -153,11 +146,11 @@ PUBLIC = (
 class Guard:
     """What watches one instrumented model. Made by :func:`instrument`.
 
-    Threads may call the model at the same time. What they share is changed under the lock
-    (``_compiled``, ``_backends``, ``_breaks``, ``_names``, ``_tensors``), or belongs to the
-    :class:`~fxguard.guard.recorder.Recorder`; :meth:`install` and :meth:`uninstall` are for one
-    thread, while no other one calls the model. TorchDynamo counts graph breaks for the whole
-    process: one that another thread makes meanwhile is counted here, too.
+    Threads may call the model at the same time. What they share belongs to a
+    :class:`~fxguard.guard.recorder.Recorder`, to ``Captures`` and to ``Names``, each with a lock of
+    its own; :meth:`install` and :meth:`uninstall` are for one thread, while no other one calls the
+    model. TorchDynamo counts graph breaks for the whole process: one that another thread makes
+    meanwhile is counted here, too.
 
     Attributes:
         model: the instrumented model.
@@ -166,28 +159,25 @@ class Guard:
             Set it in your training loop, or let an integration.
     """
 
-    capture = True  # False: leave eager models to Python
-    observe = True  # False: watch modules only, and no operations that Python runs
-    methods: tuple[str, ...] = ("forward",)  # of the model: each call of one is a batch
-    # What :meth:`install` took from the model, for :meth:`uninstall`: a copy has copies of it.
-    kept_for_uninstall: tuple[str, ...] = ("own_methods",)
+    # Whether an eager model that TorchDynamo fails to capture runs all the same. Switched off in
+    # fxguard's own tests, which would not see a fault of fxguard itself otherwise.
+    fallback = True
 
-    def __init__(self, model: Module, options: Options) -> None:
+    def __init__(self, model: Module, options: Options, plugins: Plugins | None = None) -> None:
         self.model = model
         self.options = options
+        self.plugins = plugins = Plugins() if plugins is None else plugins
+        self.capture = plugins.watches_operations  # False: an eager model stays with Python
         self.recorder = Recorder(options, model)
-        self._wrappers: dict[str, Any] = {}  # the functions that stand in for the model's methods
-        self.own_methods: dict[str, Any] = {}  # methods that were attributes of the model itself
+        self.names = Names(model, self.recorder.standing.read)
+        self.installation = Installation(model, plugins.methods)
+        self.captures = Captures(
+            self.installation.original, self.names, self._graph_ran, options.replay
+        )
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
-        self._hooks: list[Mapping[str, Any]] = []  # where those of each submodule stand
-        self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
-        self._backends: list[dynamo.CheckingBackend] = []
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
-        self._observer = gaps.Observer()
-        self._names: dict[int, str] = {}
-        self._weights_stay = True  # until a report is made
-        self._tensors: dict[int, tuple[Role, str]] = {}
-        self._lock = threading.RLock()
+        self._observer = gaps.Observer() if plugins.watches_operations else None
+        self._lock = threading.Lock()
 
     # What users ask for.
 
@@ -260,7 +250,7 @@ class Guard:
     @property
     def plans(self) -> list[Plan]:
         """The plan of every graph that was captured."""
-        return [plan for backend in self._backends for plan in backend.plans]
+        return self.captures.plans
 
     def selftest(self) -> SelfTest:
         """Plant a NaN in every measured value of the captured graphs, and look for it.
@@ -282,79 +272,35 @@ class Guard:
         """
         if self.recorder.last_batch is None:
             raise UsageError("no batch has finished yet: call the model once, then selftest()")
-        tensors = {
-            (Role.WEIGHT, name): parameter for name, parameter in self.model.named_parameters()
-        } | {(Role.BUFFER, name): buffer for name, buffer in self.model.named_buffers()}
-        results = [
-            test_graph(graph, plan, backend.inner, tensors)
-            for backend in self._backends
-            for graph, plan in zip(backend.graphs, backend.plans, strict=True)
-        ]
+        tensors = self.names.tensors_by_name()
+        results = [test_graph(*captured, tensors) for captured in self.captures.graphs()]
         return together(results, self.recorder.between(self.recorder.last_batch))
 
-    # Standing in for the model's methods.
+    # On the model, and off it.
 
     def install(self) -> None:
         """Put the guard in front of the model's methods."""
-        for name in self.methods:
-            own = self.model.__dict__.get(name)
-            if name not in self._wrappers or own is not self.own_methods.get(name):
-                self._wrappers[name] = stand_in_for(getattr(self.model, name), name)
-                self._compiled.clear()  # of another method
-                if own is not None:
-                    self.own_methods[name] = own
-                else:
-                    self.own_methods.pop(name, None)
-            wrapper = self._wrappers[name]
-            # A method of the model: others take it apart and put it together again, accelerate
-            # for one. Copying the model copies both attributes, see __deepcopy__.
-            object.__setattr__(self.model, name, types.MethodType(wrapper, self.model))
-        object.__setattr__(self.model, GUARD, self)
-        object.__setattr__(self.model, REDUCE, types.MethodType(reduce_plain, self.model))
-        INSTALLED.add(self)
+        if self.installation.put(self):
+            self.captures.forget_forms()
 
     def uninstall(self) -> None:
         """Take the guard away again."""
         self.put_away()
-        self._compiled.clear()
-        self._backends.clear()
+        self.captures.clear()
 
     def put_away(self) -> None:
         """Take it away, and keep what was captured for the next :meth:`install`."""
-        for name, wrapper in self._wrappers.items():
-            if getattr(self.model.__dict__.get(name), "__func__", None) is not wrapper:
-                raise UsageError(
-                    f"the {name} of this {type(self.model).__name__} was replaced after it had "
-                    "been instrumented; put fxguard's back first"
-                )
-        for name in self._wrappers:
-            if name in self.own_methods:
-                self.model.__dict__[name] = self.own_methods[name]
-            else:
-                del self.model.__dict__[name]
-        del self.model.__dict__[GUARD]
-        del self.model.__dict__[REDUCE]
-        INSTALLED.discard(self)
+        self.installation.take_away()
         self.recorder.standing.close()
-
-    def original(self, method: str) -> Callable[..., Any]:
-        """One of the model's methods without the guard."""
-        if method in self.own_methods:
-            return self.own_methods[method]  # type: ignore[no-any-return]
-        found = inspect.getattr_static(type(self.model), method)
-        # A static method takes no model, and neither does a function that is written in C.
-        return found.__get__(self.model) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         # The copy of the model is a model of its own: it counts its own batches.
-        import copy
-
-        twin = type(self)(memo.get(id(self.model), self.model), self.options)
+        methods = copy.deepcopy(self.plugins.methods, memo)
+        plugins = replace(self.plugins, methods=methods)
+        twin = Guard(memo.get(id(self.model), self.model), self.options, plugins)
         memo[id(self)] = twin
         INSTALLED.add(twin)
-        twin._wrappers = self._wrappers
-        for name in self.kept_for_uninstall:
-            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        twin.installation.stands_in_for_copy(self.installation, memo)
         return twin
 
     def __reduce__(self) -> Any:
@@ -369,29 +315,30 @@ class Guard:
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
         """One call of the model."""
         if self.recorder.batch is not None:  # the model calls itself
-            return self.original(method)(*args, **kwargs)
+            return self.installation.original(method)(*args, **kwargs)
         if in_backward():  # activation checkpointing runs forward again: no new batch
             with dynamo.module_hooks_on():  # or TorchDynamo would compile it once more
-                return self._compiled_for(method, outer)(*args, **kwargs)
-        if not self._names:
-            self._read_names()
-        forward = self._compiled_for(method, outer)
+                return self._form_of(method, outer)(*args, **kwargs)
+        names = self.names
+        if not names.modules:
+            names.read()
+        forward = self._form_of(method, outer)
         fullgraph = outer is not None and outer.fullgraph
-        observer = None if fullgraph or not self.observe else self._observer
+        observer = None if fullgraph else self._observer
         breaks, before = dynamo.graph_breaks(), gaps.watching()
         # An interrupt may come at any call below. The last line of each `finally` is none.
         try:
             watch = gaps.Watch(
                 self.recorder.begin(),
-                self._names,
-                self._tensors,
+                names.modules,
+                names.tensors,
                 observer,
-                self._read_names,
-                self._weights_stay,
+                names.read,
+                names.weights_stay,
             )
             try:
                 place = f"{class_name(type(self.model))}.{method}"
-                watch.batch.call = Call(place, self.original(method), args, kwargs)
+                watch.batch.call = Call(place, self.installation.original(method), args, kwargs)
                 watch.batch.caller = calling_line()
                 gaps.set_watch(watch)
                 with dynamo.module_hooks_on():
@@ -424,25 +371,18 @@ class Guard:
             self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output
 
+    def _form_of(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
+        if outer is None and not self.capture:
+            return self.installation.original(method)
+        return self.captures.form_of(method, outer, fallback=self.fallback)
+
     def compiled_around(self, inner: dynamo.Backend) -> dynamo.CheckingBackend:
         """The backend for a graph that holds the model and what somebody compiled around it.
 
         Args:
             inner: what the graph was meant for.
         """
-        self._read_names()
-        backend = dynamo.CheckingBackend(
-            inner,
-            self._graph_ran_around,
-            self._names,
-            self._tensors,
-            self._read_names,
-            weights_stay=self._weights_stay,
-            replay=self.options.replay,
-            has_marks=False,
-        )
-        self._backends.append(backend)
-        return backend
+        return self.captures.around(inner, self._graph_ran_around)
 
     def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """One run of such a graph is a batch."""
@@ -459,48 +399,12 @@ class Guard:
         finally:
             self.recorder.here.batch = None
 
-    def _compiled_for(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
-        if outer is None and (not self.capture or gaps.is_watched_by_others()):
-            return self.original(method)
-        # Who compiles a model has its hooks read once, as torch.compile does.
-        hooks = hook_state(self._hooks, dynamo.HOOK_ID) if outer is None else ()
-        fullgraph = outer is not None and outer.fullgraph
-        key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
-        with self._lock:
-            if key not in self._compiled and len(self._compiled) >= MOST_CAPTURES:
-                return self.original(method)
-            return self._compiled_once(key, method, outer)
-
-    def _compiled_once(
-        self, key: Any, method: str, outer: dynamo.OuterCompiler | None
-    ) -> Callable[..., Any]:
-        if key not in self._compiled:
-            fullgraph = outer is not None and outer.fullgraph
-            inner = "eager" if outer is None else outer.backend
-            checking = dynamo.CheckingBackend(
-                inner,
-                self._graph_ran,
-                self._names,
-                self._tensors,
-                self._read_names,
-                weights_stay=self._weights_stay,
-                replay=self.options.replay,
-                follows_python=outer is None,
-            )
-            self._backends.append(checking)
-            compiled = dynamo.compile_forward(
-                self.original(method),
-                checking,
-                fullgraph=fullgraph,
-                leave_what_fails=outer is None and LEAVE_WHAT_FAILS,
-            )
-            self._compiled[key] = (inner, compiled)
-        return self._compiled[key][1]
-
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         batch = self.recorder.batch
         if batch is None:
             return
+        if self.plugins.hear is not None:
+            self.plugins.hear(run, outputs)
         if outputs is None:
             batch.failed = run
         else:
@@ -510,27 +414,6 @@ class Guard:
         if (now := dynamo.graph_breaks()) is not before:
             with self._lock:
                 self._breaks += now - before
-
-    # The model's modules and weights.
-
-    def _read_names(self) -> None:
-        names = {id(module): name for name, module in self.model.named_modules()}
-        del names[id(self.model)]  # the root's frame is made when the batch ends
-        tensors = {id(p): (Role.WEIGHT, name) for name, p in self.model.named_parameters()}
-        tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in self.model.named_buffers()}
-        with self._lock:
-            self._hooks = dictionaries_of(self.model)
-            self._weights_stay = not is_sharded(self.model)
-            _replace(self._names, names)
-            _replace(self._tensors, tensors)
-        self.recorder.standing.read()
-
-
-def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:
-    # Another thread may be reading: what stays is never absent.
-    old.update(new)
-    for gone in old.keys() - new.keys():
-        del old[gone]
 
 
 def in_backward() -> bool:

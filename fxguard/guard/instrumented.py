@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import Module
 
 from fxguard.errors import UsageError
 
-if TYPE_CHECKING:
-    from fxguard.guard.guard import Guard
-
 __all__ = [
     "GUARD",
     "INSTALLED",
+    "Installed",
     "check_can_instrument",
     "check_kind",
     "find_guard",
@@ -25,10 +23,17 @@ __all__ = [
 # The attribute of the model that holds its guard. Besides `forward` it is the only one.
 GUARD = "_fxguard"
 
-INSTALLED: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+class Installed(Protocol):
+    """A guard, as far as it matters here."""
+
+    model: Module
 
 
-def find_guard(model: Any) -> Guard | None:
+INSTALLED: weakref.WeakSet[Installed] = weakref.WeakSet()
+
+
+def find_guard(model: Any) -> Any:
     """The guard of a model, None where it has none."""
     return model.__dict__.get(GUARD) if isinstance(model, Module) else None
 

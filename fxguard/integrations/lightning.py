@@ -7,44 +7,53 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.nn import Module
 
 from fxguard.guard.guard import Guard, guard_of, remove
 from fxguard.guard.instrumented import check_can_instrument, find_guard
 from fxguard.guard.options import Options
+from fxguard.guard.plugins import Methods, Plugins
 
 __all__ = ["FxguardCallback"]
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
-class _StepGuard(Guard):
+class _Steps(Methods):
     """What is a batch here is a step: Lightning calls those, and not ``forward``."""
 
-    methods = STEPS
-    kept_for_uninstall = (*Guard.kept_for_uninstall, "compiled", "guarded")
+    names = STEPS
 
-    def install(self) -> None:
-        """Put the guard in front of the steps, and below the compiler where there is one."""
-        own = self.model.__dict__
+    def __init__(self) -> None:
+        self.compiled: dict[str, Any] = {}  # the steps as Lightning's compiler made them
+        self.guarded: dict[str, Any] = {}  # the guard's functions that were compiled instead
+
+    def before_install(self, model: Module) -> None:
+        """Take off the compiler, where there is one: the guard comes below it."""
+        own = model.__dict__
         compiler: Any = own.get("_compiler_ctx")  # Lightning's, of a module that was compiled
         self.compiled = {name: own.pop(name) for name in STEPS} if compiler else {}
-        super().install()
+
+    def after_install(self, model: Module) -> None:
+        """Put the compiler back, and keep ``log`` out of the graphs."""
+        own = model.__dict__
+        compiler: Any = own.get("_compiler_ctx")
         self.guarded = {name: own[name] for name in self.compiled}
         for name, step in self.guarded.items():
             own[name] = compiler["dynamo_ctx"](step)
         # TorchDynamo does not get through `log`, which computes nothing. A method: that of a copy
         # of the model logs for the copy.
-        kind: Any = type(self.model)
-        log = torch.compiler.disable(kind.log)
-        own["log"] = types.MethodType(log, self.model)
+        kind: Any = type(model)
+        own["log"] = types.MethodType(torch.compiler.disable(kind.log), model)
 
-    def uninstall(self) -> None:
-        """Take it away again."""
-        own = self.model.__dict__
-        own.update(self.guarded)
-        super().uninstall()
-        own.update(self.compiled)
-        del own["log"]
+    def before_uninstall(self, model: Module) -> None:
+        """Take off the compiler again."""
+        model.__dict__.update(self.guarded)
+
+    def after_uninstall(self, model: Module) -> None:
+        """Leave the steps and ``log`` as they were."""
+        model.__dict__.update(self.compiled)
+        del model.__dict__["log"]
 
 
 class FxguardCallback(Callback):
@@ -69,7 +78,7 @@ class FxguardCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Guard the module, before it is moved, wrapped and compiled."""
         check_can_instrument(pl_module)
-        _StepGuard(pl_module, self.options).install()
+        Guard(pl_module, self.options, Plugins(methods=_Steps())).install()
         self._set_step(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

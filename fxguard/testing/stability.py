@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from fxguard.batch.batch import GraphRun
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, remove
 from fxguard.guard.instrumented import find_guard, unwrapped
 from fxguard.guard.options import Options
+from fxguard.guard.plugins import Plugins
 from fxguard.testing.side_by_side import Deviation, SideBySide, converted
 from fxguard.testing.watch import Model, as_module
 
@@ -117,16 +117,18 @@ def numerically_stable(
     tested = copy.deepcopy(unwrapped(as_module(model))).to(dtype)
     if find_guard(tested) is not None:
         remove(tested)
-    comparison = _Comparison(tested, reference)
-    comparison.install()
+    comparison = _Comparison(reference)
+    options = Options(on_detect=lambda report: None)
+    guard = Guard(tested, options, Plugins(hear=comparison.hear))
+    guard.install()
     tested(*converted(args, dtype), **converted(kwargs, dtype))
     if not comparison.deviations:
         raise UsageError(
             "there is nothing to compare: TorchDynamo captured no operation of this "
             f"{type(tested).__name__}"
         )
-    assert comparison.recorder.last_batch is not None
-    between = comparison.recorder.between(comparison.recorder.last_batch)
+    assert guard.recorder.last_batch is not None
+    between = guard.recorder.between(guard.recorder.last_batch)
     rtol = min(ROUNDINGS * torch.finfo(dtype).eps, MOST) if rtol is None else rtol
     found = Stability(
         dtype, reference, rtol, tuple(comparison.deviations), between, comparison.taken_over
@@ -136,28 +138,28 @@ def numerically_stable(
     return found
 
 
-class _Comparison(Guard):
+class _Comparison:
     """Runs each graph again when it has run, in both precisions."""
 
-    def __init__(self, model: Module, reference: torch.dtype) -> None:
-        super().__init__(model, Options(on_detect=lambda report: None))
+    def __init__(self, reference: torch.dtype) -> None:
         self.reference = reference
         self.deviations: list[Deviation] = []
         self.taken_over = self.without_kernel = 0
         # What a graph was given or has returned, and the same in the reference, by `id`.
         self.known: dict[int, tuple[Tensor, Any]] = {}
 
-    def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+    def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        """Compare one run of a graph that has returned."""
+        if outputs is None:
+            return
         assert run.args is not None
-        if outputs is not None:
-            both = SideBySide(run, self.reference)
-            returned = both.run([self.in_reference(arg) for arg in run.args])
-            self.deviations += both.deviations
-            self.without_kernel += both.high.without_kernel
-            self.taken_over += len(both.high.not_compared)
-            for output, reference in zip(outputs, returned, strict=True):
-                self.known[id(output)] = (output, reference)
-        super()._graph_ran(run, outputs)
+        both = SideBySide(run, self.reference)
+        returned = both.run([self.in_reference(arg) for arg in run.args])
+        self.deviations += both.deviations
+        self.without_kernel += both.high.without_kernel
+        self.taken_over += len(both.high.not_compared)
+        for output, reference in zip(outputs, returned, strict=True):
+            self.known[id(output)] = (output, reference)
 
     def in_reference(self, value: Any) -> Any:
         if id(value) not in self.known:

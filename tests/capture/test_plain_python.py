@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxguard
+from fxguard.guard.guard import Guard
 from support.needs import TORCH, needs
 
 X = torch.ones(2, 8)
@@ -89,7 +90,7 @@ def test_hooks_that_come_back_are_not_captured_again() -> None:
     # Each hook is a new one: that is five states.
     assert fxguard.guard_of(model).coverage().startswith("checked 14 of 14 operations in 5 graphs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fxguard.guard.guard.MOST_CAPTURES", 5)
+        patch.setattr("fxguard.guard._captures.MOST_CAPTURES", 5)
         with model.a.register_forward_hook(doubled):
             assert torch.equal(model(X), Unit()(X) * 2)
             with pytest.raises(fxguard.NonFiniteError):
@@ -169,7 +170,7 @@ def test_transformers_builds_no_mask_where_plain_python_builds_none() -> None:
 def test_what_torchdynamo_cannot_trace_runs_as_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtral in float32 takes `grouped_mm` in eager mode, which has no fake result: it is checked
     between graphs, and its bits are those of plain Python."""
-    monkeypatch.setattr("fxguard.guard.guard.LEAVE_WHAT_FAILS", True)
+    monkeypatch.setattr(Guard, "fallback", True)
     transformers = needs("transformers")
     config = transformers.MixtralConfig(
         vocab_size=32,

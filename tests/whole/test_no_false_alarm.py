@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard import guard
+from fxguard.guard.guard import Guard
 from support import zoo
 from support.configurations import ARCHITECTURES, SKIPPED, Architecture, inputs_of
 
@@ -158,7 +158,7 @@ def healthy_run(
             # users it is left to Python, and so it is here.
             fxguard.instrument(fxguard.remove(guarded), on_detect=reports.append)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("fxguard.guard.guard.LEAVE_WHAT_FAILS", True)
+                patch.setattr(Guard, "fallback", True)
                 actual = run(guarded, batch, variant.train)
     except Exception:
         try:
@@ -215,7 +215,7 @@ def test_every_architecture(
     for reason, names in SKIPPED.items():
         if name in names.split():
             pytest.skip(reason)
-    monkeypatch.setattr(guard, "LEAVE_WHAT_FAILS", name in LEFT_TO_PYTHON)
+    monkeypatch.setattr(Guard, "fallback", name in LEFT_TO_PYTHON)
     architecture = ARCHITECTURES[name]
     missing, failed = {}, []
     variants = variants_of(architecture)

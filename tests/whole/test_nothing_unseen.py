@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.batch import module_hooks, observer
 from fxguard.capture import dynamo
-from fxguard.guard import guard as guard_module
 from fxguard.guard import recorder
+from fxguard.guard._names import Names
 from fxguard.guard.guard import Guard
 
 
@@ -766,8 +766,8 @@ def nothing(*args: Any) -> None:
     return None
 
 
-def only_once(self: Guard, read: Callable[[Guard], None] = Guard._read_names) -> None:
-    if not self._names:
+def only_once(self: Names, read: Callable[[Names], None] = Names.read) -> None:
+    if not self.modules:
         read(self)
 
 
@@ -791,7 +791,7 @@ PROTECTIONS = [  # where it stands, what is put in its place, the check that the
     ),
     (module_hooks, "enter_module", nothing, checking("computes between", EAGER), "^exp made inf"),
     (module_hooks, "enter_module", nothing, checking("breaks before", PYTHON), "^exp made inf"),
-    (Guard, "_read_names", only_once, lambda: check_change(added_with_a_break, EAGER), "^exp made"),
+    (Names, "read", only_once, lambda: check_change(added_with_a_break, EAGER), "^exp made"),
     # An assertion of fxguard itself: a batch that is not there cannot end. pytest gives it words
     # where it has rewritten the package, which is a plugin.
     (
@@ -863,7 +863,7 @@ def test_what_torchdynamo_fails_on_is_left_to_the_observer(
         guarded(x)
     fxguard.remove(guarded)
     torch._dynamo.reset()
-    monkeypatch.setattr(guard_module, "LEAVE_WHAT_FAILS", True)
+    monkeypatch.setattr(Guard, "fallback", True)
     fxguard.instrument(guarded)
     assert torch.equal(guarded(x), plain(x))
     assert fxguard.guard_of(guarded).coverage() == (

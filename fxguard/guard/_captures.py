@@ -1,0 +1,128 @@
+"""The forms in which a model has been captured: by method, compiler and hooks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxguard.batch import observer
+from fxguard.capture import dynamo
+from fxguard.guard._names import Names
+from fxguard.guard.plugins import Hear
+from fxguard.plan.plan import Plan
+
+__all__ = ["Captures"]
+
+# Hooks that are new at each call would have the model captured at each call; past these it is left
+# to Python and the observer.
+MOST_CAPTURES = 32
+
+
+class Captures:
+    """What TorchDynamo has made of one model's methods.
+
+    Threads share it: what they add is added under a lock.
+
+    Args:
+        original: gives a method of the model without the guard.
+        names: of the model.
+        hear: called with each run of a graph.
+        replay: whether only what leaves a graph is measured, until that turns bad.
+    """
+
+    def __init__(
+        self, original: Callable[[str], Callable[..., Any]], names: Names, hear: Hear, replay: bool
+    ) -> None:
+        self.original = original
+        self.names = names
+        self.hear = hear
+        self.replay = replay
+        self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
+        self._backends: list[dynamo.CheckingBackend] = []
+        self._lock = threading.RLock()
+
+    def form_of(
+        self, method: str, outer: dynamo.OuterCompiler | None, *, fallback: bool
+    ) -> Callable[..., Any]:
+        """A method of the model as it is to be called now.
+
+        Args:
+            method: its name.
+            outer: who compiles the model, if anybody does.
+            fallback: whether what TorchDynamo fails to capture is left to Python.
+        """
+        if outer is None and observer.is_watched_by_others():
+            return self.original(method)
+        # Who compiles a model has its hooks read once, as torch.compile does.
+        hooks = self.names.hook_state(dynamo.HOOK_ID) if outer is None else ()
+        fullgraph = outer is not None and outer.fullgraph
+        key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
+        with self._lock:
+            if key not in self._compiled:
+                if len(self._compiled) >= MOST_CAPTURES:
+                    return self.original(method)
+                self._compiled[key] = self._compile(method, outer, fallback)
+            return self._compiled[key][1]
+
+    def _compile(
+        self, method: str, outer: dynamo.OuterCompiler | None, fallback: bool
+    ) -> tuple[Any, Callable[..., Any]]:
+        inner = "eager" if outer is None else outer.backend
+        backend = self._backend(inner, self.hear, follows_python=outer is None)
+        compiled = dynamo.compile_forward(
+            self.original(method),
+            backend,
+            fullgraph=outer is not None and outer.fullgraph,
+            leave_what_fails=outer is None and fallback,
+        )
+        return inner, compiled
+
+    def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.CheckingBackend:
+        """The backend for a graph that holds the model and what somebody compiled around it.
+
+        Args:
+            inner: what the graph was meant for.
+            hear: called with each run of it.
+        """
+        self.names.read()
+        return self._backend(inner, hear, has_marks=False)
+
+    def _backend(
+        self, inner: str | dynamo.Backend, hear: Hear, **how: bool
+    ) -> dynamo.CheckingBackend:
+        names = self.names
+        backend = dynamo.CheckingBackend(
+            inner,
+            hear,
+            names.modules,
+            names.tensors,
+            names.read,
+            weights_stay=names.weights_stay,
+            replay=self.replay,
+            **how,
+        )
+        self._backends.append(backend)
+        return backend
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of every graph that was captured."""
+        return [plan for backend in self._backends for plan in backend.plans]
+
+    def graphs(self) -> Iterator[tuple[GraphModule, Plan, dynamo.Backend]]:
+        """Every graph that was captured, with its plan and the backend that it was meant for."""
+        for backend in self._backends:
+            for graph, plan in zip(backend.graphs, backend.plans, strict=True):
+                yield graph, plan, backend.inner
+
+    def forget_forms(self) -> None:
+        """The methods are others now: they are captured anew."""
+        self._compiled.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._compiled.clear()
+        self._backends.clear()

@@ -1,0 +1,71 @@
+"""What the modules, weights and buffers of a model are called, by identity."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard.guard._hooks import HookState, dictionaries_of, hook_state
+from fxguard.ranks.fsdp import is_sharded
+from fxguard.records import Role
+
+__all__ = ["Names"]
+
+
+class Names:
+    """The names of one model, as they were when they were last read.
+
+    Threads may read them while another one brings them up to date: a name that stays is never
+    absent.
+
+    Args:
+        model: the model.
+        on_read: called whenever they have been read.
+
+    Attributes:
+        modules: ``id(module)`` to qualified name, without the model itself.
+        tensors: ``id(parameter or buffer)`` to its role and its qualified name.
+        weights_stay: whether weights are still there when a report is made; FSDP frees them.
+    """
+
+    def __init__(self, model: Module, on_read: Callable[[], None]) -> None:
+        self.model = model
+        self.on_read = on_read
+        self.modules: dict[int, str] = {}
+        self.tensors: dict[int, tuple[Role, str]] = {}
+        self.weights_stay = True
+        self._hooks: list[Mapping[str, Any]] = []  # where those of each submodule stand
+        self._lock = threading.Lock()
+
+    def read(self) -> None:
+        """Bring them up to date."""
+        modules = {id(module): name for name, module in self.model.named_modules()}
+        del modules[id(self.model)]  # the root's frame is made when the batch ends
+        tensors = {id(p): (Role.WEIGHT, name) for name, p in self.model.named_parameters()}
+        tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in self.model.named_buffers()}
+        with self._lock:
+            self._hooks = dictionaries_of(self.model)
+            self.weights_stay = not is_sharded(self.model)
+            _replace(self.modules, modules)
+            _replace(self.tensors, tensors)
+        self.on_read()
+
+    def hook_state(self, ours: int) -> HookState:
+        """The hooks that the modules have now, without those of key ``ours``."""
+        return hook_state(self._hooks, ours)
+
+    def tensors_by_name(self) -> dict[tuple[Role, str], Tensor]:
+        """Role and qualified name to each weight and buffer that the model has now."""
+        weights = {(Role.WEIGHT, name): weight for name, weight in self.model.named_parameters()}
+        buffers = {(Role.BUFFER, name): buffer for name, buffer in self.model.named_buffers()}
+        return {**weights, **buffers}
+
+
+def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:
+    old.update(new)
+    for gone in old.keys() - new.keys():
+        del old[gone]
