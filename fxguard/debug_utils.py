@@ -20,8 +20,8 @@ from fxguard.guard.options import Options
 from fxguard.guard.recorder import Recorder
 from fxguard.measure import traceable
 from fxguard.records import Origin
-from fxguard.report import report
 from fxguard.report.report import Report
+from fxguard.report.text import HEADER, INDENT, frame_text, row_text
 
 __all__ = ["DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
 
@@ -80,13 +80,13 @@ class _ModuleReport(Report):
         lines = [
             f"\nDetected inf/nan during batch_number={self.batch_number}",
             f"Last {len(self.frames)} forward frames:",
-            report.HEADER,
+            HEADER,
         ]
         for frame in self.frames:
             if frame.index == 0:
                 start = f"*** Starting batch number={frame.batch_number} ***"
-                lines += [f"\n\n{report.INDENT}{start}", report.HEADER]
-            lines.append(report.frame_text(frame))
+                lines += [f"\n\n{INDENT}{start}", HEADER]
+            lines.append(frame_text(frame))
         return "\n".join([*lines, "\n\n"])
 
 
@@ -194,4 +194,4 @@ def _row_text(var: Tensor, ctx: str) -> str:
     watch = observer.watching()
     with torch._C.DisableTorchFunction(), watch.batch.own_arithmetic() if watch else nullcontext():
         row = frames.row_of(ctx, var)
-    return report.row_text(row)
+    return row_text(row)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fxguard.errors import FxguardError, UsageError
 from fxguard.report.load import load_report
-from fxguard.report.terminal import Progress, fit
+from fxguard.report.terminal import Progress, for_terminal
 from fxguard.trace.diff import diff
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace
@@ -111,15 +111,20 @@ def _report(given: argparse.Namespace) -> int:
             continue
         page = given.output or file.with_suffix(".html")
         _write(found, page)
-        well = isinstance(found, Trace) and found.is_well
-        made.append((page, well))
+        healthy = isinstance(found, Trace) and found.is_healthy
+        made.append((page, healthy))
         if given.json:
-            row = {"file": str(file), "page": str(page), "healthy": well, "verdict": found.verdict}
+            row = {
+                "file": str(file),
+                "page": str(page),
+                "healthy": healthy,
+                "verdict": found.verdict,
+            }
             print(("[" if len(made) == 1 else ",") + json.dumps(row))
             continue
         if len(files) > 1:
             print(f"{file}:")
-        print(fit("\n".join(found.verdict), sys.stdout, well=well))
+        print(for_terminal("\n".join(found.verdict), sys.stdout, healthy=healthy))
         print(f"page: {page}")
     if given.json:
         print("]" if made else "[]")
@@ -148,10 +153,10 @@ def _diff(given: argparse.Namespace) -> int:
     if given.format == "json":
         print(found.to_json(indent=2))
     elif given.format == "table":
-        print(fit(found.to_table(), sys.stdout, well=True))
+        print(for_terminal(found.to_table(), sys.stdout, healthy=True))
     else:
         print(f"A: {name_a}\nB: {name_b}\n")
-        print(fit("\n".join(found.verdict), sys.stdout, well=found.agrees))
+        print(for_terminal("\n".join(found.verdict), sys.stdout, healthy=found.agrees))
     if not found.compared:
         return NOTHING
     return DIFFERENT if found.differs else 0

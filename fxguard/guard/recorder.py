@@ -27,8 +27,8 @@ from fxguard.plan.plan import FramePlan, Plan
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.fsdp import class_name
 from fxguard.records import Frame, Growth, Origin, OriginKey, Role, Row
-from fxguard.report import report
 from fxguard.report.report import Report
+from fxguard.report.text import HEADER, INDENT, frame_text
 from fxguard.rerun.node_by_node import numbers_inside, run_until_it_raises
 from fxguard.rerun.whole_graph import measure_run
 from fxguard.trace.file import TraceWriter
@@ -447,10 +447,10 @@ class Recorder:
         """Every frame of a batch."""
         batch = finished.batch
         lines = [
-            f"{report.INDENT}*** Starting batch number={batch.number} ***",
-            report.HEADER,
-            *map(report.frame_text, self.frames_of(finished, just_ended=True)),
-            f"{report.INDENT}*** Finished batch number={batch.number} ***",
+            f"{INDENT}*** Starting batch number={batch.number} ***",
+            HEADER,
+            *map(frame_text, self.frames_of(finished, just_ended=True)),
+            f"{INDENT}*** Finished batch number={batch.number} ***",
         ]
         return "\n".join(lines)
 

@@ -21,16 +21,16 @@ __all__ = [
     "as_json",
     "collector_paused",
     "have_same_plan",
+    "layout_of",
     "numbers_of",
     "of_type",
-    "plan_of",
     "read_text",
 ]
 
 INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
 
 
-def plan_of(frames: Iterable[Frame]) -> dict[str, Any]:
+def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
     """What frames are called, where they come from, and the labels and dtypes of their rows."""
     sources: dict[Source, int] = {}
     dtypes: dict[str, int] = {}

@@ -7,12 +7,12 @@ import re
 import time
 from typing import TextIO
 
-__all__ = ["Progress", "coloured", "fit", "is_terminal", "wants_colour", "write"]
+__all__ = ["Progress", "coloured", "for_terminal", "is_terminal", "wants_colour", "write"]
 
 RED, GREEN, CYAN = "\033[31m", "\033[32m", "\033[36m"
 BOLD, DIM, END = "\033[1m", "\033[2m", "\033[0m"
 
-# What the lines of a report are made of, see `report.frame_text` and `report.row_text`.
+# What the lines of a report are made of, see `text.frame_text` and `text.row_text`.
 TITLE = re.compile(r"^( {18}\S.*?)(  # .*)?$")
 ROW = re.compile(r"^ *(?P<low>\S+) +(?P<high>\S+) (?P<label>.*)$")
 HEADS = ("Detected inf/nan during ", "Last ", "abs min ")
@@ -46,18 +46,18 @@ def wants_colour(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
 
 
-def fit(text: str, stream: TextIO, *, well: bool = False) -> str:
-    r"""The text of a report as a stream is to get it: with colours, or only safe, or as it is.
+def for_terminal(text: str, stream: TextIO, *, healthy: bool = False) -> str:
+    r"""A report as a stream needs it: coloured, with control characters escaped, or as it is.
 
     Characters that the stream's encoding lacks are written as escapes, ``\u2028``.
 
     Args:
         text: ``str(report)``, a verdict or a trace.
         stream: that it will be written to. A file or a pipe gets the text itself.
-        well: whether the first line is good news.
+        healthy: whether the first line is good news, and green.
     """
     if wants_colour(stream):
-        text = coloured(text, well=well)
+        text = coloured(text, healthy=healthy)
     elif is_terminal(stream):
         text = _safe(text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -79,14 +79,14 @@ def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
     if stream is None:
         return
     try:
-        stream.write(fit(text, stream) + "\n")
+        stream.write(for_terminal(text, stream) + "\n")
         if flush:
             stream.flush()
     except Exception:  # also of whatever object somebody has put there
         return
 
 
-def coloured(text: str, *, well: bool = False) -> str:
+def coloured(text: str, *, healthy: bool = False) -> str:
     r"""The text of a report with colours: the verdict, titles, and what is bad.
 
     Control characters, which a model's names or somebody's trace may hold, are shown as escapes,
@@ -94,14 +94,14 @@ def coloured(text: str, *, well: bool = False) -> str:
 
     Args:
         text: ``str(report)``, a verdict or a trace.
-        well: whether the first line is good news.
+        healthy: whether the first line is good news, and green.
 
     Example:
         >>> print(coloured(str(guard.last_report)))
     """
     first, *rest = _safe(text).split("\n")
     if first and not TITLE.match(first):
-        first = f"{BOLD}{GREEN if well else RED}{first}{END}"
+        first = f"{BOLD}{GREEN if healthy else RED}{first}{END}"
     return "\n".join([first, *map(_line, rest)])
 
 

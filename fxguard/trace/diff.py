@@ -13,7 +13,7 @@ from typing import Any
 from fxguard.errors import UsageError
 from fxguard.records import Frame, Row
 from fxguard.report.page import Sheet, page
-from fxguard.report.report import strict_json
+from fxguard.report.strict_json import strict_json
 from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace, TracedBatch
@@ -169,7 +169,7 @@ class Diff:
             self.verdict,
             [_sheet(batch) for batch in self.batches],
             meta=f"A: {self.a}; B: {self.b}",
-            well=self.agrees,
+            healthy=self.agrees,
             sides=(self.a, self.b),
         )
         Path(path).write_text(text, encoding="utf-8")

@@ -26,9 +26,9 @@ from fxguard.report.frames_json import (
     INFINITE,
     as_json,
     collector_paused,
+    layout_of,
     numbers_of,
     of_type,
-    plan_of,
     read_text,
 )
 from fxguard.trace.trace import Trace, TracedBatch
@@ -85,7 +85,7 @@ class TraceWriter:
             self._write(batch, rank)
 
     def _write(self, batch: TracedBatch, rank: int | None) -> None:
-        plan = as_json(plan_of(batch.frames))
+        plan = as_json(layout_of(batch.frames))
         lines = []
         if self._is_gone():
             self._begin()

@@ -29,7 +29,7 @@ class TracedBatch:
     number: int
     frames: tuple[Frame, ...]
     optimizer_step: int | None = None  # steps made before; None where nobody said
-    verdict: tuple[str, ...] = ()  # of a detection: its lines; () where the batch was well
+    verdict: tuple[str, ...] = ()  # of a detection: its lines; () where the batch was healthy
     blamed: tuple[int, ...] = ()  # of a detection: indices of the frames of its origins
 
     @property
@@ -79,7 +79,7 @@ class Trace:
         return lines + _nearest(self.batches)
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether nothing was found, and the model returned finite numbers."""
         return not any(batch.verdict or batch.returned_bad for batch in self.batches)
 
@@ -100,7 +100,7 @@ class Trace:
             said.append(f"rank {self.rank}")
         if self.cut:
             said.append("the file ends in the middle of a batch")
-        text = page(self.model, self.verdict, sheets, meta=", ".join(said), well=self.is_well)
+        text = page(self.model, self.verdict, sheets, meta=", ".join(said), healthy=self.is_healthy)
         Path(path).write_text(text, encoding="utf-8")
 
     def plot(self, batch_number: int | None = None, ax: Axes | None = None) -> Axes:

@@ -9,7 +9,7 @@ import torch
 import transformers.debug_utils
 
 import fxguard
-from fxguard.report.report import frame_text
+from fxguard.report.text import frame_text
 from support import transformers_frames, zoo
 
 LONG = [("whisper", True), ("mixtral", True), ("t5", True)]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxguard.report.terminal import Progress, coloured, fit, wants_colour, write
+from fxguard.report.terminal import Progress, coloured, for_terminal, wants_colour, write
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -69,7 +69,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report() -> None:
     wanted = re.sub("<([a-z]+)>", lambda found: f"\x1b[{CODES[found[1]]}m", COLOURED)
     assert coloured(REPORT) == wanted
-    assert coloured("fine\nmore", well=True) == "\x1b[1m\x1b[32mfine\x1b[0m\nmore"
+    assert coloured("fine\nmore", healthy=True) == "\x1b[1m\x1b[32mfine\x1b[0m\nmore"
 
 
 printable = st.text(
@@ -88,11 +88,11 @@ def test_colours_change_no_character(text: str) -> None:
 @given(st.text())
 def test_what_would_be_a_command_is_shown(text: str) -> None:
     """No control character of the text reaches a terminal, coloured or not."""
-    for shown in (coloured(text), fit(text, Terminal())):
+    for shown in (coloured(text), for_terminal(text, Terminal())):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", ANSI.sub("", shown))
         shown.encode()
     assert coloured("ok\n\x1b]0;title\x07") == "\x1b[1m\x1b[31mok\x1b[0m\n\\x1b]0;title\\x07"
-    assert fit(text, io.StringIO()) == text
+    assert for_terminal(text, io.StringIO()) == text
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_real_terminal(tmp_path: Path) -> None:
 def test_what_an_encoding_lacks_is_an_escape(encoding: str | None, shown: str) -> None:
     """A trace of somebody else's may hold half of a surrogate pair, which nothing can write."""
     stream = io.StringIO() if encoding is None else io.TextIOWrapper(io.BytesIO(), encoding)
-    assert fit("ü \ud800 mul", stream) == shown
+    assert for_terminal("ü \ud800 mul", stream) == shown
     write("ü \ud800 mul", stream)
     stream.seek(0)
     assert stream.read() == f"{shown}\n"

@@ -180,19 +180,19 @@ def test_what_a_trace_says(tmp_path: Path) -> None:
     model = fxguard.instrument(Root(), trace_batch_nums=[0, 1], trace_to=tmp_path)
     model(x, 4094.0)
     trace = load_trace(tmp_path / "Root-0.jsonl")
-    assert trace.is_well
+    assert trace.is_healthy
     assert trace.verdict[0] == "the model returned finite numbers"
     assert trace.verdict[1].startswith("1 frame holds inf or NaN, the first is log, batch 0 (")
     assert trace.verdict[2].startswith("nearest to its limit: mul, batch 0 (")
     assert trace.verdict[3] == "  it made 8188; float16 holds 8 times that, 3.0 bits of headroom"
     model(x, 1e5)
     trace = load_trace(tmp_path / "Root-0.jsonl")
-    assert not trace.is_well
+    assert not trace.is_healthy
     assert trace.verdict[0] == "batch 1: the model returned inf or NaN"
     found = fxguard.instrument(Root(), on_detect=lambda report: None, trace_to=tmp_path)
     found(x, 1e5)
     trace = load_trace(tmp_path / "Root-1.jsonl")
-    assert not trace.is_well
+    assert not trace.is_healthy
     assert trace.verdict[0].startswith("batch 0: mul made inf (")
 
 

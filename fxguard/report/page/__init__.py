@@ -23,8 +23,8 @@ from fxguard.report.frames_json import (
     as_json,
     collector_paused,
     have_same_plan,
+    layout_of,
     numbers_of,
-    plan_of,
 )
 
 __all__ = ["Sheet", "page"]
@@ -54,7 +54,7 @@ def page(
     sheets: Sequence[Sheet],
     *,
     meta: str = "",
-    well: bool = False,
+    healthy: bool = False,
     sides: tuple[str, str] | None = None,
 ) -> str:
     """The text of a page.
@@ -64,7 +64,7 @@ def page(
         verdict: lines, the most important one first.
         sheets: the batches, at least one; the page begins with the first that has a verdict.
         meta: a line below the title.
-        well: whether nothing is wrong.
+        healthy: whether nothing is wrong.
         sides: the names of two traces that are compared.
     """
     with collector_paused():
@@ -80,7 +80,7 @@ def page(
         "POLICY": policy,
         "TITLE": html.escape(title),
         "META": html.escape(meta),
-        "STATE": "well" if well else "ill",
+        "STATE": "healthy" if healthy else "ill",
         "VERDICT": lines,
         "STYLE": _asset("uPlot.min.css") + _asset("page.css"),
         "DATA": _in_html(data),
@@ -101,7 +101,7 @@ def _data(sheets: Sequence[Sheet]) -> dict[str, Any]:
     before: list[Any] = []  # rows of the sheet before
     for index, sheet in enumerate(sheets):
         if not index or not have_same_plan(sheets[index - 1].frames, sheet.frames):
-            plan = plan_of(sheet.frames)
+            plan = layout_of(sheet.frames)
             if plan not in plans:
                 plans.append(plan)
             number = plans.index(plan)

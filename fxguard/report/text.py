@@ -1,0 +1,174 @@
+"""Records as words: frames, rows, origins, and the verdict on a batch. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from fxguard.records import Frame, Growth, Origin, Row
+
+__all__ = [
+    "HEADER",
+    "INDENT",
+    "NOT_REPEATED",
+    "by_cause",
+    "cells",
+    "frame_text",
+    "group_headline",
+    "group_lines",
+    "growth_line",
+    "row_text",
+]
+
+HEADER = f"{'abs min':8} {'abs max':8} metadata"
+INDENT = " " * 18  # the width of two numbers and the blanks around them
+MOST_NAMES = 3  # of weights that hold the same
+
+NOT_REPEATED = (
+    "a second run of the graph did not repeat this: the bad values were seen where they left the "
+    "graph, and where they came from is not known; instrument without replay=True to find out"
+)
+
+
+def frame_text(frame: Frame) -> str:
+    """One frame in the classic format: a title line, then a line for each row."""
+    title = f"{INDENT}{frame.name} {frame.kind}"
+    if frame.is_op and frame.source is not None:
+        title += f"  # {frame.source}"
+    return "\n".join([title, *map(row_text, frame.rows)])
+
+
+def row_text(row: Row) -> str:
+    """One row in the classic format.
+
+    Example:
+        >>> row_text(Row("output", 5.53e-05, 4.85e+02))
+        '5.53e-05 4.85e+02 output'
+    """
+    if row.abs_min is None or row.abs_max is None:
+        return f"{row.note or 'None':>17} {row.label}"
+    return f"{row.abs_min:8.2e} {row.abs_max:8.2e} {row.label}"
+
+
+def cells(row: Row) -> tuple[str, str]:
+    """Smallest and largest magnitude as two cells of a table; the note twice without them."""
+    if row.abs_min is None or row.abs_max is None:
+        return (row.note, row.note)
+    return (f"{row.abs_min:.2e}", f"{row.abs_max:.2e}")
+
+
+def growth_line(grown: Sequence[Growth]) -> str:
+    """One line on weights that a learning rate has blown up, of which an overflow is the effect.
+
+    Args:
+        grown: at least one, the worst first.
+    """
+    worst, more = grown[0], len(grown) - 1
+    others = f"; {more} more weight{'s' if more > 1 else ''} grew like it" if more else ""
+    return (
+        f"{worst.name} up to {worst.now:.2g}, it was {worst.before:.2g} in batch "
+        f"{worst.batch_number}{others}"
+    )
+
+
+def by_cause(origins: Sequence[Origin]) -> list[list[Origin]]:
+    """The origins in order, weights that hold the same in one group; buffers likewise."""
+    groups: dict[object, list[Origin]] = {}
+    for origin in origins:
+        held = None if origin.follows else origin.standing
+        key = (held, origin.problem) if held else origin
+        groups.setdefault(key, []).append(origin)
+    return list(groups.values())
+
+
+def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
+    """``40 of 80 weights hold NaN: 0.weight, 0.bias, 1.weight and 37 more``.
+
+    Args:
+        group: one of :func:`by_cause`.
+        totals: how many weights and buffers the model has, by ``"weight"`` and ``"buffer"``; 0
+            where that is not known.
+    """
+    first = group[0]
+    if len(group) == 1:
+        return first.message
+    held = first.standing
+    count = f"{len(group)}"
+    if total := totals[held]:
+        count = f"all {total}" if total == len(group) else f"{count} of {total}"
+    names = [origin.what.removeprefix(f"{held} ") for origin in group]
+    more = len(names) - MOST_NAMES
+    listed = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    problem = "NaN" if first.problem == "nan" else "inf"
+    return f"{count} {held}s hold {problem}: {listed}"
+
+
+def group_lines(group: Sequence[Origin], totals: Mapping[str, int]) -> Iterator[str]:
+    """The headline of a group, what led to it, and what came of it."""
+    first = group[0]
+    if len(group) == 1:
+        yield from _origin_lines(first)
+        return
+    yield group_headline(group, totals)
+    name = first.what.removeprefix(f"{first.standing} ")
+    yield from list(_origin_lines(dataclasses.replace(first, row=name)))[1:]
+
+
+def _origin_lines(origin: Origin) -> Iterator[str]:
+    if origin.follows:
+        yield f"then {origin.message} of it"
+        return
+    yield origin.message
+    if origin.is_operation:
+        if origin.frame.source is not None:
+            yield f"  {origin.frame.source}"
+        yield from _operand_lines(origin)
+    if origin.nan_count is not None:
+        largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
+        yield (
+            f"  {origin.row}: {origin.nan_count} NaN, {origin.posinf_count} +inf, "
+            f"{origin.neginf_count} -inf of {origin.numel} elements; "
+            f"largest finite magnitude {largest}; first at {list(origin.first_index or ())}"
+        )
+    if origin.climb:
+        yield "  where the magnitude grew most on the way:"
+        for climb in origin.climb:
+            place = f"  ({climb.source.place})" if climb.source is not None else ""
+            yield f"    {climb.before:.2e} -> {climb.after:.2e}  {climb.title}{place}"
+    if origin.spread_count:
+        more = origin.spread_count - len(origin.spread)
+        names = ", ".join(origin.spread) + (f" and {more} more" if more > 0 else "")
+        end = "; the model returned it" if origin.reached_output else ""
+        yield f"  it spread to {names}{end}"
+
+
+def _operand_lines(origin: Origin) -> Iterator[str]:
+    """What the operation read, and what it would need."""
+    ranges = [
+        f"{row.label} up to {row.abs_max:.2e}"
+        for row in origin.frame.rows
+        if row.label.startswith("input") and row.abs_max is not None and not row.is_bad
+    ]
+    if ranges:
+        yield f"  it read {', '.join(ranges)}"
+    for row in origin.autocast:
+        limit = "" if origin.limit is None else f", which holds {_limit_text(origin.limit)}"
+        yield f"  autocast casts {row.label} up to {row.abs_max:.2e} to {origin.dtype}{limit}"
+    if origin.masked_row:
+        yield "  row fully masked: it read a row in which every element is -inf"
+    if origin.problem != "inf" or origin.limit is None:
+        return
+    limit = f"{origin.dtype} holds {_limit_text(origin.limit)}"
+    if origin.needed is None:
+        yield f"  {limit}"
+    elif math.isinf(origin.needed):
+        yield "  it is infinite in float64 too"
+    elif origin.needed > origin.limit:
+        ratio = f"{origin.needed / origin.limit:.3g}"
+        times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
+        yield f"  it needs {origin.needed:.4g}, {times} ({_limit_text(origin.limit)})"
+
+
+def _limit_text(value: float) -> str:
+    return f"{value:.0f}" if value < 1e6 else f"{value:.3g}"
