@@ -13,6 +13,8 @@ import torch
 
 from fxguard.guard.guard import Guard
 
+pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
+
 
 def pytest_collection_finish() -> None:
     """Let Python's collector leave alone what was imported: it would look at it again and again."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_bits_unchanged import assert_same, results
 from torch import Tensor, nn
 
 import fxguard
 from support import zoo
+from support.same_results import assert_same, results
 
 
 class Overflow(nn.Module):

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_bits_unchanged import assert_same, results
-from test_coverage import Block
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as hop_map
 from torch._higher_order_ops.scan import scan
@@ -22,7 +20,9 @@ import fxguard
 from fxguard.graph import higher_order, tables
 from fxguard.guard import recorder
 from support import zoo
+from support.models import Block
 from support.needs import TORCH
+from support.same_results import assert_same, results
 
 
 class Exponential(torch.autograd.Function):

@@ -6,34 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_bits_unchanged import assert_same, results
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import fxguard
 from fxguard.graph import higher_order
 from fxguard.measure import traceable
 from support import zoo
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.exp(self.linear(x))
-
-
-class Checkpointed(nn.Module):
-    """One block recomputed in backward: a higher-order operation in the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Block()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.block, x * 1, use_reentrant=False) + 1
+from support.models import Block, Checkpointed
+from support.same_results import assert_same, results
 
 
 def test_a_model_that_is_entered_whole_says_so() -> None:

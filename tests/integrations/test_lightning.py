@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_distributed import torchrun
-from torch import Tensor, nn
+from torch import Tensor
 
 import fxguard
 from support.needs import needs
+from support.torchrun import torchrun
 
 needs("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
-
 from fxguard.integrations.lightning import STEPS, FxguardCallback  # noqa: E402
+from support.in_lightning import Model, data, trainer  # noqa: E402
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -34,74 +33,6 @@ def _quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     torch._dynamo.reset()
-
-
-class Model(pl.LightningModule):
-    def __init__(self, fault: int | None = None, logs: bool = True) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 1))
-        self.fault, self.logs = fault, logs
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def loss(self, batch: Any, name: str) -> Tensor:
-        x, y = batch
-        loss = nn.functional.mse_loss(self(x), y)
-        if self.logs:
-            self.log(name, loss)
-        return loss
-
-    def training_step(self, batch: Any, index: int) -> Tensor:
-        loss = self.loss(batch, "train_loss")
-        if index == self.fault:
-            loss = torch.log(loss - loss) + loss
-        return loss
-
-    def validation_step(self, batch: Any, index: int) -> None:
-        self.loss(batch, "val_loss")
-
-    def test_step(self, batch: Any, index: int) -> None:
-        self.loss(batch, "test_loss")
-
-    def predict_step(self, batch: Any, index: int) -> Tensor:
-        factor = 1e30 if index == self.fault else 1.0
-        return self(batch[0]) * factor * factor
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Sharded(Model):
-    """Its layers under FSDP2."""
-
-    def configure_model(self) -> None:
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = self.device_mesh["data_parallel"]
-        for layer in self.net:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self, mesh=mesh)
-
-
-def data() -> Any:
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randn(32, n, generator=generator) for n in (8, 1)]
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=8)
-
-
-def trainer(*callbacks: Any, **options: Any) -> Any:
-    pl.seed_everything(0, verbose=False)
-    return pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **options,
-    )
 
 
 class Watched(FxguardCallback):
@@ -170,7 +101,7 @@ def test_overflow_in_the_loss(compiled: bool, precision: str) -> None:
     made = trainer(FxguardCallback(), precision=precision)
     model = Model(fault=2, logs=not compiled)
     run = torch.compile(model, backend="aot_eager") if compiled else model
-    message = r"batch 2, optimizer step 2: log made inf \(test_lightning.py:"
+    message = r"batch 2, optimizer step 2: log made inf \(in_lightning.py:"
     with pytest.raises(fxguard.NonFiniteError, match=message):
         made.fit(run, data())
     left_alone(model)
@@ -225,18 +156,20 @@ def test_wrong_options_fail_at_once() -> None:
         FxguardCallback(on_detect="explode")
 
 
+TESTS = Path(__file__).parents[1]
 SCRIPT = """
 import sys
 
 sys.path.insert(0, sys.argv[1])
-import test_lightning as t
+from fxguard.integrations.lightning import FxguardCallback
+from lightning.pytorch.strategies import ModelParallelStrategy
+from support.in_lightning import Model, Sharded, data, trainer
 
-strategy = "ddp"
-if "sharded" in sys.argv[2]:
-    strategy = t.pl.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-made = t.trainer(t.FxguardCallback(sync_ranks=True), strategy=strategy, devices=2)
-model = (t.Sharded if "sharded" in sys.argv[2] else t.Model)(1 if "fault" in sys.argv[2] else None)
-made.fit(model, t.data(), t.data())
+sharded, faulty = ("sharded" in sys.argv[2], "fault" in sys.argv[2])
+strategy = ModelParallelStrategy(2, 1) if sharded else "ddp"  # data and tensor parallel sizes
+made = trainer(FxguardCallback(sync_ranks=True), strategy=strategy, devices=2)
+model = (Sharded if sharded else Model)(1 if faulty else None)
+made.fit(model, data(), data())
 print("finished")
 """
 
@@ -252,7 +185,7 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     """Under Lightning's strategies for DistributedDataParallel and FSDP2: one report for all."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    ran = torchrun(script, str(Path(__file__).parent), how)
+    ran = torchrun(script, str(TESTS), how)
     fault = "fault" in how
     assert (ran.returncode == 0) == (not fault), ran.stderr[-3000:]
     assert ran.stdout.count("finished") == (0 if fault else 2)

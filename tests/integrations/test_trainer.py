@@ -11,29 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from test_distributed import torchrun
-from torch import Tensor, nn
+from torch import Tensor
 
 import fxguard
 from support.needs import needs
+from support.torchrun import torchrun
 
 transformers = needs("transformers")
 needs("accelerate")
 
 from transformers import (  # noqa: E402
-    GPT2Config,
     GPT2LMHeadModel,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
 )
 
 from fxguard.integrations.transformers import (  # noqa: E402
     FxguardCallback,
     use_for_debug_option,
 )
-
-LENGTH = 32
+from support.in_trainer import overflowing, pieces, small, trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 
@@ -48,84 +43,6 @@ def _nothing_compiled() -> Iterator[None]:
 @pytest.fixture
 def text() -> list[dict[str, Tensor]]:
     return pieces()
-
-
-def pieces() -> list[dict[str, Tensor]]:
-    """A data set: pieces of a file of this repository, as bytes."""
-    data = Path(__file__).read_bytes()
-    texts = [data[i : i + LENGTH] for i in range(0, 16 * LENGTH, LENGTH)]
-    return [{"input_ids": ids, "labels": ids} for ids in map(torch.tensor, map(list, texts))]
-
-
-def small() -> Any:
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=256,
-            n_positions=LENGTH,
-            n_embd=32,
-            n_layer=2,
-            n_head=2,
-            use_cache=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-
-
-class Overflows(nn.Module):
-    """In place of an activation: what it makes is too large once it is told so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = torch.ones(())  # no buffer: those are the same on all ranks
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor * 1e38 * self.factor / 1e38
-
-
-class Fault(TrainerCallback):
-    """Lets it overflow from an optimizer step on, or from the second batch of an evaluation."""
-
-    def __init__(self, model: Any, step: int) -> None:
-        self.factor, self.step = model.transformer.h[1].mlp.act.factor, step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.factor.fill_(1e38 if state.global_step == self.step else 1.0)
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.factor.fill_(1e38)
-
-
-def overflowing(step: int = 1) -> tuple[Any, Fault]:
-    """A model, and the callback that lets it overflow."""
-    model = small()
-    model.transformer.h[1].mlp.act = Overflows()
-    return model, Fault(model, step)
-
-
-def trainer(folder: Path, text: Any, model: Any, *callbacks: Any, **arguments: Any) -> Any:
-    given = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 2,
-        "max_steps": 3,
-        "learning_rate": 1e-3,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "seed": 0,
-    }
-    return Trainer(
-        model,
-        TrainingArguments(**{**given, **arguments}),
-        train_dataset=text,
-        eval_dataset=text[:4],
-        callbacks=list(callbacks),
-    )
 
 
 def run(made: Any) -> dict[str, Any]:
@@ -299,18 +216,20 @@ def test_accelerate(text: Any, precision: str, backend: str) -> None:
         step(model)
 
 
+TESTS = Path(__file__).parents[1]
 SCRIPT = """
 import os
 import sys
 
 sys.path.insert(0, sys.argv[1])
-import test_trainer as t
+from fxguard.integrations.transformers import FxguardCallback
+from support.in_trainer import overflowing, pieces, trainer
 
-model, fault = t.overflowing()
-callbacks = [t.FxguardCallback(sync_ranks=sys.argv[2] == "sync")]
+model, fault = overflowing()
+callbacks = [FxguardCallback(sync_ranks=sys.argv[2] == "sync")]
 if os.environ["RANK"] == "1" and sys.argv[2] != "well":
     callbacks.append(fault)
-t.trainer(sys.argv[3], t.pieces(), model, *callbacks).train()
+trainer(sys.argv[3], pieces(), model, *callbacks).train()
 print("rank", os.environ["RANK"], "finished")
 """
 
@@ -326,7 +245,7 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     """A Trainer under torchrun: a fault on one rank ends it, with one report."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    ran = torchrun(script, str(Path(__file__).parent), how, str(tmp_path))
+    ran = torchrun(script, str(TESTS), how, str(tmp_path))
     well = how == "well"
     assert (ran.returncode == 0) == well, ran.stderr[-3000:]
     assert ran.stdout.count("finished") == (2 if well else 0)

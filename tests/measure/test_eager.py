@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_traceable import WIDE_ENOUGH_FOR_TORCH, exact, expected, floats, often, read
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxguard.measure import eager
 from fxguard.measure import traceable as stats
+from support.exact_ranges import WIDE_ENOUGH_FOR_TORCH, exact, expected, floats, often, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 

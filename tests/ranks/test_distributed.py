@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 
 import fxguard
 from support.ranks_at_work import FAULTY, Case, cases
+from support.torchrun import torchrun
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -31,20 +29,6 @@ FRAMES = [
     for prefix in [f"blocks.{block}"]
     for title in (".up Linear", ".gate Linear", " mul", ".down Linear", " add", " Block")
 ] + ["head Linear", "Net"]
-
-
-def torchrun(script: Path, *args: str, count: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run a script on so many ranks, in its own folder."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.run(
-        [*command, "--nproc_per_node", str(count), str(script), *args],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=script.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -239,3 +239,28 @@ def test_help_is_short_and_begins_with_what_to_call() -> None:
     for name in ("instrument", "remove", "guard_of", "backend", "NonFiniteError", "compare"):
         assert name in first
         assert name in dir(fxguard)
+
+
+# The tests.
+
+TESTS = ROOT / "tests"
+TEST_FILES = sorted(file.relative_to(TESTS) for file in TESTS.rglob("*.py"))
+ACROSS = {"support", "whole", "repository"}  # what is used by tests, or is about all packages
+
+
+def test_tests_mirror_the_packages() -> None:
+    """A folder of tests is a package, or a file, of fxguard; or it is about all of them."""
+    rooms = {house.room_of(name) for name in house.FILES}
+    assert {file.parts[0] for file in TEST_FILES if len(file.parts) > 1} <= rooms | ACROSS
+    alone = {file.stem.removeprefix("test_") for file in TEST_FILES if len(file.parts) == 1}
+    assert alone <= rooms | {"conftest"}
+
+
+def test_no_test_imports_a_test() -> None:
+    """What several of them use stands in ``support/``, whose files are no tests."""
+    found = {
+        str(file): [name for name in modules_of((TESTS / file).read_text()) if "test_" in name]
+        for file in TEST_FILES
+    }
+    assert {file: names for file, names in found.items() if names} == {}
+    assert not [file for file in TEST_FILES if file.parts[0] == "support" and "test_" in file.stem]

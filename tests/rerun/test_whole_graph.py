@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_planted_faults import MODELS, NOTHING, Trial
 from torch import Tensor, nn
 
 import fxguard
@@ -18,7 +17,9 @@ from fxguard.graph.overwritten_inputs import spoiled_inputs
 from fxguard.guard import recorder
 from fxguard.rerun import whole_graph
 from support import zoo
-from support.planting import FAULTS
+from support.models import Checkpointed
+from support.planting import FAULTS, NOTHING
+from support.trials import MODELS, Trial
 
 INF = float("inf")
 IN_CI = ("resnet",)
@@ -280,7 +281,6 @@ def test_a_cache_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*use_reentrant")
 def test_checkpointed_blocks_run_again(second_runs: list[bool]) -> None:
     """Bodies of higher-order operations are checked in the second run, and backward still works."""
-    from test_coverage import Checkpointed
 
     def use(model: Any) -> None:
         model(X)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_names_the_cause import MASK, X, finfo_mask, report_of, softmax_of
 from torch import Tensor, nn
 
 import fxguard
 from fxguard.verdict import judge, origins
+from support.masks import MASK, X, finfo_mask, report_of, softmax_of
 
 WAYS = ("captured", "between graphs")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,34 +12,7 @@ from torch import Tensor, nn
 
 import fxguard
 from support import zoo
-
-
-class Function(nn.Module):
-    """A module around one function, with a submodule on each side so that values reach modules."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.before, self.after = nn.Identity(), nn.Identity()
-
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        return self.after(self.function(*map(self.before, args), **kwargs))
-
-
-def report_of(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> Any:
-    """The report of one batch, None where it is clean."""
-    reports: list[fxguard.Report] = []
-    fxguard.instrument(Function(function), on_detect=reports.append, **options)(*args)
-    return reports[0] if reports else None
-
-
-X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-MASK = torch.tensor([[False, True, True], [False, False, True]])
-
-
-def softmax_of(scores: Tensor) -> Tensor:
-    return F.softmax(scores, dim=-1)
-
+from support.masks import MASK, X, finfo_mask, report_of, set_item, softmax_of
 
 CLEAN = {
     "masked_fill": lambda x: softmax_of(x.masked_fill(MASK, -math.inf)),
@@ -67,16 +39,6 @@ CLEAN = {
     "absorbed division": lambda x: torch.nan_to_num(x / 0),
     "max with -inf": lambda x: torch.maximum(x, torch.tensor(-math.inf)),
 }
-
-
-def set_item(x: Tensor) -> Tensor:
-    scores = x.clone()
-    scores[MASK] = -math.inf
-    return scores
-
-
-def finfo_mask(x: Tensor) -> Tensor:
-    return MASK.to(x.dtype) * torch.finfo(x.dtype).min
 
 
 @pytest.mark.parametrize("name", CLEAN)

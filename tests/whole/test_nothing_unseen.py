@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_odd_tensors import AOT, EAGER, PYTHON, WAYS, assert_same_bits, prepared, the_way
 from torch import Tensor, nn
 
 import fxguard
@@ -27,6 +26,7 @@ from fxguard.capture import dynamo
 from fxguard.guard import recorder
 from fxguard.guard._names import Names
 from fxguard.guard.guard import Guard
+from support.ways import AOT, EAGER, PYTHON, WAYS, assert_same_bits, prepared, the_way
 
 
 @pytest.fixture(autouse=True)

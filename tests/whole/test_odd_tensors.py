@@ -8,7 +8,6 @@ that blames the right operation. Every protection is taken away once, to show th
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import warnings
@@ -26,6 +25,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 import fxguard
 from fxguard.measure import eager, traceable
 from support.needs import TORCH
+from support.ways import AOT, EAGER, PYTHON, WAYS, assert_same_bits, prepared, the_way
 
 pytestmark = [  # torch's own, where it first meets what is tested here
     pytest.mark.filterwarnings("ignore:ComplexHalf"),
@@ -393,7 +393,6 @@ def wrapper_inside(x: Tensor) -> Tensor:
 
 # The table.
 
-PYTHON, EAGER, AOT = WAYS = ("python", "eager", "aot_eager")
 NO_TENSOR_SUBCLASS_HERE = "AOTAutograd takes no input with a __torch_function__ of its own"
 
 
@@ -472,48 +471,6 @@ BY_NAME = {case.function.__name__: case for case in CASES}
 
 
 # The check.
-
-
-@contextlib.contextmanager
-def the_way(way: str) -> Iterator[None]:
-    """No capture at all for ``python``."""
-    with torch.compiler.set_stance("force_eager" if way == PYTHON else "default"):
-        yield
-
-
-def prepared(model: nn.Module, way: str) -> Callable[..., Any]:
-    """What to call: TorchDynamo is in front of an instrumented model anyway."""
-    return torch.compile(model, backend=AOT) if way == AOT else model
-
-
-def parts(value: Any) -> list[Tensor]:
-    """The dense tensors in an output."""
-    if isinstance(value, (tuple, list)):
-        return [part for item in value for part in parts(item)]
-    if isinstance(value, Wrapper):
-        return parts(value.inner)
-    if value.is_meta:
-        return [torch.tensor(value.shape)]
-    if value.is_quantized:
-        return [value.int_repr()]
-    if value.is_nested:
-        return [value.values(), value.offsets()]
-    if value.layout is not torch.strided:
-        return [value.to_dense()]
-    return [value.as_subclass(Tensor)]
-
-
-def assert_same_bits(actual: Any, expected: Any) -> None:
-    """Two outputs are of one type and agree in every bit, NaN included."""
-    assert type(actual) is type(expected), f"the model gave {actual!r}"
-    ours, theirs = parts(actual), parts(expected)
-    assert [(t.dtype, t.shape) for t in ours] == [(t.dtype, t.shape) for t in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(raw(one), raw(other)), "the bits differ"
-
-
-def raw(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().contiguous().reshape(-1).view(torch.uint8)
 
 
 def check(case: Case, way: str) -> fxguard.Report:
