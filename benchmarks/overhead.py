@@ -30,14 +30,14 @@ from typing import Any
 import torch
 
 import fxguard
-import machine
-from cases import FORWARD, TRAINING, Case, Result, measure
-from models import MLP, MODELS, SHAPES
-from quiet import quieten
-from summary import scores, targets
-from tables import notes_text, result_text, summary_text, targets_text
-from timing import Rounds
-from tools import EAGER, MODES, PLAIN, TOOLS, Tool, absent
+from harness import machine
+from harness.cases import FORWARD, TRAINING, Case, Result, measure
+from harness.models import MLP, MODELS, SHAPES
+from harness.quiet import quieten
+from harness.summary import scores, targets
+from harness.tables import notes_text, result_text, summary_text, targets_text
+from harness.timing import Rounds
+from harness.tools import EAGER, MODES, PLAIN, TOOLS, Tool, absent
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text:
             print(text, end="\n\n")
     if options.chart:
-        from chart import draw
+        from harness.chart import draw
 
         draw(as_record(results, environment), options.chart)
     return 0

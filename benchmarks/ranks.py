@@ -18,10 +18,10 @@ import torch
 from torch import distributed
 
 import fxguard
-import machine
-from models import MLP, MODELS, SHAPES
-from quiet import quieten
-from timing import spread
+from harness import machine
+from harness.models import MLP, MODELS, SHAPES
+from harness.quiet import quieten
+from harness.timing import spread
 
 __all__ = ["main"]
 

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 import fxguard
-import machine
-from cases import FORWARD, TRAINING, Case, Result, measure
-from models import Shape
-from quiet import quieten
-from tables import table, with_quartiles
-from timing import Rounds
-from tools import FXGUARD, MODES, PLAIN, TOOLS, Tool
+from harness import machine
+from harness.cases import FORWARD, TRAINING, Case, Result, measure
+from harness.models import Shape
+from harness.quiet import quieten
+from harness.tables import table, with_quartiles
+from harness.timing import Rounds
+from harness.tools import FXGUARD, MODES, PLAIN, TOOLS, Tool
 
 BASE = Shape(width=128, layers=2, batch=2, length=128)
 KEPT = 21  # frames that fxguard keeps unless told otherwise

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from cases import Result
-from models import MLP, MODELS
-from summary import FIRST_CALL, FIXED, MEMORY, TIME, Score, targets
-from timing import Spread
-from tools import TOOLS
+from harness.cases import Result
+from harness.models import MLP, MODELS
+from harness.summary import FIRST_CALL, FIXED, MEMORY, TIME, Score, targets
+from harness.timing import Spread
+from harness.tools import TOOLS
 
 __all__ = ["notes_text", "result_text", "summary_text", "table", "targets_text", "with_quartiles"]
 

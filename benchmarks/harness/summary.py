@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cases import FORWARD, TRAINING, Result
-from models import MLP
-from timing import geometric_mean
-from tools import EAGER, FXGUARD
+from harness.cases import FORWARD, TRAINING, Result
+from harness.models import MLP
+from harness.timing import geometric_mean
+from harness.tools import EAGER, FXGUARD
 
 __all__ = [
     "FIRST_CALL",

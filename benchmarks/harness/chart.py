@@ -12,11 +12,11 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from cases import FORWARD, TRAINING
-from machine import title
-from models import MODELS
-from summary import TIME
-from tools import FXGUARD, PLAIN
+from harness.cases import FORWARD, TRAINING
+from harness.machine import title
+from harness.models import MODELS
+from harness.summary import TIME
+from harness.tools import FXGUARD, PLAIN
 
 __all__ = ["draw"]
 
@@ -156,5 +156,5 @@ def measured(record: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: python benchmarks/chart.py overhead.json overhead.png")
+        sys.exit("usage, in benchmarks: python -m harness.chart overhead.json overhead.png")
     draw(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

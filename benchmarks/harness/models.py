@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 __all__ = ["MLP", "MODELS", "SHAPES", "Inputs", "Model", "Shape", "with_own_code"]
 
-TEXT = Path(__file__).resolve().parents[1].joinpath("LICENSE").read_bytes()
+TEXT = Path(__file__).resolve().parents[2].joinpath("LICENSE").read_bytes()
 VOCABULARY = 384  # bytes, and room for special tokens, as in ByT5
 
 Inputs = dict[str, Tensor]

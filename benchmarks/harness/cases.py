@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
-from memory import cuda_bytes, peak_bytes, size_of
-from models import MODELS, SHAPES, Inputs, Shape, with_own_code
-from timing import FirstCall, Rounds, Spread, clock_of, first_call, interleaved, spread
-from tools import EAGER, FXGUARD, PLAIN, TOOLS, Tool, absent
+from harness.memory import cuda_bytes, peak_bytes, size_of
+from harness.models import MODELS, SHAPES, Inputs, Shape, with_own_code
+from harness.timing import FirstCall, Rounds, Spread, clock_of, first_call, interleaved, spread
+from harness.tools import EAGER, FXGUARD, PLAIN, TOOLS, Tool, absent
 
 __all__ = ["FORWARD", "TRAINING", "Case", "Measured", "Result", "measure"]
 
