@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
 
 
@@ -31,10 +32,20 @@ def script_of(markdown: str) -> str:
     return "\n".join(lines)
 
 
+def pages() -> list[Path]:
+    """README.md, CONTRIBUTING.md, CHANGELOG.md and docs/."""
+    return [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def scripts() -> dict[str, str]:
     """The script of every page that shows Python code."""
-    pages = [*ROOT.glob("README.md"), *sorted(ROOT.glob("docs/**/*.md"))]
-    found = {page: script_of(page.read_text(encoding="utf-8")) for page in pages}
+    found = {page: script_of(page.read_text(encoding="utf-8")) for page in pages()}
     return {str(page.relative_to(ROOT)): code for page, code in found.items() if code.strip()}
 
 
@@ -61,6 +72,17 @@ def test_shown_code_runs(page, tmp_path):
         check=False,
     )
     assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    """Every relative link names a file that exists, and a heading in it."""
+    broken = []
+    for file, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(f"{file}#{anchor}")
+    assert broken == []
 
 
 def test_only_untagged_python_blocks_run():
