@@ -19,8 +19,16 @@ from fxguard.graph.source_lines import source_at
 from fxguard.measure import traceable as stats
 from fxguard.measure.func_levels import unwrapped
 from fxguard.measure.traceable import NOTES
-from fxguard.plan._module_frames import merge_root, merge_single_operations
-from fxguard.plan.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
+from fxguard.plan.plan import (
+    LATER,
+    FramePlan,
+    Plan,
+    RowPlan,
+    Step,
+    Value,
+    merge_root,
+    merge_single_operations,
+)
 from fxguard.ranks.fsdp import has_memory
 from fxguard.records import Frame, Range, Role, Row, Source
 

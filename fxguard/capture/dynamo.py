@@ -84,6 +84,7 @@ __all__ = [
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
+    "is_compiled",
     "is_inlined",
     "leave_to_python",
     "module_hooks_on",
@@ -182,6 +183,11 @@ def take_for_constant(function: Callable[..., Any]) -> None:
 
 take_for_constant(is_inlined)
 take_for_constant(is_checked)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether this is the result of ``torch.compile`` of a module."""
+    return isinstance(model, OptimizedModule)
 
 
 def compile_again(model: torch.nn.Module) -> None:

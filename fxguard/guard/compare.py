@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils import _pytree as pytree
 
+from fxguard.capture.dynamo import is_compiled
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, unwrapped
 from fxguard.guard.options import Options
@@ -83,7 +84,7 @@ def _name(model: Module) -> str:
     dtype = _place_of(model)[1]
     said = [type(unwrapped(model)).__name__]
     said += [str(dtype).removeprefix("torch.")] if dtype is not None else []
-    said += ["compiled"] if isinstance(model, torch._dynamo.OptimizedModule) else []
+    said += ["compiled"] if is_compiled(model) else []
     return ", ".join(said)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import Module
 
+from fxguard.capture.dynamo import is_compiled
 from fxguard.errors import UsageError
 
 __all__ = [
@@ -78,7 +79,7 @@ def check_kind(model: Any) -> None:
             "a TorchScript module has no Python forward to capture; instrument the module "
             "that it was made from"
         )
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if is_compiled(model):
         raise UsageError(
             "this is the result of torch.compile; instrument the model first, then compile it: "
             "torch.compile(fxguard.instrument(model))"

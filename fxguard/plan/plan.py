@@ -7,7 +7,8 @@ It is plain, frozen data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from fxguard.records import Role, Source
 
@@ -21,6 +22,8 @@ __all__ = [
     "RowPlan",
     "Step",
     "Value",
+    "merge_root",
+    "merge_single_operations",
 ]
 
 
@@ -121,3 +124,28 @@ class Plan:
     operations: int = 0  # how many there are, with those in subgraphs that no step stands for
     unchecked: tuple[tuple[str, int], ...] = ()  # reason, how many of them are not checked
     random: bool = False  # draws random numbers
+
+
+def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:
+    """Give a module that is one operation one frame, not two."""
+    merged: list[FramePlan] = []
+    for frame in frames:
+        if not frame.is_op and frame.calls and frame.step is None:
+            inside = 0
+            while inside < len(merged) and frame.calls[-1] in merged[-1 - inside].calls:
+                inside += 1
+            if inside == 1 and merged[-1].is_op and merged[-1].calls[-1] == frame.calls[-1]:
+                single = merged.pop()
+                frame = replace(frame, step=single.step, source=single.source)
+        merged.append(frame)
+    return merged
+
+
+def merge_root(frames: list[FramePlan]) -> list[FramePlan]:
+    """Give a root module of torch that is one operation, such as a ``Linear``, one frame."""
+    if len(frames) != 2 or frames[1].is_op or frames[1].name or not frames[0].is_op:
+        return frames
+    operation, root = frames
+    if operation.calls or operation.source is not None or operation.kind == WHOLE_GRAPH:
+        return frames  # the user wrote it, and the frame shows its line; or it stands for many
+    return [replace(root, step=operation.step)]
