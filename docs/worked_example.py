@@ -133,7 +133,7 @@ def sections() -> dict[str, str]:
     guard = fxguard.guard_of(model)
     texts: dict[str, Iterable[str]] = {
         "model": [inspect.getsource(RMSNorm), "", inspect.getsource(Model).rstrip()],
-        "graph": graph_text(guard._backends[0].graphs[0]),
+        "graph": graph_text(next(iter(guard.captures.graphs()))[0]),
         "plan": plan_text(guard.plans[0]),
         "checked": graph_text(inner.graph_module),
         "statistics": (
