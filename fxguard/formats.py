@@ -1,10 +1,14 @@
-"""Number formats: the largest and the smallest normal number of each. Knows nothing of torch."""
+"""Number formats: the largest and the smallest normal number of each, and how far away they are.
+
+Knows nothing of torch.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "Format", "is_mask"]
+__all__ = ["FORMATS", "Format", "headroom", "is_mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,14 @@ class Format:
     name: str  # of torch's dtype, without "torch."
     max: float  # the largest finite number; what rounds to it may be larger, by half a unit
     smallest_normal: float  # positive; numbers below it have fewer digits, or are flushed to zero
+
+    def bits_below_max(self, magnitude: float) -> float:
+        """How many times a finite magnitude above 0 may double before it is the largest number."""
+        return math.log2(self.max) - math.log2(magnitude)  # the ratio may be too large for a float
+
+    def bits_above_min(self, magnitude: float) -> float:
+        """How many times it may halve before it is the smallest normal number."""
+        return math.log2(magnitude) - math.log2(self.smallest_normal)
 
 
 # Written as the format has them: all digits of the significand, and an exponent. IEEE 754-2019,
@@ -52,3 +64,26 @@ def is_mask(dtype: str, magnitude: float) -> bool:
     """
     limit = FORMATS.get(dtype)
     return limit is not None and abs(magnitude - limit.max) <= 1e-5 * limit.max
+
+
+def headroom(dtype: str, magnitude: float) -> float:
+    """How far a tensor is from overflowing, in bits: how many times its magnitudes may double.
+
+    Args:
+        dtype: of the tensor, "float16".
+        magnitude: the largest one in it.
+
+    Returns:
+        Infinity where that says nothing: the limit of the dtype is not known, the tensor holds
+        zeros only, or a mask. Minus infinity where it holds an inf or a NaN.
+
+    Example:
+        >>> round(headroom("float16", 8188.0), 1)
+        3.0
+    """
+    if not math.isfinite(magnitude):
+        return -math.inf
+    limit = FORMATS.get(dtype)
+    if limit is None or not 0 < magnitude < limit.max or is_mask(dtype, magnitude):
+        return math.inf
+    return limit.bits_below_max(magnitude)

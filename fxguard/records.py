@@ -16,10 +16,22 @@ __all__ = [
     "Range",
     "Role",
     "Row",
+    "RowRole",
     "SelfTest",
     "Severity",
     "Source",
+    "title_of",
 ]
+
+
+def title_of(module: str, kind: str) -> str:
+    """What an operation or a call of a module is called: ``encoder.block.0 mul``.
+
+    Args:
+        module: qualified name; ``""`` for the root module, which leaves the bare kind.
+        kind: the operation, or the class of the module.
+    """
+    return f"{module} {kind}".strip()
 
 
 class Severity(enum.IntEnum):
@@ -97,6 +109,28 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+class RowRole(enum.Enum):
+    """What a row of a frame shows."""
+
+    PARAMETER = "parameter"
+    INPUT = "input"
+    OUTPUT = "output"
+
+    @classmethod
+    def of(cls, label: str) -> RowRole:
+        """By the label of the row, whole: ``input_proj`` is the name of a parameter.
+
+        Example:
+            >>> RowRole.of("output[0] (after layer_norm)")
+            <RowRole.OUTPUT: 'output'>
+        """
+        for role in (cls.OUTPUT, cls.INPUT):
+            if label.startswith(role.value):
+                rest = label[len(role.value) :]
+                return role if not rest or rest.startswith(("[", " (")) else cls.PARAMETER
+        return cls.PARAMETER
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of a frame: a parameter, an input or an output."""
@@ -106,6 +140,11 @@ class Row:
     abs_max: float | None = None
     note: str = ""  # "", "None", "not a tensor", "empty", "meta", "changed since"
     dtype: str = ""  # of the tensor, "float16"; "" where it is not known
+
+    @property
+    def role(self) -> RowRole:
+        """Parameter, input or output."""
+        return RowRole.of(self.label)
 
     @property
     def is_bad(self) -> bool:
@@ -128,7 +167,17 @@ class Frame:
     @property
     def title(self) -> str:
         """``encoder.block.0 mul``; the bare kind for the root module."""
-        return f"{self.name} {self.kind}".strip()
+        return title_of(self.name, self.kind)
+
+    @property
+    def outputs(self) -> tuple[Row, ...]:
+        """The rows of what it made."""
+        return tuple(row for row in self.rows if row.role is RowRole.OUTPUT)
+
+    @property
+    def made_bad(self) -> bool:
+        """Whether it made an inf or a NaN, or handed one on."""
+        return any(row.is_bad for row in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +226,15 @@ class Climb:
     source: Source | None = None
 
 
-STANDING = ("weight ", "buffer ")  # what the model keeps from call to call
+# How `Origin.what` begins where no operation made the value.
+GIVEN = {
+    "weight ": Role.WEIGHT,
+    "buffer ": Role.BUFFER,
+    "constant ": Role.CONSTANT,
+    "argument ": Role.INPUT,
+    "input ": Role.INPUT,
+    "input[": Role.INPUT,
+}
 
 OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
 
@@ -214,9 +271,15 @@ class Origin:
     reached_output: bool = False  # whether it is in what the model returned
 
     @property
+    def role(self) -> Role:
+        """What the bad value is to the batch: made by an operation, a weight, an input."""
+        starts = (role for start, role in GIVEN.items() if self.what.startswith(start))
+        return next(starts, Role.MADE)
+
+    @property
     def is_operation(self) -> bool:
         """Whether an operation made it; else a weight, a buffer or an input held it."""
-        return not self.what.startswith((*STANDING, "constant ", "argument ", "input ", "input["))
+        return self.role is Role.MADE
 
     @property
     def key(self) -> OriginKey:
@@ -226,8 +289,7 @@ class Origin:
     @property
     def standing(self) -> str:
         """``weight`` or ``buffer`` where one of those held it, else ``""``."""
-        kind, _, _ = self.what.partition(" ")
-        return kind if self.what.startswith(STANDING) else ""
+        return self.role.value if self.role.is_standing else ""
 
     @property
     def message(self) -> str:
@@ -240,7 +302,7 @@ class Origin:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""
             return f"{self.what}{place} made {problem}{where}"
-        if self.what.startswith((*STANDING, "constant ")) or not (held := self._held()):
+        if self.role is not Role.INPUT or not (held := self._held()):
             return f"{self.what} holds {problem}"
         return f"{self.what}: {held}"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from fractions import Fraction
 
 import pytest
 import torch
 
-from fxguard.formats import FORMATS, Format
+from fxguard.formats import FORMATS, Format, headroom, is_mask
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -30,3 +32,36 @@ def test_every_float_dtype_of_torch_is_there() -> None:
 def test_a_format_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         FORMATS["float16"].max = 0.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bits_are_doublings_and_halvings(name: str) -> None:
+    """From any magnitude so many of them lead to the limits, also where the ratio overflows."""
+    limits, form = torch.finfo(getattr(torch, name)), FORMATS[name]
+    for magnitude in (0.25, 1.0, 3.0):
+        up, down = form.bits_below_max(magnitude), form.bits_above_min(magnitude)
+        above = Fraction(limits.max) / Fraction(magnitude)
+        below = Fraction(magnitude) / Fraction(limits.smallest_normal)
+        for bits, ratio in ((up, above), (down, below)):
+            exact = math.log2(ratio.numerator) - math.log2(ratio.denominator)  # of any integers
+            assert bits == pytest.approx(exact)
+        assert headroom(name, magnitude) == up
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_number_is_a_mask_and_has_no_headroom(name: str) -> None:
+    """With the six digits that a file keeps too; half of it is an ordinary number."""
+    largest = torch.finfo(getattr(torch, name)).max
+    for magnitude in (largest, float(f"{largest:.6g}")):
+        assert is_mask(name, magnitude)
+        assert headroom(name, magnitude) == math.inf
+    assert not is_mask(name, largest / 2)
+    assert headroom(name, largest / 2) == pytest.approx(1.0)
+
+
+def test_no_headroom_is_known() -> None:
+    """Zeros, dtypes without a known limit, and numbers beyond it; a bad number has none left."""
+    for dtype, magnitude in (("float16", 0.0), ("int64", 3.0), ("", 3.0), ("float16", 7e4)):
+        assert headroom(dtype, magnitude) == math.inf
+    for magnitude in (math.inf, math.nan):
+        assert headroom("float16", magnitude) == -math.inf

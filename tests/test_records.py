@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fxguard.records import Range, Row, Source
+from fxguard.records import Frame, Origin, Range, Role, Row, RowRole, Source, title_of
 from support.t5_overflow import LINE, MUL, OVERFLOW, REPORT
 
 INF, NAN = math.inf, math.nan
@@ -41,3 +41,58 @@ def test_records_are_frozen_and_hashable(record: Any) -> None:
             setattr(record, field.name, None)
     assert not hasattr(record, "__dict__")
     assert len({record, dataclasses.replace(record)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "labels"),
+    [
+        (RowRole.INPUT, ("input", "input[0]", "input[input_ids]", "input[cache][1]")),
+        (RowRole.OUTPUT, ("output", "output[1]", "output[logits]", "output (after layer_norm)")),
+        (RowRole.OUTPUT, ("output[0][1] (scores)",)),
+        (RowRole.PARAMETER, ("weight", "bias", "", "input_proj", "inputs", "output_scale")),
+        (RowRole.PARAMETER, ("outputs[0]", "output0", "input.weight", "output weight")),
+    ],
+)
+def test_the_role_of_a_row_is_its_whole_label(role: RowRole, labels: tuple[str, ...]) -> None:
+    """A parameter may be called ``input_proj``, and is one all the same."""
+    assert {Row(label).role for label in labels} == {role}
+
+
+def test_the_outputs_of_a_frame_are_what_it_made() -> None:
+    """A weight that is called ``output_scale`` and holds NaN was not made by it."""
+    weight = Row("output_scale", NAN, NAN)
+    healthy = Frame("head", "Scale", False, (weight, Row("input[0]", INF, INF), Row("output")))
+    assert [row.label for row in healthy.outputs] == ["output"]
+    assert not healthy.made_bad
+    assert Frame("head", "Scale", False, (weight, Row("output[0]", 0.0, INF))).made_bad
+
+
+@pytest.mark.parametrize(
+    ("what", "role", "message"),
+    [
+        ("mul", Role.MADE, "mul in head made NaN (modeling_t5.py:109)"),
+        ("weight head.weight", Role.WEIGHT, "weight head.weight holds NaN"),
+        ("buffer head.mean", Role.BUFFER, "buffer head.mean holds NaN"),
+        ("constant _tensor_constant0", Role.CONSTANT, "constant _tensor_constant0 holds NaN"),
+        ("argument `x` of Net.forward", Role.INPUT, "argument `x` of Net.forward: 3 NaN"),
+        ("input `self.scale`", Role.INPUT, "input `self.scale`: 3 NaN"),
+        ("input[0] of mul", Role.INPUT, "input[0] of mul: 3 NaN"),
+        ("weight_norm", Role.MADE, "weight_norm in head made NaN (modeling_t5.py:109)"),
+        ("argument_sort", Role.MADE, "argument_sort in head made NaN (modeling_t5.py:109)"),
+    ],
+)
+def test_what_an_origin_is(what: str, role: Role, message: str) -> None:
+    """Only an operation has a line; what was given to the model is counted where it is known."""
+    frame = Frame("head", "mul", True, (Row("output", NAN, NAN),), LINE)
+    origin = Origin(frame, "nan", what, "output", numel=4, nan_count=3)
+    assert origin.role is role
+    assert origin.message == message
+    assert origin.is_operation is (role is Role.MADE)
+    assert origin.standing == (what.split()[0] if role.is_standing else "")
+
+
+def test_a_title_is_module_and_kind() -> None:
+    """The root module has no name, and a title no blank in front."""
+    assert title_of("encoder.block.0", "mul") == "encoder.block.0 mul"
+    assert title_of("", "T5Model") == "T5Model"
+    assert Frame("head", "mul", True, ()).title == "head mul"

@@ -30,7 +30,7 @@ from fxguard.plan.plan import (
     merge_single_operations,
 )
 from fxguard.ranks.fsdp import has_memory
-from fxguard.records import Frame, Range, Role, Row, Source
+from fxguard.records import Frame, Range, Role, Row, RowRole, Source
 
 __all__ = ["DataFlow", "assemble", "frames_of", "render"]
 
@@ -235,7 +235,7 @@ def assemble(
     flow.frames = [frame for frame in flow.frames if _ran(frame, flow)]
     for frame in flow.frames:
         if not frame.is_op:
-            found = [r.value for r in frame.rows if r.label.startswith("output")]
+            found = [r.value for r in frame.rows if RowRole.of(r.label) is RowRole.OUTPUT]
             values = [value for value in found if value is not None]
             flow.reached += values
             flow.results += [] if frame.name else values

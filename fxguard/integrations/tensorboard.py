@@ -144,10 +144,9 @@ def _outputs(frames: Sequence[Frame]) -> Iterator[tuple[Frame, str, Row]]:
         calls[title] += 1
         if calls[title] > 1:
             title += f" {calls[title]}"
-        for row in frame.rows:
-            if row.label.startswith("output"):
-                is_only = row.label in ("output", "output[0]")
-                yield frame, title if is_only else f"{title} {row.label}", row
+        for row in frame.outputs:
+            is_only = row.label in ("output", "output[0]")
+            yield frame, title if is_only else f"{title} {row.label}", row
 
 
 def _title(frame: Frame) -> str:

@@ -18,7 +18,7 @@ from fxguard.plan import _bodies
 from fxguard.plan._module_frames import frames_by_data_flow, with_root_frame
 from fxguard.plan._reading import Reading
 from fxguard.plan.plan import NOT_MEASURED, FramePlan, Plan, RowPlan, Step, merge_single_operations
-from fxguard.records import Role
+from fxguard.records import Role, RowRole
 
 __all__ = ["make_plan", "read"]
 
@@ -258,7 +258,7 @@ def _name_value(reading: Reading, label: str, value: int | None) -> None:
     for index, frame in enumerate(reading.frames):
         rows = tuple(
             replace(row, label=f"{row.label} ({label})")
-            if value is not None and row.value == value and row.label.startswith("output")
+            if value is not None and row.value == value and RowRole.of(row.label) is RowRole.OUTPUT
             else row
             for row in frame.rows
         )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS, Format
-from fxguard.records import Frame, Row
+from fxguard.records import Frame, Row, title_of
+from fxguard.report.headroom import outputs_with_limits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Ax
     """
     if ax is None:
         ax = _new_axes()
-    outputs = [_outputs(frame) for frame in frames]
+    outputs = [outputs_with_limits(frame) for frame in frames]
     largest = [_finite(row.abs_max for row in rows) for rows in outputs]
     smallest = [_finite(row.abs_min for row in rows) for rows in outputs]
     greatest = [max(values, default=math.nan) for values in largest]
@@ -103,12 +104,6 @@ def _new_axes() -> Axes:
     except ImportError as error:
         raise UsageError("plot draws with matplotlib: pip install matplotlib") from error
     return plt.subplots(figsize=(10, 6), layout="constrained")[1]
-
-
-def _outputs(frame: Frame) -> list[Row]:
-    # The limits say nothing about integers, such as the indices that a router returns.
-    rows = [row for row in frame.rows if row.label.startswith("output")]
-    return [row for row in rows if not row.dtype.startswith(("int", "uint", "bool"))]
 
 
 def _finite(values: Iterable[float | None]) -> list[float]:
@@ -196,7 +191,7 @@ def _name_frames(ax: Axes, frames: Sequence[Frame]) -> None:
 
 def _short_title(frame: Frame) -> str:
     """``DenseReluDense.wi_1 Linear``: what tells neighbours apart stands at a name's end."""
-    return f"{'.'.join(frame.name.split('.')[-2:])} {frame.kind}".strip()
+    return title_of(".".join(frame.name.split(".")[-2:]), frame.kind)
 
 
 def _blocks(frames: Sequence[Frame]) -> Iterator[tuple[int, str]]:

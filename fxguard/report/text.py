@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxguard.records import Frame, Growth, Origin, Row
+from fxguard.records import Frame, Growth, Origin, Row, RowRole
 
 __all__ = [
     "HEADER",
@@ -148,7 +148,7 @@ def _operand_lines(origin: Origin) -> Iterator[str]:
     ranges = [
         f"{row.label} up to {row.abs_max:.2e}"
         for row in origin.frame.rows
-        if row.label.startswith("input") and row.abs_max is not None and not row.is_bad
+        if row.role is RowRole.INPUT and row.abs_max is not None and not row.is_bad
     ]
     if ranges:
         yield f"  it read {', '.join(ranges)}"

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fxguard.batch import frames
 from fxguard.errors import UsageError
+from fxguard.formats import FORMATS
 from fxguard.guard.guard import Guard
 from fxguard.records import Range
 from fxguard.report.errors import NumericsError
@@ -95,7 +94,7 @@ class Profile:
         for step in trace.steps:
             made = [(trace.values[v].dtype, trace.stats[v]) for v in step.outputs]
             ranges = [(dtype, stat) for dtype, stat in made if isinstance(stat, Range)]
-            if not ranges or not ranges[0][0].startswith(("float", "bfloat")):
+            if not ranges or ranges[0][0] not in FORMATS:
                 continue
             name = f"{step.module} {step.kind}".strip()
             count[name] += 1
@@ -106,12 +105,12 @@ class Profile:
 
 def headroom(operation: str, dtype: str, made: Sequence[Range]) -> Headroom:
     """How far what an operation made is from the limits of a dtype."""
-    info = torch.finfo(getattr(torch, dtype))
+    limit = FORMATS[dtype]
     worst = max(made, key=lambda stat: (stat.severity, stat.abs_max))
     least, largest = min(stat.abs_min for stat in made), worst.abs_max
     over = under = 0.0
     if 0 < largest < math.inf:
-        over, under = math.log2(info.max / largest), math.log2(largest / info.smallest_normal)
+        over, under = limit.bits_below_max(largest), limit.bits_above_min(largest)
     return Headroom(operation, dtype, least, largest, over, under)
 
 

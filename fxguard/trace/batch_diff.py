@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from fxguard.formats import is_mask
-from fxguard.records import Frame, Row
+from fxguard.records import Frame, Row, RowRole
 from fxguard.trace.align import align
 from fxguard.trace.trace import TracedBatch
 
@@ -63,28 +62,24 @@ class Match:
             return None
         return self.b.title
 
-    def of(self, what: Literal["input", "output", "weight"]) -> list[RowPair]:
+    def of(self, role: RowRole) -> list[RowPair]:
         """What it read, made, or holds."""
-
-        def kind(label: str) -> str:
-            return next((k for k in ("input", "output") if label.startswith(k)), "weight")
-
-        return [pair for pair in self.rows if kind(pair.a.label) == what]
+        return [pair for pair in self.rows if pair.a.role is role]
 
     @property
     def distance(self) -> float:
         """How far apart is what it made."""
-        return max((pair.distance or 0.0 for pair in self.of("output")), default=0.0)
+        return max((pair.distance or 0.0 for pair in self.of(RowRole.OUTPUT)), default=0.0)
 
     @property
     def differs(self) -> bool:
         """Whether it made something else, by more than is tolerated."""
-        return any(pair.differs for pair in self.of("output"))
+        return any(pair.differs for pair in self.of(RowRole.OUTPUT))
 
     @property
     def compared(self) -> bool:
         """Whether there are numbers to compare."""
-        return any(pair.distance is not None for pair in self.of("output"))
+        return any(pair.distance is not None for pair in self.of(RowRole.OUTPUT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +147,11 @@ def _rounding(a: TracedBatch, b: TracedBatch) -> float:
 def _rows(x: Frame, y: Frame, tolerance: float) -> Iterator[RowPair]:
     """Rows by label; those that a graph numbers otherwise by order, where there are as many."""
     labels = {row.label: row for row in y.rows}
-    for start in ("input", "output"):
-        ours = [row for row in x.rows if row.label.startswith(start)]
-        theirs = [row for row in y.rows if row.label.startswith(start)]
-        if len(ours) == len(theirs):
-            labels |= {own.label: other for own, other in zip(ours, theirs, strict=True)}
+    for role in (RowRole.INPUT, RowRole.OUTPUT):
+        in_x = [row for row in x.rows if row.role is role]
+        in_y = [row for row in y.rows if row.role is role]
+        if len(in_x) == len(in_y):
+            labels |= {one.label: other for one, other in zip(in_x, in_y, strict=True)}
     for row in x.rows:
         if row.label in labels:
             yield _row_pair(row, labels[row.label], tolerance)

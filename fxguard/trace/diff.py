@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
-from fxguard.records import Frame, Row
+from fxguard.records import Frame, Row, RowRole
 from fxguard.report.page import Sheet, page
 from fxguard.report.strict_json import strict_json
 from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
@@ -122,7 +122,7 @@ class Diff:
             ]
             for batch in self.batches
             for match in batch.differing
-            for pair in match.of("output")
+            for pair in match.of(RowRole.OUTPUT)
             if pair.differs
         ][:most]
         if tablefmt in ("github", "pipe"):
@@ -286,13 +286,13 @@ def _alone(batches: Sequence[BatchDiff]) -> Iterator[str]:
 
 def _why(match: Match, batch: BatchDiff) -> str:
     """What the first difference is made of."""
-    if held := [pair.a.label for pair in match.of("weight") if pair.differs]:
+    if held := [pair.a.label for pair in match.of(RowRole.PARAMETER) if pair.differs]:
         return f"its {_listed(held)} differs already"
-    read = [pair for pair in match.of("input") if pair.differs]
+    read = [pair for pair in match.of(RowRole.INPUT) if pair.differs]
     if not read:
         return "the ranges of what it read agree, those of what it made do not"
     root = batch.aligned[-1] if batch.aligned else match
-    given = [pair.a.label for pair in root.of("input") if pair.differs]
+    given = [pair.a.label for pair in root.of(RowRole.INPUT) if pair.differs]
     if given and not root.frame.name:
         return f"the models were given something else: {_listed(given)}"
     labels = _listed([pair.a.label for pair in read])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxguard.errors import UsageError
-from fxguard.formats import FORMATS, is_mask
-from fxguard.records import Frame, Row
+from fxguard.formats import FORMATS
+from fxguard.records import Frame
+from fxguard.report.headroom import nearest
 from fxguard.report.page import Sheet, page
 from fxguard.report.plot import plot
 
@@ -36,7 +36,7 @@ class TracedBatch:
     def returned_bad(self) -> bool:
         """Whether the model returned an inf or a NaN."""
         root = self.frames[-1] if self.frames else None  # absent where its forward raised
-        return root is not None and not (root.name or root.is_op) and _made_bad(root)
+        return root is not None and not (root.name or root.is_op) and root.made_bad
 
     def sheet(self) -> Sheet:
         """The batch as it stands on a page."""
@@ -67,7 +67,7 @@ class Trace:
         for batch in self.batches:
             if batch.verdict:
                 return [f"batch {batch.number}: {batch.verdict[0]}", *batch.verdict[1:]]
-        bad = [frame for batch in self.batches for frame in batch.frames if _made_bad(frame)]
+        bad = [frame for batch in self.batches for frame in batch.frames if frame.made_bad]
         returned = next((batch for batch in self.batches if batch.returned_bad), None)
         if returned is not None:
             lines = [f"batch {returned.number}: the model returned inf or NaN"]
@@ -76,7 +76,7 @@ class Trace:
         if bad:
             hold = "frame holds" if len(bad) == 1 else "frames hold"
             lines.append(f"{len(bad)} {hold} inf or NaN, the first is {_place(bad[0])}")
-        return lines + _nearest(self.batches)
+        return lines + _nearest_lines(self.batches)
 
     @property
     def is_healthy(self) -> bool:
@@ -134,7 +134,7 @@ class Trace:
         from tabulate import tabulate
 
         rows = [
-            (batch.number, len(batch.frames), *(batch.verdict or _nearest([batch]))[:1])
+            (batch.number, len(batch.frames), *(batch.verdict or _nearest_lines([batch]))[:1])
             for batch in self.batches
         ]
         table = tabulate(rows, headers=("batch", "frames", ""), tablefmt="html")
@@ -142,35 +142,19 @@ class Trace:
         return f"<pre>{text}</pre>{table}"
 
 
-def _made_bad(frame: Frame) -> bool:
-    """Whether a frame made an inf or a NaN."""
-    return any(row.is_bad and row.label.startswith("output") for row in frame.rows)
-
-
 def _place(frame: Frame) -> str:
     where = f" ({frame.source.place})" if frame.source else ""
     return f"{frame.title}, batch {frame.batch_number}{where}"
 
 
-def _nearest(batches: Sequence[TracedBatch]) -> list[str]:
-    """The operation that came nearest to the limit of its dtype, in lines."""
-    limits = {name: each.max for name, each in FORMATS.items()}
-    best: tuple[float, Row, Frame] | None = None
-    for batch in batches:
-        for frame in batch.frames:
-            for row in frame.rows:
-                high = row.abs_max
-                if not high or not high < math.inf or not row.label.startswith("output"):
-                    continue
-                ratio = limits.get(row.dtype, 0.0) / high
-                nearer = ratio > 1 and (best is None or ratio < best[0])
-                if nearer and not is_mask(row.dtype, high):
-                    best = (ratio, row, frame)
-    if best is None:
+def _nearest_lines(batches: Sequence[TracedBatch]) -> list[str]:
+    """The operation that came nearest to the limit of its dtype."""
+    found = nearest(frame for batch in batches for frame in batch.frames)
+    if found is None:
         return []
-    ratio, row, frame = best
+    largest, dtype = found.largest, found.row.dtype
     return [
-        f"nearest to its limit: {_place(frame)}",
-        f"  it made {row.abs_max:.4g}; {row.dtype} holds {ratio:.3g} times that, "
-        f"{math.log2(ratio):.1f} bits of headroom",
+        f"nearest to its limit: {_place(found.frame)}",
+        f"  it made {largest:.4g}; {dtype} holds {FORMATS[dtype].max / largest:.3g} times that, "
+        f"{found.bits:.1f} bits of headroom",
     ]

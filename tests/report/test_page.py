@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, diff, load_trace
 from fxguard.cli import main
-from fxguard.records import Origin
+from fxguard.records import Origin, RowRole
 from support.needs import needs, needs_program
 
 sync_api = needs("playwright.sync_api")
@@ -397,7 +397,7 @@ def test_a_diff(show: Any, tmp_path: Path) -> None:
     page.select_option("#kind", "marked")
     assert page.inner_text("#count").startswith(f"{len(found.batches[0].differing)} of ")
     shown = rows_shown(page)
-    [pair] = found.first.of("output")
+    [pair] = found.first.of(RowRole.OUTPUT)
     a, b = pair.a, pair.b
     wanted = [f"{x:.2e}" for x in (a.abs_min, a.abs_max, b.abs_min, b.abs_max)]  # type: ignore[str-format]
     assert ["output", *wanted, f"{pair.distance:.1e}", "float32"] in shown

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard import Frame, Row, TracedBatch, diff
 from fxguard.cli import main
+from fxguard.records import RowRole
 from fxguard.trace.batch_diff import Match, distance
 from fxguard.trace.file import TraceWriter
 from support import zoo
@@ -110,7 +111,9 @@ def test_a_checkpoint_that_changed() -> None:
     found = diff(frames_of(model, X), frames_of(other, X))
     assert found.first is not None
     assert found.first.frame.title == "blocks.1.linear Linear"
-    assert [pair.a.label for pair in found.first.of("weight") if pair.differs] == ["weight"]
+    assert [pair.a.label for pair in found.first.of(RowRole.PARAMETER) if pair.differs] == [
+        "weight"
+    ]
     assert [match.differs for match in found.batches[0].matches[:4]] == [False] * 4
     assert "they part at blocks.1.linear Linear, batch 0\n  its weight differs already" in str(
         found
@@ -314,7 +317,7 @@ def test_rows_that_a_graph_numbers_otherwise() -> None:
     b = Frame("a", "mul", True, (Row("input[0]", 0, 1.0), Row("input[1]", 0, 3.0), row(0, 3.0)))
     match = diff([a], [b]).first
     assert isinstance(match, Match)
-    assert [(pair.a.label, pair.differs) for pair in match.of("input")] == [
+    assert [(pair.a.label, pair.differs) for pair in match.of(RowRole.INPUT)] == [
         ("input[x]", False),
         ("input[y]", True),
     ]

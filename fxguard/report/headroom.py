@@ -1,0 +1,51 @@
+"""How near the outputs of frames came to the limits of their dtypes. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fxguard.formats import headroom
+from fxguard.records import Frame, Row
+
+__all__ = ["Nearest", "headroom_of", "nearest", "outputs_with_limits"]
+
+EXACT = ("int", "uint", "bool")  # dtypes of indices and masks, such as those that a router returns
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The output that came nearest to the largest number of its dtype."""
+
+    frame: Frame
+    row: Row
+    largest: float  # magnitude in it
+    bits: float  # how many times it may double
+
+
+def outputs_with_limits(frame: Frame) -> list[Row]:
+    """The outputs of a frame, but integers and booleans: those have no range to leave."""
+    return [row for row in frame.outputs if not row.dtype.startswith(EXACT)]
+
+
+def headroom_of(rows: Iterable[Row]) -> float:
+    """The least headroom of some rows, see :func:`fxguard.formats.headroom`.
+
+    Infinity where no row has any, minus infinity where one holds an inf or a NaN.
+    """
+    known = (headroom(row.dtype, row.abs_max) for row in rows if row.abs_max is not None)
+    return min(known, default=math.inf)
+
+
+def nearest(frames: Iterable[Frame]) -> Nearest | None:
+    """The first of the outputs with the least headroom; None where none has a limit."""
+    best: Nearest | None = None
+    for frame in frames:
+        for row in outputs_with_limits(frame):
+            if row.abs_max is None:
+                continue
+            bits = headroom(row.dtype, row.abs_max)
+            if math.isfinite(bits) and (best is None or bits < best.bits):
+                best = Nearest(frame, row, row.abs_max, bits)
+    return best
