@@ -23,20 +23,20 @@ MOST_EDITS = 400  # insertions and deletions in a loop; with more, its steps are
 
 # What speaks for two frames being the same. Order is kept in any case, and less than SURE needs
 # numbers that agree.
-SAME_KIND, SAME_NAME, SAME_TAIL, SAME_CODE, SAME_NUMBERS = 4, 4, 2, 2, 1
+SAME_KIND, SAME_NAME, SAME_LAST_NAME, SAME_CODE, SAME_NUMBERS = 4, 4, 2, 2, 1
 SURE = 6
 
-Agree = Callable[[Frame, Frame], bool]
+SameNumbers = Callable[[Frame, Frame], bool]
 Pair = tuple[int, int]
 
 
-def align(a: Sequence[Frame], b: Sequence[Frame], agree: Agree) -> list[Pair]:
+def align(a: Sequence[Frame], b: Sequence[Frame], same_numbers: SameNumbers) -> list[Pair]:
     """Pair the frames of two batches, in order.
 
     Args:
         a: the frames of one batch, in order of execution.
         b: those of the other.
-        agree: whether two frames made the same numbers; asked where names do not decide.
+        same_numbers: whether two frames made the same numbers; asked where names do not decide.
 
     Returns:
         Indices into both, rising in both. A frame that is in no pair is in one trace only.
@@ -45,33 +45,35 @@ def align(a: Sequence[Frame], b: Sequence[Frame], agree: Agree) -> list[Pair]:
     keys_a = [(rename(frame.name), frame.kind, frame.is_op) for frame in a]
     keys_b = [(frame.name, frame.kind, frame.is_op) for frame in b]
     pairs: list[Pair] = []
-    for low_a, high_a, low_b, high_b in _gaps(_common(keys_a, keys_b), len(a), len(b)):
+    for low_a, high_a, low_b, high_b in _gaps(_common_subsequence(keys_a, keys_b), len(a), len(b)):
         part_a, part_b = a[low_a:high_a], b[low_b:high_b]
         if len(part_a) * len(part_b) > LARGE:
-            found = _common([_tail(f) for f in part_a], [_tail(f) for f in part_b])
+            found = _common_subsequence(
+                [_last_name(f) for f in part_a], [_last_name(f) for f in part_b]
+            )
         else:
-            found = _weighed(part_a, part_b, rename, agree)
+            found = _best_alignment(part_a, part_b, rename, same_numbers)
         pairs += [(low_a + i, low_b + j) for i, j in found]
-    return sorted(pairs + _common(keys_a, keys_b))
+    return sorted(pairs + _common_subsequence(keys_a, keys_b))
 
 
-def _tail(frame: Frame) -> tuple[str, str, bool]:
+def _last_name(frame: Frame) -> tuple[str, str, bool]:
     return frame.name.rpartition(".")[2], frame.kind, frame.is_op
 
 
 def _renaming(a: Sequence[Frame], b: Sequence[Frame]) -> Callable[[str], str]:
     """How a module of the first is called in the second: a wrapper adds or takes a first name."""
     names_a, names_b = {frame.name for frame in a}, {frame.name for frame in b}
-    ways: list[Callable[[str], str]] = [lambda name: name]
+    renamings: list[Callable[[str], str]] = [lambda name: name]
     for first in sorted({name.partition(".")[0] for name in names_b} - {""}):
-        ways.append(lambda name, first=first: f"{first}.{name}".rstrip("."))  # type: ignore[misc]
+        renamings.append(lambda name, first=first: f"{first}.{name}".rstrip("."))  # type: ignore[misc]
     for first in sorted({name.partition(".")[0] for name in names_a} - {""}):
-        ways.append(  # what does not begin with it keeps its name
+        renamings.append(  # what does not begin with it keeps its name
             lambda name, first=first: (  # type: ignore[misc]
                 "" if name == first else name.removeprefix(f"{first}.")
             )
         )
-    return max(ways, key=lambda way: len({way(name) for name in names_a} & names_b))
+    return max(renamings, key=lambda rename: len({rename(name) for name in names_a} & names_b))
 
 
 def _gaps(pairs: Sequence[Pair], end_a: int, end_b: int) -> Iterator[tuple[int, int, int, int]]:
@@ -83,7 +85,7 @@ def _gaps(pairs: Sequence[Pair], end_a: int, end_b: int) -> Iterator[tuple[int, 
         low_a, low_b = i + 1, j + 1
 
 
-def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
+def _common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
     """A long common subsequence of keys: equal ends, unique keys, then the same in each gap."""
     pairs: list[Pair] = []
     todo = [(0, len(a), 0, len(b))]
@@ -96,13 +98,13 @@ def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
             high_a, high_b = high_a - 1, high_b - 1
             pairs.append((high_a, high_b))
         part_a, part_b = a[low_a:high_a], b[low_b:high_b]
-        anchors = _rising(_unique(part_a), _unique(part_b))
+        anchors = _longest_rising(_unique(part_a), _unique(part_b))
         if not anchors:  # a loop: the same names again and again
             fewest = _fewest_edits(part_a, part_b)
             if fewest is not None:
                 pairs += [(low_a + i, low_b + j) for i, j in fewest]
                 continue
-            anchors = _rising(_numbered(part_a), _numbered(part_b))
+            anchors = _longest_rising(_numbered(part_a), _numbered(part_b))
         if anchors:
             pairs += [(low_a + i, low_b + j) for i, j in anchors]
             for from_a, to_a, from_b, to_b in _gaps(anchors, len(part_a), len(part_b)):
@@ -136,7 +138,7 @@ def _fewest_edits(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair] | 
                 i += 1
             reached[diagonal] = i
             if i >= len(a) and i - diagonal >= len(b):
-                return _followed_back(history, i, diagonal)
+                return _backtracked(history, i, diagonal)
     return None
 
 
@@ -147,7 +149,7 @@ def _furthest(reached: dict[int, int], diagonal: int, edits: int) -> int:
     return above if diagonal == -edits or (diagonal != edits and below < above) else below + 1
 
 
-def _followed_back(history: list[dict[int, int]], i: int, diagonal: int) -> list[Pair]:
+def _backtracked(history: list[dict[int, int]], i: int, diagonal: int) -> list[Pair]:
     pairs = []
     for edits in reversed(range(len(history))):
         reached = history[edits]
@@ -158,7 +160,7 @@ def _followed_back(history: list[dict[int, int]], i: int, diagonal: int) -> list
     return pairs[::-1]
 
 
-def _rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
+def _longest_rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
     """Most pairs of the same key that rise in both: a longest increasing subsequence."""
     pairs = [(i, b[key]) for key, i in a.items() if key in b]  # rises in the first already
     ends: list[int] = []  # the smallest last position of a sequence of each length
@@ -177,12 +179,12 @@ def _rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
     return found[::-1]
 
 
-def _weighed(
-    a: Sequence[Frame], b: Sequence[Frame], rename: Callable[[str], str], agree: Agree
+def _best_alignment(
+    a: Sequence[Frame], b: Sequence[Frame], rename: Callable[[str], str], same_numbers: SameNumbers
 ) -> list[Pair]:
     """The pairs, rising in both, for which most speaks (Needleman and Wunsch)."""
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]  # of what follows
-    weights = [[_weight(x, y, rename, agree) for y in b] for x in a]
+    weights = [[_weight(x, y, rename, same_numbers) for y in b] for x in a]
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
             joined = weights[i][j] and weights[i][j] + best[i + 1][j + 1]
@@ -200,16 +202,16 @@ def _weighed(
     return pairs
 
 
-def _weight(x: Frame, y: Frame, rename: Callable[[str], str], agree: Agree) -> int:
+def _weight(x: Frame, y: Frame, rename: Callable[[str], str], same_numbers: SameNumbers) -> int:
     """How much speaks for two frames being the same; 0 where it is not enough."""
     weight = SAME_KIND * (x.kind.lower() == y.kind.lower())  # nn.GELU or the function gelu
     if rename(x.name) == y.name:
         weight += SAME_NAME if x.is_op or y.is_op else SURE  # a module may be of another class
-    elif _tail(x)[0] == _tail(y)[0]:
-        weight += SAME_TAIL
+    elif _last_name(x)[0] == _last_name(y)[0]:
+        weight += SAME_LAST_NAME
     if x.source is not None and y.source is not None and x.source.code == y.source.code != "":
         weight += SAME_CODE
     if not weight:
         return 0
-    same = agree(x, y)
+    same = same_numbers(x, y)
     return weight + SAME_NUMBERS if same or weight >= SURE else 0

@@ -51,9 +51,9 @@ class Match:
     @property
     def frame(self) -> Frame:
         """The first trace's, where it is there."""
-        found = self.a or self.b
-        assert found is not None
-        return found
+        frame = self.a or self.b
+        assert frame is not None
+        return frame
 
     @property
     def renamed_to(self) -> str | None:
@@ -111,28 +111,28 @@ class BatchDiff:
         return [match for match in self.matches if match.a is None]
 
 
-def compare_batches(a: TracedBatch, b: TracedBatch, given: float | None) -> BatchDiff:
+def compare_batches(a: TracedBatch, b: TracedBatch, tolerance: float | None) -> BatchDiff:
     """Align two batches and compare what is in both.
 
     Args:
         a: a batch.
         b: another one.
-        given: how far apart two ranges may be, see :func:`distance`; None: what rounding makes.
+        tolerance: how far apart two ranges may be, see :func:`distance`; None: what rounding makes.
     """
-    tolerance = _rounding(a, b) if given is None else given
+    allowed = _rounding(a, b) if tolerance is None else tolerance
 
-    def agree(x: Frame, y: Frame) -> bool:
-        match = Match(x, y, tuple(_rows(x, y, tolerance)))
+    def same_numbers(x: Frame, y: Frame) -> bool:
+        match = Match(x, y, tuple(_rows(x, y, allowed)))
         return match.compared and not match.differs
 
     matches = []
     next_a = next_b = 0
-    for i, j in [*align(a.frames, b.frames, agree), (len(a.frames), len(b.frames))]:
+    for i, j in [*align(a.frames, b.frames, same_numbers), (len(a.frames), len(b.frames))]:
         matches += [Match(frame, None) for frame in a.frames[next_a:i]]
         matches += [Match(None, frame) for frame in b.frames[next_b:j]]
         if i < len(a.frames):
             x, y = a.frames[i], b.frames[j]
-            matches.append(Match(x, y, tuple(_rows(x, y, tolerance))))
+            matches.append(Match(x, y, tuple(_rows(x, y, allowed))))
         next_a, next_b = i + 1, j + 1
     return BatchDiff(a, b, tuple(matches))
 
@@ -158,8 +158,8 @@ def _rows(x: Frame, y: Frame, tolerance: float) -> Iterator[RowPair]:
 
 
 def _row_pair(a: Row, b: Row, tolerance: float) -> RowPair:
-    far = distance(a, b)
-    return RowPair(a, b, far, far is not None and far > tolerance)
+    difference = distance(a, b)
+    return RowPair(a, b, difference, difference is not None and difference > tolerance)
 
 
 def distance(a: Row, b: Row) -> float | None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import html
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
-from fxguard.records import Frame, Row, RowRole
-from fxguard.report.page import Sheet, page
+from fxguard.records import Frame
+from fxguard.report.page import page
 from fxguard.report.strict_json import strict_json
+from fxguard.trace._diff_page import sheet_of
+from fxguard.trace._diff_text import names_text, table, verdict_lines
 from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace, TracedBatch
@@ -21,8 +22,6 @@ from fxguard.trace.trace import Trace, TracedBatch
 __all__ = ["Diff", "diff"]
 
 SHOWN = 20  # rows in a notebook
-
-ELEMENTS = "compared: smallest and largest magnitudes; not compared: elements"
 
 Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 
@@ -76,27 +75,7 @@ class Diff:
     @property
     def verdict(self) -> list[str]:
         """Where they part, in lines."""
-        found = next((batch for batch in self.batches if batch.differing), None)
-        if found is None:
-            if not self.compared:
-                in_both = sum(len(batch.aligned) for batch in self.batches)
-                why = f"of {in_both} frames in both, none has numbers in both"
-                what = f"nothing could be compared: {why if in_both else 'no frame is in both'}"
-                return [what, *_alone(self.batches)]
-            return [f"ranges agree: {_counted(self.batches)}", ELEMENTS, *_alone(self.batches)]
-        first, largest = self.first, self.largest
-        assert first is not None
-        assert largest is not None
-        lines = [
-            f"they part at {first.frame.title}{_at(found)}",
-            f"  {_why(first, found)}",
-            *_lines(first),
-        ]
-        if largest is not first:
-            where = next(batch for batch in self.batches if largest in batch.matches)
-            lines.append(f"the largest difference: {largest.frame.title}{_at(where)}")
-            lines += _lines(largest)
-        return [*lines, _counted(self.batches), ELEMENTS, *_alone([found])]
+        return verdict_lines(self.batches)
 
     def __str__(self) -> str:
         return "\n".join([f"A: {self.a}", f"B: {self.b}", "", *self.verdict])
@@ -108,30 +87,7 @@ class Diff:
             tablefmt: any table format that tabulate knows.
             most: only so many rows, the first ones.
         """
-        from tabulate import tabulate
-
-        rows = [
-            [
-                batch.a.number,
-                match.frame.title,
-                pair.a.label,
-                *_cells(pair.a),
-                *_cells(pair.b),
-                _rounded(pair.distance),
-                str(match.frame.source or ""),
-            ]
-            for batch in self.batches
-            for match in batch.differing
-            for pair in match.of(RowRole.OUTPUT)
-            if pair.differs
-        ][:most]
-        if tablefmt in ("github", "pipe"):
-            rows = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
-        headers = (
-            *("batch", "operation", "value", "A abs min", "A abs max"),
-            *("B abs min", "B abs max", "difference", "source"),
-        )
-        return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+        return table(self.batches, tablefmt, most)
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as plain dicts, lists, strings and numbers."""
@@ -149,7 +105,7 @@ class Diff:
                     "compared": sum(match.compared for match in batch.aligned),
                     "only_in_a": [match.frame.title for match in batch.only_in_a],
                     "only_in_b": [match.frame.title for match in batch.only_in_b],
-                    "differing": [_plain(match) for match in batch.differing],
+                    "differing": [_match_data(match) for match in batch.differing],
                 }
                 for batch in self.batches
             ],
@@ -167,7 +123,7 @@ class Diff:
         text = page(
             "Where two traces part" if self.differs else "Two traces",
             self.verdict,
-            [_sheet(batch) for batch in self.batches],
+            [sheet_of(batch) for batch in self.batches],
             meta=f"A: {self.a}; B: {self.b}",
             healthy=self.agrees,
             sides=(self.a, self.b),
@@ -211,21 +167,22 @@ def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
     )
 
 
-def _read(given: Traced) -> tuple[str, Sequence[TracedBatch]]:
-    if isinstance(given, (str, Path)):
-        return str(given), load_trace(given).batches
-    if isinstance(given, Trace):
-        return given.model, given.batches
-    batch = given if isinstance(given, TracedBatch) else _as_batch(given)
+def _read(traced: Traced) -> tuple[str, Sequence[TracedBatch]]:
+    """What a trace is called, and its batches."""
+    if isinstance(traced, (str, Path)):
+        return str(traced), load_trace(traced).batches
+    if isinstance(traced, Trace):
+        return traced.model, traced.batches
+    batch = traced if isinstance(traced, TracedBatch) else _as_batch(traced)
     root = batch.frames[-1].kind if batch.frames else "nothing"
     return f"{root}, batch {batch.number}", [batch]
 
 
-def _as_batch(given: Any) -> TracedBatch:
-    frames = tuple(given) if isinstance(given, Iterable) else None
+def _as_batch(traced: Any) -> TracedBatch:
+    frames = tuple(traced) if isinstance(traced, Iterable) else None
     if frames is None or not all(isinstance(frame, Frame) for frame in frames):
         raise UsageError(
-            f"diff takes traces, batches of traces, files or lists of frames, got {given!r}"
+            f"diff takes traces, batches of traces, files or lists of frames, got {traced!r}"
         )
     return TracedBatch(frames[-1].batch_number if frames else 0, frames)
 
@@ -241,122 +198,12 @@ def _paired(
     of_number = {batch.number: batch for batch in b}
     pairs = [(batch, of_number[batch.number]) for batch in a if batch.number in of_number]
     if not pairs:
-        said = (_listed([str(batch.number) for batch in batches]) for batches in (a, b))
-        raise UsageError("no batch is in both traces: one has {}, the other {}".format(*said))
+        numbers = (names_text([str(batch.number) for batch in batches]) for batches in (a, b))
+        raise UsageError("no batch is in both traces: one has {}, the other {}".format(*numbers))
     return pairs
 
 
-def _lines(match: Match) -> Iterator[str]:
-    """What one operation read, held and made in both traces."""
-    if match.frame.source is not None:
-        yield f"  {match.frame.source}"
-    yield f"  {'A abs min  abs max':<19}  {'B abs min  abs max':<19}  difference"
-    for pair in match.rows:
-        a, b = (" ".join(f"{cell:>9}" for cell in _cells(row)) for row in (pair.a, pair.b))
-        mark = "" if not pair.differs else "  <-"
-        yield f"  {a}  {b}  {_rounded(pair.distance):>10}  {pair.a.label}{mark}"
-
-
-def _counted(batches: Sequence[BatchDiff]) -> str:
-    aligned = [match for batch in batches for match in batch.aligned]
-    differing = sum(match.differs for match in aligned)
-    compared = sum(match.compared for match in aligned)
-    line = f"{differing} of {compared} compared frames differ"
-    if len(batches) > 1:
-        line += f" in {len(batches)} batches"
-    if compared < len(aligned):
-        line += f"; {len(aligned) - compared} have no numbers in one of the traces"
-    return line
-
-
-def _alone(batches: Sequence[BatchDiff]) -> Iterator[str]:
-    """What has another name, and what is in one of the traces only."""
-    aligned = [match for batch in batches for match in batch.aligned]
-    renamed = [f"{m.frame.title} -> {m.renamed_to}" for m in aligned if m.renamed_to]
-    only_in_a = [match.frame.title for batch in batches for match in batch.only_in_a]
-    only_in_b = [match.frame.title for batch in batches for match in batch.only_in_b]
-    for what, titles in (
-        ("renamed", renamed),
-        ("only in A", only_in_a),
-        ("only in B", only_in_b),
-    ):
-        if titles:
-            yield f"{what}: {_listed(titles)}"
-
-
-def _why(match: Match, batch: BatchDiff) -> str:
-    """What the first difference is made of."""
-    if held := [pair.a.label for pair in match.of(RowRole.PARAMETER) if pair.differs]:
-        return f"its {_listed(held)} differs already"
-    read = [pair for pair in match.of(RowRole.INPUT) if pair.differs]
-    if not read:
-        return "the ranges of what it read agree, those of what it made do not"
-    root = batch.aligned[-1] if batch.aligned else match
-    given = [pair.a.label for pair in root.of(RowRole.INPUT) if pair.differs]
-    if given and not root.frame.name:
-        return f"the models were given something else: {_listed(given)}"
-    labels = _listed([pair.a.label for pair in read])
-    return f"what it read differs already: {labels}; nothing that could be compared made it so"
-
-
-def _at(batch: BatchDiff) -> str:
-    a, b = batch.a.number, batch.b.number
-    return f", batch {a}" if a == b else f", batch {a} against {b}"
-
-
-def _rounded(far: float | None) -> str:
-    if far is None:
-        return "-"
-    return "0" if far == 0 else f"{far:.1e}"
-
-
-def _cells(row: Row) -> tuple[str, str]:
-    if row.abs_min is None or row.abs_max is None:
-        return ("", row.note)
-    return (f"{row.abs_min:.2e}", f"{row.abs_max:.2e}")
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    """Some of the names, each once."""
-    counted = [f"{name} ({n} times)" if n > 1 else name for name, n in Counter(names).items()]
-    more = len(counted) - most
-    return ", ".join(counted[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def _sheet(batch: BatchDiff) -> Sheet:
-    """Both batches on a page: the frames of both, and rows next to each other."""
-    frames, other, differences, notes = [], [], [], {}
-    for index, match in enumerate(batch.matches):
-        if match.a is None or match.b is None:
-            notes[index] = f"only in {'A' if match.b is None else 'B'}"
-        elif match.renamed_to:
-            notes[index] = f"in B: {match.renamed_to}"
-        ours, theirs = _side_by_side(match)
-        frames.append(replace(match.frame, rows=ours))
-        other.append(theirs)
-        far = {id(pair.a): pair.distance for pair in match.rows}
-        rows = match.frame.rows
-        differences.append([_rounded(far[id(row)]) if id(row) in far else "" for row in rows])
-    marked = frozenset(i for i, match in enumerate(batch.matches) if match.differs)
-    a, b = batch.a.number, batch.b.number
-    label = str(a) if a == b else f"{a} against {b}"
-    return Sheet(label, frames, (), marked, other, differences, notes)
-
-
-def _side_by_side(match: Match) -> tuple[tuple[Row, ...], list[Row | None]]:
-    if match.a is None:
-        rows = match.frame.rows
-        return tuple(Row(row.label, note="-", dtype=row.dtype) for row in rows), list(rows)
-    partner = {id(pair.a): pair.b for pair in match.rows}
-    other = [partner.get(id(row)) for row in match.a.rows]
-    ours = tuple(
-        row if b is None or b.dtype == row.dtype else replace(row, dtype=f"{row.dtype} / {b.dtype}")
-        for row, b in zip(match.a.rows, other, strict=True)
-    )
-    return ours, other
-
-
-def _plain(match: Match) -> dict[str, Any]:
+def _match_data(match: Match) -> dict[str, Any]:
     source = match.frame.source
     return {
         "operation": match.frame.title,

@@ -1,0 +1,143 @@
+"""What two traces have in common, as words and as a table. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from fxguard.records import Row, RowRole
+from fxguard.trace.batch_diff import BatchDiff, Match
+
+__all__ = ["difference_text", "names_text", "table", "verdict_lines"]
+
+ELEMENTS = "compared: smallest and largest magnitudes; not compared: elements"
+
+
+def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
+    """Where two traces part: the first operation that differs, and the one that differs most.
+
+    Args:
+        batches: at least one.
+    """
+    differing = [(batch, match) for batch in batches for match in batch.differing]
+    if not differing:
+        aligned = [match for batch in batches for match in batch.aligned]
+        if any(match.compared for match in aligned):
+            return [f"ranges agree: {_counts(batches)}", ELEMENTS, *_alone(batches)]
+        reason = "no frame is in both"
+        if aligned:
+            reason = f"of {len(aligned)} frames in both, none has numbers in both"
+        return [f"nothing could be compared: {reason}", *_alone(batches)]
+    batch, first = differing[0]
+    batch_of_largest, largest = max(differing, key=lambda each: each[1].distance)
+    lines = [f"they part at {_headline(first, batch)}", f"  {_reason(first, batch)}", *_rows(first)]
+    if largest is not first:
+        lines.append(f"the largest difference: {_headline(largest, batch_of_largest)}")
+        lines += _rows(largest)
+    return [*lines, _counts(batches), ELEMENTS, *_alone([batch])]
+
+
+def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
+    """Every operation that differs, a row for each value that it made; see ``Diff.to_table``."""
+    from tabulate import tabulate
+
+    rows = [
+        [
+            batch.a.number,
+            match.frame.title,
+            pair.a.label,
+            *_cells(pair.a),
+            *_cells(pair.b),
+            difference_text(pair.distance),
+            str(match.frame.source or ""),
+        ]
+        for batch in batches
+        for match in batch.differing
+        for pair in match.of(RowRole.OUTPUT)
+        if pair.differs
+    ][:most]
+    if tablefmt in ("github", "pipe"):
+        rows = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
+    headers = (
+        *("batch", "operation", "value", "A abs min", "A abs max"),
+        *("B abs min", "B abs max", "difference", "source"),
+    )
+    return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+
+
+def difference_text(difference: float | None) -> str:
+    """A difference as verdict, table and page show it; ``-`` where nothing could be compared."""
+    if difference is None:
+        return "-"
+    return "0" if difference == 0 else f"{difference:.1e}"
+
+
+def names_text(names: Sequence[str], most: int = 5) -> str:
+    """Some of the names, each once: ``a, b (2 times) and 3 more``."""
+    counted = [f"{name} ({n} times)" if n > 1 else name for name, n in Counter(names).items()]
+    more = len(counted) - most
+    return ", ".join(counted[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _headline(match: Match, batch: BatchDiff) -> str:
+    a, b = batch.a.number, batch.b.number
+    return f"{match.frame.title}, batch {a}" + ("" if a == b else f" against {b}")
+
+
+def _rows(match: Match) -> Iterator[str]:
+    """What one operation read, held and made in both traces."""
+    if match.frame.source is not None:
+        yield f"  {match.frame.source}"
+    yield f"  {'A abs min  abs max':<19}  {'B abs min  abs max':<19}  difference"
+    for pair in match.rows:
+        a, b = (" ".join(f"{cell:>9}" for cell in _cells(row)) for row in (pair.a, pair.b))
+        mark = "" if not pair.differs else "  <-"
+        yield f"  {a}  {b}  {difference_text(pair.distance):>10}  {pair.a.label}{mark}"
+
+
+def _reason(match: Match, batch: BatchDiff) -> str:
+    """What the first difference is made of."""
+    if held := [pair.a.label for pair in match.of(RowRole.PARAMETER) if pair.differs]:
+        return f"its {names_text(held)} differs already"
+    read = [pair for pair in match.of(RowRole.INPUT) if pair.differs]
+    if not read:
+        return "the ranges of what it read agree, those of what it made do not"
+    root = batch.aligned[-1] if batch.aligned else match
+    inputs = [pair.a.label for pair in root.of(RowRole.INPUT) if pair.differs]
+    if inputs and not root.frame.name:
+        return f"the models were given something else: {names_text(inputs)}"
+    labels = names_text([pair.a.label for pair in read])
+    return f"what it read differs already: {labels}; nothing that could be compared made it so"
+
+
+def _counts(batches: Sequence[BatchDiff]) -> str:
+    aligned = [match for batch in batches for match in batch.aligned]
+    differing = sum(match.differs for match in aligned)
+    compared = sum(match.compared for match in aligned)
+    line = f"{differing} of {compared} compared frames differ"
+    if len(batches) > 1:
+        line += f" in {len(batches)} batches"
+    if compared < len(aligned):
+        line += f"; {len(aligned) - compared} have no numbers in one of the traces"
+    return line
+
+
+def _alone(batches: Sequence[BatchDiff]) -> Iterator[str]:
+    """What has another name, and what is in one of the traces only."""
+    aligned = [match for batch in batches for match in batch.aligned]
+    renamed = [f"{m.frame.title} -> {m.renamed_to}" for m in aligned if m.renamed_to]
+    only_in_a = [match.frame.title for batch in batches for match in batch.only_in_a]
+    only_in_b = [match.frame.title for batch in batches for match in batch.only_in_b]
+    for what, titles in (
+        ("renamed", renamed),
+        ("only in A", only_in_a),
+        ("only in B", only_in_b),
+    ):
+        if titles:
+            yield f"{what}: {names_text(titles)}"
+
+
+def _cells(row: Row) -> tuple[str, str]:
+    if row.abs_min is None or row.abs_max is None:
+        return ("", row.note)
+    return (f"{row.abs_min:.2e}", f"{row.abs_max:.2e}")
