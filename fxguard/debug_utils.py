@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.batch import frames, observer
+from fxguard.batch import active, frames
+from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.graph import marks
 from fxguard.guard._last_frames import Finished
@@ -100,7 +101,7 @@ class _ModuleRecorder(Recorder):
         assert self.model is not None
         if finite and not any(map(_is_bad, self.model.parameters())):
             return Finished(batch)
-        flow = frames.assemble(batch)
+        flow = assemble(batch)
         for index, position in enumerate(self.shown(flow)):
             frame = self.rendered(batch, flow, position, index)
             row = next((row for row in frame.rows if row.is_bad), None)
@@ -150,11 +151,11 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
     if torch.compiler.is_dynamo_compiling():
         marks.value_named(ctx, var)
         return False
-    watch = observer.watching()
-    if watch is not None:
-        key = watch.batch.key_of(var)
+    forward = active.current()
+    if forward is not None:
+        key = forward.batch.live.key_of(var)
         if key is not None:
-            watch.batch.labels[key] = ctx
+            forward.batch.labels[key] = ctx
         return False
     if not isinstance(var, Tensor):
         raise TypeError(f"detect_overflow needs a tensor, got {type(var).__name__}")
@@ -191,7 +192,8 @@ def get_abs_min_max(var: Tensor, ctx: str) -> str:
 
 @torch.compiler.disable  # it needs the numbers at once: inside a captured graph this is a break
 def _row_text(var: Tensor, ctx: str) -> str:
-    watch = observer.watching()
-    with torch._C.DisableTorchFunction(), watch.batch.own_arithmetic() if watch else nullcontext():
+    forward = active.current()
+    unseen = nullcontext() if forward is None else forward.batch.own_arithmetic()
+    with torch._C.DisableTorchFunction(), unseen:
         row = frames.row_of(ctx, var)
     return row_text(row)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Call"]
+__all__ = ["ModelCall"]
 
 DEPTH = 8  # of containers in containers: one may hold itself
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """One call of a guarded model, while it runs."""
 
     place: str  # "Linear.forward"
@@ -26,7 +26,7 @@ class Call:
         """What the signature calls a tensor of this call; None for one that it was not given.
 
         Example:
-            >>> Call("Model.forward", model.forward, (), {"batch": {"x": x}}).name_of(x)
+            >>> ModelCall("Model.forward", model.forward, (), {"batch": {"x": x}}).name_of(x)
             "argument `batch['x']` of Model.forward"
         """
         for name, value in self._arguments():

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from fxguard.batch.batch import ModuleReturn
-from fxguard.batch.observer import FusedObserver, Watch, key_of, watching
+from fxguard.batch import active
+from fxguard.batch.active import ActiveForward, FusedModule
+from fxguard.batch.events import ModuleReturn, ModuleRow
+from fxguard.batch.observer import FusedObserver
 from fxguard.graph import marks
 from fxguard.ranks.fsdp import class_name
 
@@ -35,19 +37,19 @@ def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
 @torch.compiler.disable
 def enter_module(module: torch.nn.Module) -> None:
     """A module is about to run outside every graph."""
-    watch = watching()
-    if watch is None:
+    forward = active.current()
+    if forward is None:
         return
-    watch.read_names()
-    if id(module) not in watch.names:
+    forward.read_names()
+    if id(module) not in forward.names:
         return
-    watch.batch.enter_module(watch.names[id(module)])
-    if watch.observer is not None and watch.fused is None and _may_fuse(module):
-        # The same kernels have to run as without fxguard: watch from below instead.
-        from_below = contextlib.ExitStack()
-        watch.fused = (module, from_below)  # first: an interrupt may come between
-        from_below.enter_context(torch._C.DisableTorchFunction())
-        from_below.enter_context(FusedObserver())
+    forward.batch.enter_module(forward.names[id(module)])
+    if forward.observer is not None and forward.fused is None and _may_fuse(module):
+        # The same kernels have to run as without fxguard: observe ATen operations instead.
+        observation = contextlib.ExitStack()
+        forward.fused = FusedModule(module, observation)  # first: an interrupt may come between
+        observation.enter_context(torch._C.DisableTorchFunction())
+        observation.enter_context(FusedObserver())
 
 
 def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
@@ -72,22 +74,22 @@ def leave_module(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
     """A module has returned outside every graph."""
-    watch = watching()
-    if watch is None or id(module) not in watch.names:
+    forward = active.current()
+    if forward is None or id(module) not in forward.names:
         return
-    if watch.fused is not None and watch.fused[0] is module:
-        watch.leave_fused()
-    batch, name = watch.batch, watch.names[id(module)]
+    if forward.fused is not None and forward.fused.module is module:
+        forward.leave_fused()
+    batch, name = forward.batch, forward.names[id(module)]
     while batch.modules and batch.modules[-1].name != name:
         batch.modules.pop()  # it raised, and the model went on
     calls = batch.calls
-    record_return(watch, name, class_name(type(module)), calls, args, kwargs, output)
+    record_return(forward, name, class_name(type(module)), calls, args, kwargs, output)
     if batch.modules:
         batch.modules.pop()
 
 
 def record_return(
-    watch: Watch,
+    forward: ActiveForward,
     name: str,
     kind: str,
     calls: tuple[str, ...],
@@ -98,10 +100,10 @@ def record_return(
     """Add the frame of a module that returned outside every graph."""
     labels, tensors = marks.flatten_call(args, kwargs, output)
     rows = [
-        (label, None if tensor is None else key_of(watch, tensor, label), note)
+        ModuleRow(label, None if tensor is None else forward.key_of(tensor, label), note)
         for label, tensor, note in marks.rows_of(labels, tensors)
     ]
-    watch.batch.events.append(ModuleReturn(name, kind, calls, rows))
+    forward.batch.events.append(ModuleReturn(name, kind, calls, rows))
 
 
 def _may_fuse(module: torch.nn.Module) -> bool:

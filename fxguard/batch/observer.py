@@ -8,8 +8,7 @@ another, fused path when a torch function mode is active.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from numbers import Number
 from typing import Any
@@ -21,7 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxguard.batch.batch import Batch, GapOperation, Key
+from fxguard.batch import active
+from fxguard.batch.active import ActiveForward
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import UncapturedOperation
+from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.in_float64 import needed_by, reads_masked_row
 from fxguard.graph.operations import Call, is_move, name_of, read_call
@@ -30,75 +33,7 @@ from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
 from fxguard.records import Role
 
-__all__ = [
-    "FusedObserver",
-    "Observer",
-    "Watch",
-    "here",
-    "is_watched_by_others",
-    "key_of",
-    "set_watch",
-    "unobserved",
-    "watching",
-]
-
-
-class Watch:
-    """Who is watching the forward that runs in this thread."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        names: Mapping[int, str],
-        tensors: Mapping[int, tuple[Role, str]],
-        observer: Observer | None,
-        refresh: Callable[[], None] = lambda: None,
-        weights_stay: bool = True,
-    ) -> None:
-        self.batch = batch
-        self.names = names  # id(module) to qualified name
-        self.tensors = tensors  # id(parameter or buffer) to (role, qualified name)
-        self._refresh = refresh  # brings both up to date
-        self._is_fresh = False
-        self.observer = observer
-        self.weights_stay = weights_stay  # until a report is made
-        # The module that may run fused kernels, and how to stop watching it from below.
-        self.fused: tuple[torch.nn.Module, contextlib.ExitStack] | None = None
-
-    def read_names(self) -> None:
-        """Bring the names up to date, once for each batch that has something between graphs."""
-        if not self._is_fresh:
-            self._is_fresh = True
-            self._refresh()
-
-    def leave_fused(self) -> None:
-        """Stop watching from below, where that was begun."""
-        if self.fused is not None:
-            self.fused[1].close()  # may be called again, if this was interrupted
-            self.fused = None
-
-
-class _Here(threading.local):
-    watch: Watch | None = None
-
-
-# Each guarded forward sets ``here.watch`` when it begins, and back to what it was when it ends.
-here = _Here()
-
-
-def watching() -> Watch | None:
-    """The watch of the guarded forward that runs in this thread."""
-    return here.watch
-
-
-def set_watch(watch: Watch | None) -> Watch | None:
-    """Install a watch for this thread and return the one before."""
-    before = here.watch
-    here.watch = watch
-    return before
-
-
-# Operations.
+__all__ = ["FusedObserver", "Observer", "is_watched_by_others", "unobserved"]
 
 
 class Observer(TorchFunctionMode):
@@ -133,9 +68,9 @@ class FusedObserver(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def unobserved(watch: Watch | None) -> Iterator[None]:
+def unobserved(forward: ActiveForward | None) -> Iterator[None]:
     """Take the observer off, and no other mode: graphs and their compilers may need those."""
-    observer = None if watch is None else watch.observer
+    observer = None if forward is None else forward.observer
     modes = overrides._get_current_function_mode_stack() if observer is not None else []
     if observer not in modes:
         yield
@@ -174,24 +109,24 @@ def is_watched_by_others() -> bool:
 @torch.compiler.disable
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation and report what it read and made."""
-    watch = watching()
-    if watch is None or watch.batch.measuring:
+    forward = active.current()
+    if forward is None or forward.batch.measuring:
         return func(*args, **kwargs)
     kind = name_of(func)
     if kind in NOT_OPERATIONS:
         if kind == "__set__":  # x.data = y
-            watch.batch.forget(args[0])
+            forward.batch.live.forget(args[0])
         return func(*args, **kwargs)
     call = read_call(func, args, kwargs)
     if kind == "as_tensor" and isinstance((*args, *kwargs.values())[0], Number):
         # TorchDynamo hands Python numbers to graphs with dynamic shapes like this.
         return func(*args, **kwargs)
-    if not watch.weights_stay and fsdp.runs_now():
+    if not forward.weights_stay and fsdp.runs_now():
         return func(*args, **kwargs)
-    watch.read_names()
-    batch = watch.batch
-    inputs = [(label, key_of(watch, tensor, label)) for label, tensor in _rows_of(call)]
-    apart = [(key_of(watch, x, name), x) for name, x in call.apart if _is_float(x)]
+    forward.read_names()
+    batch = forward.batch
+    inputs = [(label, forward.key_of(tensor, label)) for label, tensor in _rows_of(call)]
+    apart = [(forward.key_of(x, name), x) for name, x in call.apart if _is_float(x)]
     try:
         result = func(*args, **kwargs)
     except Exception as error:
@@ -199,9 +134,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
-        moved = batch.key_of(call.first)
+        moved = batch.live.key_of(call.first)
         if moved is not None:
-            batch.remember(results[0][1], moved)
+            batch.live.remember(results[0][1], moved)
             return result
     made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
     outputs = [(nodes.label_of("output", path), key) for path, key in made]
@@ -213,7 +148,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
-        look_closer(batch, call, func, made)
+        add_float64_details(batch, call, func, made)
     if outputs:
         batch.events.append(happened(batch, call, inputs, outputs))
     if apart:
@@ -226,9 +161,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def happened(
     batch: Batch, call: Call, inputs: list[tuple[str, Key]], outputs: list[tuple[str, Key]]
-) -> GapOperation:
+) -> UncapturedOperation:
     """An operation that has run, or raised, with the values that it read and made."""
-    return GapOperation(
+    return UncapturedOperation(
         kind=call.kind,
         module=batch.module,
         calls=batch.calls,
@@ -242,29 +177,21 @@ def happened(
     )
 
 
-CLOSER_LOOKS = 8  # in one batch: each runs the operation once more
+FLOAT64_RUNS = 8  # in one batch, at most: each runs an operation once more
 
 
-def look_closer(
+def add_float64_details(
     batch: Batch, call: Call, func: Any, made: list[tuple[tuple[int, ...], Key]]
 ) -> None:
     """Note what an operation that made something bad would have needed, and what it read."""
     for path, (_, index) in made:
-        if index not in batch.details or batch.closer_looks >= CLOSER_LOOKS:
+        if index not in batch.details or batch.float64_runs >= FLOAT64_RUNS:
             continue
-        batch.closer_looks += 1
+        batch.float64_runs += 1
         with batch.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
             needed = needed_by(func, call.args, call.kwargs, path)
             masked = reads_masked_row(call.args, call.kwargs)
         batch.details[index] = replace(batch.details[index], needed=needed, masked_row=masked)
-
-
-def key_of(watch: Watch, tensor: Tensor, label: str) -> Key:
-    """The value that a tensor holds: a weight's or buffer's where it is one."""
-    role, name = watch.tensors.get(id(tensor), (Role.INPUT, label))
-    if role is Role.WEIGHT and watch.weights_stay:
-        return watch.batch.key_of(tensor) or watch.batch.weight(tensor, name)
-    return watch.batch.value_of(tensor, name, role)
 
 
 def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:

@@ -59,9 +59,9 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
+from fxguard.batch import active, observer
 from fxguard.batch import module_hooks as module_calls
-from fxguard.batch import observer
-from fxguard.batch.batch import GraphRun, Postponed
+from fxguard.batch.events import GraphRun, Postponed
 from fxguard.capture import plain_python
 from fxguard.graph import marks
 from fxguard.graph.overwritten_inputs import spoiled_inputs
@@ -319,8 +319,8 @@ class CheckingBackend:
             plain_python.leave_try_blocks(graph_module)
         self.refresh()
         let_backend_fail(graph_module)
-        watch = observer.watching()
-        captured_in = watch.batch.module if watch is not None else ""
+        forward = active.current()
+        captured_in = forward.batch.module if forward is not None else ""
         with torch._C.DisableTorchFunction():
             arguments = {
                 position: self.tensors[id(example)]
@@ -339,7 +339,7 @@ class CheckingBackend:
             changed = handed_on(graph_module)
             if self.arithmetic is eager:  # no compiler follows
                 changed = keep_random_state(changed)
-        with observer.unobserved(watch), self.kept_between_processes():
+        with observer.unobserved(forward), self.kept_between_processes():
             compiled = self.inner(changed, example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
@@ -348,10 +348,10 @@ class CheckingBackend:
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
-            watch = observer.watching()
+            forward = active.current()
             random_state = RandomState.now(args) if plan.random else None
-            names = (captured_in, watch.batch.module if watch is not None else "")
-            calls = watch.batch.calls if watch is not None else ()
+            names = (captured_in, forward.batch.module if forward is not None else "")
+            calls = forward.batch.calls if forward is not None else ()
             kept = copied(args, spoiled) if spoiled else args
             restore = settings_now() if restores else None
             graph_run = GraphRun(
@@ -359,7 +359,7 @@ class CheckingBackend:
             )
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
-                with observer.unobserved(watch):
+                with observer.unobserved(forward):
                     outputs = compiled(*args)
             except Exception:
                 if restore is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fxguard.batch import frames
+from fxguard.batch.assemble import assemble
 from fxguard.cli._ending import say
 from fxguard.cli._processes import Note, Notes
 from fxguard.cli._settings import options_of
@@ -128,7 +128,7 @@ def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
     name = class_name(type(guard.model))
     recorder, batch = guard.recorder, guard.recorder.last_batch
-    between = 0 if batch is None else recorder.between(batch)
+    between = 0 if batch is None else batch.uncaptured()
     unchecked: Counter[str] = Counter()
     for plan in guard.plans:
         unchecked.update(dict(plan.unchecked))
@@ -147,11 +147,11 @@ def headroom_of(guard: Guard) -> Headroom | None:
     batch = guard.recorder.last_batch
     if batch is None or batch.postponed:
         return None
-    trace = frames.assemble(batch)
+    flow = assemble(batch)
     least: Headroom | None = None
-    for step in trace.steps:
+    for step in flow.steps:
         for value in step.outputs:
-            stat, dtype = trace.stats[value], trace.values[value].dtype
+            stat, dtype = flow.ranges[value], flow.values[value].dtype
             limit = LIMITS.get(dtype)
             if limit is None or not isinstance(stat, Range) or not 0 < stat.abs_max < limit:
                 continue  # at the limit itself stand masks

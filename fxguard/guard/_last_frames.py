@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from fxguard.batch.batch import Batch
-from fxguard.batch.frames import DataFlow
+from fxguard.batch.dataflow import DataFlow
 from fxguard.report.report import Report
 
 __all__ = ["Finished", "LastFrames"]

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxguard.batch.batch import Batch, GraphRun
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
 from fxguard.guard._deliver import conclude_failure, conclude_part, stop_after

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fxguard.batch import module_hooks
-from fxguard.batch import observer as gaps
-from fxguard.batch.arguments import Call
-from fxguard.batch.batch import GraphRun
+from fxguard.batch import active, module_hooks
+from fxguard.batch.active import ActiveForward
+from fxguard.batch.arguments import ModelCall
+from fxguard.batch.events import GraphRun
+from fxguard.batch.observer import Observer
 from fxguard.capture import dynamo
 from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.source_lines import calling_line
@@ -176,7 +177,7 @@ class Guard:
         )
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
-        self._observer = gaps.Observer() if plugins.watches_operations else None
+        self._observer = Observer() if plugins.watches_operations else None
         self._lock = threading.Lock()
 
     # What users ask for.
@@ -274,7 +275,7 @@ class Guard:
             raise UsageError("no batch has finished yet: call the model once, then selftest()")
         tensors = self.names.tensors_by_name()
         results = [test_graph(*captured, tensors) for captured in self.captures.graphs()]
-        return together(results, self.recorder.between(self.recorder.last_batch))
+        return together(results, self.recorder.last_batch.uncaptured())
 
     # On the model, and off it.
 
@@ -325,10 +326,10 @@ class Guard:
         forward = self._form_of(method, outer)
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph else self._observer
-        breaks, before = dynamo.graph_breaks(), gaps.watching()
+        breaks, before = dynamo.graph_breaks(), active.current()
         # An interrupt may come at any call below. The last line of each `finally` is none.
         try:
-            watch = gaps.Watch(
+            running = ActiveForward(
                 self.recorder.begin(),
                 names.modules,
                 names.tensors,
@@ -338,9 +339,10 @@ class Guard:
             )
             try:
                 place = f"{class_name(type(self.model))}.{method}"
-                watch.batch.call = Call(place, self.installation.original(method), args, kwargs)
-                watch.batch.caller = calling_line()
-                gaps.set_watch(watch)
+                original = self.installation.original(method)
+                running.batch.call = ModelCall(place, original, args, kwargs)
+                running.batch.caller = calling_line()
+                active.here.forward = running
                 with dynamo.module_hooks_on():
                     if observer is None:
                         output = forward(*args, **kwargs)
@@ -349,20 +351,20 @@ class Guard:
                             output = forward(*args, **kwargs)
                 with torch._C.DisableTorchFunction():
                     name = class_name(type(self.model))
-                    module_hooks.record_return(watch, "", name, (), args, kwargs, output)
+                    module_hooks.record_return(running, "", name, (), args, kwargs, output)
             except Exception as error:
                 with torch._C.DisableTorchFunction():
                     conclude_failure(self.recorder, error)
                 raise
             finally:
                 try:
-                    watch.leave_fused()
+                    running.leave_fused()
                     self._count_breaks(breaks)
                 except BaseException:
-                    watch.leave_fused()
+                    running.leave_fused()
                     raise
                 finally:
-                    gaps.here.watch = before
+                    active.here.forward = before
             with torch._C.DisableTorchFunction():
                 conclude(self.recorder)
         finally:

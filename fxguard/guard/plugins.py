@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from fxguard.batch.batch import GraphRun
+from fxguard.batch.events import GraphRun
 
 __all__ = ["Hear", "Methods", "Plugins"]
 

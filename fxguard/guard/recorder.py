@@ -17,8 +17,9 @@ from torch.nn import Module
 
 from fxguard import globs
 from fxguard.batch import frames
-from fxguard.batch.batch import Batch, GapOperation, GraphRun
-from fxguard.batch.frames import DataFlow
+from fxguard.batch.assemble import assemble, operations_of, reached_by_failure
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.weights import Standing, grown, magnitudes
 from fxguard.errors import UsageError
 from fxguard.guard._last_frames import Finished, LastFrames
@@ -167,17 +168,8 @@ class Recorder:
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without putting them together."""
-        operations = self.options.granularity == "op"
-        count = 0
-        for event in batch.events:
-            if isinstance(event, GraphRun):
-                planned = event.plan.frames
-                count += len(planned) if operations else sum(map(self.shows, planned))
-            elif isinstance(event, GapOperation):
-                count += operations and event.framed
-            else:  # among operations it may replace the frame of its one operation
-                count += not operations or not event.calls
-        return count
+        of_operations = self.options.granularity == "op"
+        return sum(event.frame_count(of_operations) for event in batch.events)
 
     # The verdict.
 
@@ -197,14 +189,14 @@ class Recorder:
         if self.precedents.hold(case, lambda question: ask(batch, question)):
             return Finished(batch)
         self.measure(batch)
-        flow = frames.assemble(batch, numbers_inside)
+        flow = assemble(batch, numbers_inside)
         if error is not None:
-            flow.reached += frames.reached_by_failure(flow, batch)
+            flow.reached += reached_by_failure(flow, batch)
         judgment = Judgment(batch, flow, self.options.ignores)
         verdict = judgment.verdict
         for blame in verdict.both:
             if blame.step is not None:
-                frames.show_step(flow, blame.step)
+                flow.show_step(blame.step)
         accused = verdict.both if self.options.strict else verdict.origins
         absorbed = [self.origin(judgment, blame) for blame in verdict.absorbed]
         for origin in absorbed:
@@ -346,7 +338,7 @@ class Recorder:
         unlike: Callable[[Tensor], str] | None = None,
     ) -> Frame:
         """A frame of a flow; ``index`` is its place among those that are shown."""
-        frame = frames.render(flow.frames[position], flow.values, flow.stats, self.model, unlike)
+        frame = frames.render(flow.frames[position], flow.values, flow.ranges, self.model, unlike)
         return replace(frame, batch_number=batch.number, index=index)
 
     def last_frames(self, batch: Batch, flow: DataFlow, last: int) -> list[Frame]:
@@ -385,7 +377,7 @@ class Recorder:
             just_ended: whether nothing else has run since, so that weights are as they were.
         """
         # What was judged has the frames of what was blamed, too, and what a second run saw.
-        batch, flow = finished.batch, finished.flow or frames.assemble(finished.batch)
+        batch, flow = finished.batch, finished.flow or assemble(finished.batch)
         shown = self.shown(flow)
         then = None if just_ended else batch.ended
         unlike = None if then is None else self.standing.since(then)
@@ -403,7 +395,7 @@ class Recorder:
         last = self.last_batch
         if last is None:
             return "no batch has finished yet: nothing was checked"
-        between = self.between(last)
+        between = last.uncaptured()
         unchecked: Counter[str] = Counter()
         for plan in plans:
             unchecked.update(dict(plan.unchecked))
@@ -427,7 +419,7 @@ class Recorder:
         Operations have to be named by globs with a colon.
         """
         modules = [] if self.model is None else [name for name, _ in self.model.named_modules()]
-        ran = frames.operations_of(batch)
+        ran = operations_of(batch)
         return [
             pattern
             for pattern in self.options.ignore
@@ -436,10 +428,6 @@ class Recorder:
                 ":" in pattern or not any(globs.matches(pattern, module, "") for module in modules)
             )
         ]
-
-    def between(self, batch: Batch) -> int:
-        """How many operations of a batch ran outside every graph."""
-        return sum(isinstance(e, GapOperation) and e.counts for e in batch.events)
 
     # Tracing.
 

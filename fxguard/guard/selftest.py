@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxguard.batch import frames
-from fxguard.batch.batch import Batch, GraphRun
+from fxguard.batch.assemble import assemble
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun
 from fxguard.graph import nodes
 from fxguard.passes.checks import Planting, with_checks
 from fxguard.plan.plan import Plan
@@ -104,9 +105,9 @@ def _blames(
         GraphRun(plan, graph, statistics, tuple(given), None, ("", ""), (), live=tuple(given)), ()
     )
     batch.read()
-    flow = frames.assemble(batch)
+    flow = assemble(batch)
     blames = Judgment(batch, flow, lambda step: False).verdict.both
-    return tuple(origins.Blame(flow.keys[b.value][1], b.step, b.problem) for b in blames)
+    return tuple(origins.Blame(flow.keys[b.value].value, b.step, b.problem) for b in blames)
 
 
 def made_up_inputs(

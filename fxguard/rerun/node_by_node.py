@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from fxguard.batch.batch import GraphRun
+from fxguard.batch.events import GraphRun
 from fxguard.errors import FxguardError
 from fxguard.graph import higher_order, nodes
 from fxguard.graph.in_float64 import needed_by, reads_masked_row

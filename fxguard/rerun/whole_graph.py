@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fxguard.batch import frames
-from fxguard.batch.batch import GraphRun, Postponed, expect_rows
+from fxguard.batch.events import GraphRun, Postponed, expect_rows
 from fxguard.measure import eager, traceable
 from fxguard.measure.func_levels import unwrapped
 from fxguard.plan.plan import NOT_MEASURED, WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxguard.batch import frames
+from fxguard.batch.assemble import assemble
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.guard.guard import Guard
@@ -88,11 +88,11 @@ class Profile:
             raise UsageError(
                 "the model was instrumented with replay=True, which measures too little"
             )
-        trace = frames.assemble(batch)
+        flow = assemble(batch)
         found = []
         count: Counter[str] = Counter()
-        for step in trace.steps:
-            made = [(trace.values[v].dtype, trace.stats[v]) for v in step.outputs]
+        for step in flow.steps:
+            made = [(flow.values[v].dtype, flow.ranges[v]) for v in step.outputs]
             ranges = [(dtype, stat) for dtype, stat in made if isinstance(stat, Range)]
             if not ranges or ranges[0][0] not in FORMATS:
                 continue

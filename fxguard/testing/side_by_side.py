@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard.batch.batch import GraphRun
+from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.operations import read_node
 from fxguard.graph.random_state import RandomState

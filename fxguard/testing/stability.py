@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.batch.batch import GraphRun
+from fxguard.batch.events import GraphRun
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, remove
 from fxguard.guard.instrumented import find_guard, unwrapped
@@ -128,7 +128,7 @@ def numerically_stable(
             f"{type(tested).__name__}"
         )
     assert guard.recorder.last_batch is not None
-    between = guard.recorder.between(guard.recorder.last_batch)
+    between = guard.recorder.last_batch.uncaptured()
     rtol = min(ROUNDINGS * torch.finfo(dtype).eps, MOST) if rtol is None else rtol
     found = Stability(
         dtype, reference, rtol, tuple(comparison.deviations), between, comparison.taken_over

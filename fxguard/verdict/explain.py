@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from fxguard.batch.frames import DataFlow
+from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.tables import CASTS
 from fxguard.plan.plan import Step
 from fxguard.records import Climb, Range, Role
@@ -71,7 +71,7 @@ def _largest(flow: DataFlow, step: Step) -> int | None:
 
 
 def _magnitude(flow: DataFlow, value: int) -> float | None:
-    number = flow.stats[value]
+    number = flow.ranges[value]
     if isinstance(number, Range) and math.isfinite(number.abs_max):
         return number.abs_max
     return None

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fxguard.batch import frames
-from fxguard.batch.batch import BETWEEN_GRAPHS, Batch, GraphRun
-from fxguard.batch.frames import DataFlow
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.tables import ADDITIONS
 from fxguard.measure.traceable import Detail, describe
 from fxguard.plan.plan import Step
@@ -61,14 +61,14 @@ class Judgment:
 
     def stat(self, value: int) -> Range | None:
         """The range of a value; those of weights are measured now."""
-        number = self.flow.stats[value]
+        number = self.flow.ranges[value]
         if isinstance(number, Range):
             return number
         role = self.flow.values[value].role
         if role.is_standing or role is Role.CONSTANT:
-            tensor = frames.tensor_of(self.batch, self.flow.keys[value])
+            tensor = self.batch.tensor_of(self.flow.keys[value])
             if tensor is not None:
-                self.flow.stats[value] = number = frames.range_of(tensor)
+                self.flow.ranges[value] = number = frames.range_of(tensor)
                 self.asked[self.flow.keys[value], "extreme"] = _extreme(tensor, number)
         return number if isinstance(number, Range) else None
 
@@ -86,7 +86,7 @@ class Judgment:
         if role is not Role.INPUT:
             return f"{role.value} {name}"
         key = self.flow.keys[value]
-        tensor = self.batch.copied.get(key, frames.tensor_of(self.batch, key))
+        tensor = self.batch.copied.get(key, self.batch.tensor_of(key))
         if tensor is not None and self.batch.call is not None:
             with contextlib.suppress(Exception):  # whatever a container of the user's raises
                 if argument := self.batch.call.name_of(tensor):
@@ -95,7 +95,7 @@ class Judgment:
             return f"input `{name}`"
         readers = (step for step in self.flow.steps if value in step.inputs)
         reader = next(readers, None)
-        if reader is None or self.flow.keys[value][0] != BETWEEN_GRAPHS:
+        if reader is None or not key.is_between_graphs:
             return name
         return f"{name} of {reader.kind}" + (f" in {reader.module}" if reader.module else "")
 
@@ -107,11 +107,9 @@ class Judgment:
     def _was_autocast(self, value: int) -> bool:
         if self.batch.autocast or torch._C._is_any_autocast_enabled():
             return True
-        index, _ = self.flow.keys[value]
-        if index == BETWEEN_GRAPHS:
+        run = self.batch.run_of(self.flow.keys[value])
+        if run is None:
             return False
-        run = self.batch.events[index]
-        assert isinstance(run, GraphRun)
         targets = (getattr(n.target, "__name__", "") for n in run.graph_module.graph.nodes)
         return any("autocast" in name for name in targets)
 
@@ -145,21 +143,18 @@ class Judgment:
 
     def detail(self, blame: origins.Blame) -> Detail | None:
         """What a blamed tensor holds, where that can still be seen."""
-        key = index, local = self.flow.keys[blame.value]
+        key = self.flow.keys[blame.value]
         if blame.step is None:
-            tensor = frames.tensor_of(self.batch, key)
+            tensor = self.batch.tensor_of(key)
             return None if tensor is None else describe(tensor)
-        if index == BETWEEN_GRAPHS:
-            return self.batch.details.get(local)
-        run = self.batch.events[index]
-        assert isinstance(run, GraphRun)
-        return detail_of(run, local)
+        run = self.batch.run_of(key)
+        return self.batch.details.get(key.value) if run is None else detail_of(run, key.value)
 
 
 def ask(batch: Batch, question: Ask) -> Answer:
     """What a judgment has to know of a tensor that no graph measures."""
     key, what = question
-    tensor = frames.tensor_of(batch, key)
+    tensor = batch.tensor_of(key)
     if what == "is mask":
         return tensor is not None and describe(tensor).posinf_count == 0
     return None if tensor is None else _extreme(tensor, frames.range_of(tensor))

@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Mapping
 import torch
 from torch import Tensor
 
-from fxguard.batch.batch import Batch, GraphRun, Key, ModuleReturn
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun
+from fxguard.batch.keys import Key
 from fxguard.plan.plan import Plan
 from fxguard.verdict import origins
 
@@ -57,17 +59,10 @@ class Precedents:
         Args:
             batch: one whose numbers were read.
         """
-        facts: list[Hashable] = []
-        for event in batch.events:
-            if isinstance(event, GraphRun) and not event.plan.later:
-                inputs, derived = tuple(event.inputs.items()), tuple(event.derived.items())
-                pattern = bytes(self._pattern(event).tolist())
-                facts.append((id(event.plan), event.names, event.calls, inputs, derived, pattern))
-            elif isinstance(event, ModuleReturn):
-                facts.append((event.name, event.calls, tuple(event.rows)))
-            else:
-                return None
-        return tuple(facts)
+        identities = tuple(event.identity() for event in batch.events)
+        if None in identities:
+            return None
+        return identities, tuple(bytes(self._pattern(run).tolist()) for run in batch.runs)
 
     def _pattern(self, run: GraphRun) -> Tensor:
         """For each number whether it is NaN, inf, its dtype's limit, or none, shape [count]."""

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.common_methods_invocations import op_db
 
 import fxguard
-from fxguard.batch.frames import assemble
+from fxguard.batch.assemble import assemble
 from fxguard.graph.operations import is_move, name_of, read_call
 from fxguard.graph.tables import MOVES, NOT_OPERATIONS, SELECTS
 from support import zoo
@@ -214,11 +214,11 @@ def numbers_of(x: Tensor) -> str:
 
 def measured_by(model: nn.Module) -> list[tuple[str, str]]:
     """Operation and numbers of everything that was made or written, parts and joins aside."""
-    trace = assemble(fxguard.guard_of(model).recorder.last_batch)
+    flow = assemble(fxguard.guard_of(model).recorder.last_batch)
     found = []
-    for step in trace.steps:
+    for step in flow.steps:
         for value in () if step.kind in SELECTS else step.outputs:
-            stat = trace.stats[value]
+            stat = flow.ranges[value]
             text = stat if isinstance(stat, str) else f"{stat.abs_min:.2e} {stat.abs_max:.2e}"
             found.append((normal(step.kind), text))
     return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 import fxguard
-from fxguard.batch import batch, observer
+from fxguard.batch import active, batch
 from fxguard.guard._last_frames import LastFrames
 
 PACKAGE = str(Path(fxguard.__file__).parent)
@@ -180,7 +180,7 @@ class Interrupt:
 
 
 def assert_nothing_is_left() -> None:
-    assert observer.watching() is None
+    assert active.current() is None
     assert not _get_current_function_mode_stack()
     assert torch._C._is_torch_function_enabled()
     assert not torch._C._len_torch_dispatch_stack()
@@ -279,9 +279,8 @@ def test_numbers_that_do_not_fit_their_plan_are_no_report(monkeypatch: pytest.Mo
     read = batch.Batch.read
 
     def one_short(self: batch.Batch) -> None:
-        for event in self.events:
-            if isinstance(event, batch.GraphRun):
-                event.statistics = event.statistics[1:]
+        for run in self.runs:
+            run.statistics = run.statistics[1:]
         read(self)
 
     monkeypatch.setattr(batch.Batch, "read", one_short)

@@ -55,17 +55,17 @@ def normal(name: str) -> str:
 
 def operations_in(guard: fxguard.Guard) -> list[tuple[str, str]]:
     """Name and numbers of every output of every operation that was measured and framed."""
-    from fxguard.batch.frames import assemble
+    from fxguard.batch.assemble import assemble
 
-    trace = assemble(guard.recorder.last_batch)
+    flow = assemble(guard.recorder.last_batch)
     found = []
-    for frame in trace.frames:
+    for frame in flow.frames:
         if frame.step is None:
             continue
-        step = trace.steps[frame.step]
+        step = flow.steps[frame.step]
         for row in frame.rows:
             if row.label.startswith("output") and row.value in step.outputs:
-                stat = trace.stats[row.value]
+                stat = flow.ranges[row.value]
                 text = stat if isinstance(stat, str) else f"{stat.abs_min:.2e} {stat.abs_max:.2e}"
                 found.append((step.kind, text))
     return found

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.batch import module_hooks, observer
+from fxguard.batch import active, module_hooks, observer
 from fxguard.capture import dynamo
 from fxguard.guard import recorder
 from fxguard.guard._names import Names
@@ -828,9 +828,9 @@ def test_without_a_batch_for_each_thread_the_check_fails(monkeypatch: pytest.Mon
     """What a batch belongs to is kept for each thread."""
 
     class OneForAll:
-        watch: Any = None
+        forward: Any = None
 
-    monkeypatch.setattr(observer, "here", OneForAll())
+    monkeypatch.setattr(active, "here", OneForAll())
     with pytest.raises(AssertionError, match=r"^other reports\s+assert \[\('0', 'input"):
         check_threads(PYTHON, rounds=1, in_turns=True)
 

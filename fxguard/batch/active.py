@@ -1,0 +1,89 @@
+"""The forward that runs in this thread: its batch, its names, and who observes it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.keys import Key
+from fxguard.records import Role
+
+__all__ = ["ActiveForward", "FusedModule", "current", "here"]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedModule:
+    """A module that may run fused kernels, and is therefore observed by its ATen operations."""
+
+    module: Module
+    observation: contextlib.ExitStack  # ends when it is closed
+
+
+class ActiveForward:
+    """A guarded forward that is running.
+
+    Args:
+        batch: what it reports to.
+        names: id of a module to its qualified name.
+        tensors: id of a parameter or buffer to its role and qualified name.
+        observer: the mode that sees the torch functions between graphs; None where there is none.
+        refresh: brings ``names`` and ``tensors`` up to date.
+        weights_stay: whether weights are until a report is made what they are now.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        names: Mapping[int, str],
+        tensors: Mapping[int, tuple[Role, str]],
+        observer: TorchFunctionMode | None,
+        refresh: Callable[[], None] = lambda: None,
+        weights_stay: bool = True,
+    ) -> None:
+        self.batch = batch
+        self.names = names
+        self.tensors = tensors
+        self._refresh = refresh
+        self._is_fresh = False
+        self.observer = observer
+        self.weights_stay = weights_stay
+        self.fused: FusedModule | None = None  # the outermost one that is running
+
+    def read_names(self) -> None:
+        """Bring the names up to date, once for each batch that has something between graphs."""
+        if not self._is_fresh:
+            self._is_fresh = True
+            self._refresh()
+
+    def leave_fused(self) -> None:
+        """Stop observing ATen operations, where that was begun."""
+        if self.fused is not None:
+            self.fused.observation.close()  # may be called again, if this was interrupted
+            self.fused = None
+
+    def key_of(self, tensor: Tensor, label: str) -> Key:
+        """The value that a tensor holds: a weight's or buffer's where it is one."""
+        role, name = self.tensors.get(id(tensor), (Role.INPUT, label))
+        if role is Role.WEIGHT and self.weights_stay:
+            return self.batch.live.key_of(tensor) or self.batch.weight(tensor, name)
+        return self.batch.value_of(tensor, name, role)
+
+
+class _Here(threading.local):
+    forward: ActiveForward | None = None
+
+
+# Each guarded forward sets ``here.forward`` when it begins, and back to what it was when it ends.
+here = _Here()
+
+
+def current() -> ActiveForward | None:
+    """The guarded forward that runs in this thread."""
+    return here.forward

@@ -1,0 +1,62 @@
+"""A finished batch to its data flow: all graphs, and what ran between them, in one numbering."""
+
+from __future__ import annotations
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import LookAgain
+from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.graph.source_lines import source_at
+from fxguard.measure.traceable import decode
+from fxguard.plan.plan import merge_root, merge_single_operations
+from fxguard.records import RowRole
+
+__all__ = ["assemble", "operations_of", "reached_by_failure"]
+
+
+def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
+    """Number the values of all events of a batch through.
+
+    Args:
+        batch: a batch whose numbers were read.
+        look_again: gives the ranges of values that only a second run can see, by index in the
+            plan. Asked for each run that has such values.
+    """
+    flow = DataFlow(labels=batch.labels)
+    if batch.between is not None:
+        pairs = batch.between.tolist()
+        for index, value in enumerate(batch.values):
+            found = value.note or decode(*pairs[index])
+            flow.add_value(Key(BETWEEN_GRAPHS, index), value, found)
+    for index, event in enumerate(batch.events):
+        event.add_to(flow, index, look_again)
+    if len(batch.events) > len(batch.runs):
+        flow.frames = merge_root(merge_single_operations(flow.frames))
+    if batch.caller is not None:
+        flow.add_caller(source_at(batch.caller))
+    flow.drop_frames_without_numbers()
+    for frame in flow.frames:
+        if not frame.is_op:
+            rows = [row.value for row in frame.rows if RowRole.of(row.label) is RowRole.OUTPUT]
+            values = [value for value in rows if value is not None]
+            flow.reached += values
+            flow.results += [] if frame.name else values
+    return flow
+
+
+def operations_of(batch: Batch) -> set[tuple[str, str]]:
+    """Module and kind of each operation that a batch may have run."""
+    return {operation for event in batch.events for operation in event.operations()}
+
+
+def reached_by_failure(flow: DataFlow, batch: Batch) -> list[int]:
+    """Values that may be why forward raised.
+
+    What graphs returned to Python, what the operation that raised had read, and what was made
+    between graphs and read by no operation.
+    """
+    read = {value for step in flow.steps for value in step.inputs}
+    keys = [
+        key for index, event in enumerate(batch.events) for key in event.suspects(flow, index, read)
+    ]
+    return [flow.place[key] for key in keys if key in flow.place]

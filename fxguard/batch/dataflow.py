@@ -1,0 +1,91 @@
+"""The data flow of a batch: the values, operations and frames of all its events in one numbering.
+
+Nothing here runs while all is healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fxguard.batch.keys import Key
+from fxguard.measure.traceable import NOT_RUN, NOTES, decode
+from fxguard.plan.plan import LATER, NOT_MEASURED, FramePlan, Plan, RowPlan, Step, Value
+from fxguard.records import Range, Source
+
+__all__ = ["DataFlow", "ranges_of"]
+
+
+@dataclass(slots=True)
+class DataFlow:
+    """One batch: operations, values and frames, numbered through."""
+
+    values: list[Value] = field(default_factory=list)
+    # Of each value; a string says why there is no number.
+    ranges: list[Range | str] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)  # where each value comes from
+    place: dict[Key, int] = field(default_factory=dict)  # index into `values`, of each key
+    steps: list[Step] = field(default_factory=list)  # in order of execution
+    frames: list[FramePlan] = field(default_factory=list)  # in order of display
+    reached: list[int] = field(default_factory=list)  # values that a module or the model returned
+    results: list[int] = field(default_factory=list)  # values that the model returned
+    labels: Mapping[Key, str] = field(default_factory=dict)  # names that the user gave to values
+
+    def add_value(self, key: Key, value: Value, found: Range | str) -> None:
+        """Number one more value."""
+        self.place[key] = len(self.values)
+        self.values.append(value)
+        self.ranges.append(found)
+        self.keys.append(key)
+
+    def add_caller(self, caller: Source) -> None:
+        """Give operations that torch alone has lines of the line that called the model."""
+        self.steps = [s if s.source else replace(s, source=caller) for s in self.steps]
+        self.frames = [
+            frame if frame.source or frame.step is None else replace(frame, source=caller)
+            for frame in self.frames
+        ]
+
+    def drop_frames_without_numbers(self) -> None:
+        """Drop the frames of branches that were not taken, and of bodies not looked into."""
+        self.frames = [frame for frame in self.frames if self._has_run(frame)]
+
+    def _has_run(self, frame: FramePlan) -> bool:
+        found = [self.ranges[row.value] for row in frame.rows if row.value is not None]
+        return NOTES[NOT_RUN] not in found and LATER not in found
+
+    def show_step(self, index: int) -> None:
+        """Give an operation a frame that has none of its own, such as one that joins parts."""
+        if any(frame.step == index for frame in self.frames):
+            return
+        step = self.steps[index]
+        if len(step.outputs) == 1:
+            rows = [RowPlan("output", step.outputs[0])]
+        else:
+            rows = [RowPlan(f"output[{i}]", value) for i, value in enumerate(step.outputs)]
+        rows[:0] = [RowPlan(f"input[{i}]", value) for i, value in enumerate(step.inputs)]
+        frame = FramePlan(step.module, step.kind, True, tuple(rows), step.source, index)
+
+        def comes_after(other: FramePlan) -> bool:
+            if other.step is not None:
+                return other.step > index
+            return any(row.value in step.outputs for row in other.rows)
+
+        after = (place for place, other in enumerate(self.frames) if comes_after(other))
+        self.frames.insert(next(after, len(self.frames)), frame)
+
+
+def ranges_of(plan: Plan, statistics: Tensor) -> list[Range | str]:
+    """The range of each value of a plan, or why there is none.
+
+    Args:
+        plan: of a graph.
+        statistics: what one run of the graph measured, shape ``[len(plan.checks), 2]``.
+    """
+    numbers = statistics.tolist()
+    return [
+        value.note or NOT_MEASURED if value.slot is None else decode(*numbers[value.slot])
+        for value in plan.values
+    ]

@@ -1,0 +1,330 @@
+"""What happens in a batch: a graph runs, an operation runs between graphs, a module returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fxguard.batch.dataflow import DataFlow, ranges_of
+from fxguard.batch.keys import Key
+from fxguard.errors import InternalError
+from fxguard.graph.random_state import RandomState
+from fxguard.measure import eager, traceable
+from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value
+from fxguard.records import Range, Role, Source
+
+__all__ = [
+    "Event",
+    "GraphRun",
+    "ModuleReturn",
+    "ModuleRow",
+    "Postponed",
+    "UncapturedOperation",
+    "expect_rows",
+]
+
+# The ranges of values that only a second run of a graph can see, by index in its plan.
+LookAgain = Callable[["GraphRun"], Mapping[int, Range | str]]
+
+
+class Event:
+    """What each kind of event answers, once the numbers of its batch were read."""
+
+    __slots__ = ()
+
+    def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
+        """Add its values, operations and frames to the data flow of the batch.
+
+        Args:
+            flow: with all events before this one.
+            index: of this event in the batch.
+            look_again: see :func:`fxguard.batch.assemble.assemble`.
+        """
+        raise NotImplementedError
+
+    def frame_count(self, of_operations: bool) -> int:
+        """How many frames it has at least; with those of operations, or of modules alone."""
+        raise NotImplementedError
+
+    def identity(self) -> Hashable | None:
+        """What two batches with the same event have in common, numbers aside.
+
+        None where a verdict depends on more than that.
+        """
+        return None
+
+    def operations(self) -> set[tuple[str, str]]:
+        """Module and kind of each operation that it may have run."""
+        return set()
+
+    def unmeasured(self, between: Sequence[float]) -> int:
+        """How many operations made what could not be measured.
+
+        Args:
+            between: the largest magnitude of each value of ``Batch.values``.
+        """
+        return 0
+
+    def suspects(self, flow: DataFlow, index: int, read: Collection[int]) -> list[Key]:
+        """Values that may be why the forward raised.
+
+        Args:
+            flow: of the batch.
+            index: of this event in the batch.
+            read: values of the flow that some operation has read.
+        """
+        return []
+
+
+@dataclass(slots=True)
+class Postponed:
+    """The statistics of a run of which only what left the graph was measured."""
+
+    values: tuple[int, ...]  # of the plan: what left the graph
+    leaving: Any  # their ranges, as they were measured; shape [count, 2] once they are read
+    ways: Callable[[], Iterable[Callable[..., Any]]]  # checked forms of the graph, best first
+    # Of the plan: what inputs held before the graph wrote them, where no copy was made.
+    overwritten: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class GraphRun(Event):
+    """One run of a captured graph.
+
+    Made by the backend that runs the graph, which also sets ``statistics``.
+    :class:`~fxguard.batch.batch.Batch` links it to earlier events (``inputs``, ``derived``), brings
+    its numbers to the host, and drops ``args`` and ``random_state`` at the end.
+    :mod:`fxguard.rerun.whole_graph` replaces ``plan`` and ``statistics`` together, once, where they
+    were put off. All of this happens in the thread of the batch.
+    """
+
+    plan: Plan
+    graph_module: GraphModule  # as it was captured, without checks
+    statistics: Tensor  # [len(plan.checks), 2]
+    # What it ran on, with copies of what it wrote; None once the batch is closed.
+    args: tuple[Any, ...] | None
+    random_state: RandomState | None  # before the run, where the graph draws random numbers
+    names: tuple[str, str]  # the module it was captured in, and the one it ran in
+    calls: tuple[str, ...]  # calls of modules around it that no graph knows of
+    live: tuple[Any, ...] = ()  # the arguments themselves, until the batch has linked them
+    inputs: dict[int, Key] = field(default_factory=dict)  # values made by an earlier event
+    derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
+    # Where the graph raised: the values that the operation which raised had read.
+    stopped_at: tuple[int, ...] = ()
+    raised: FramePlan | None = None  # that operation
+    postponed: Postponed | None = None  # what to do when the statistics are asked for
+    repeated: bool = True  # False: a second run gave other numbers, and no further one is asked
+
+    @property
+    def numbers(self) -> Tensor:
+        """What was measured: the statistics, or those of what left the graph."""
+        return self.statistics if self.postponed is None else self.postponed.leaving
+
+    def read(self) -> None:
+        """Bring the numbers to the host."""
+        if self.postponed is not None:
+            numbers = eager.collect(self.postponed.leaving).cpu()
+            self.postponed.leaving = numbers
+            expect_rows(numbers, len(self.postponed.values))
+            return
+        self.statistics = self.statistics.cpu()
+        expect_rows(self.statistics, len(self.plan.checks))
+
+    def close(self) -> None:
+        """Let go of what it ran on: no further run can be made."""
+        self.args = None
+        self.random_state = None
+
+    def running_name(self, name: str) -> str:
+        """The module that runs in place of one that the graph was captured with.
+
+        A graph captured in one module may run for another of the same class.
+        """
+        captured, running = self.names
+        if captured == running:
+            return name
+        if name == captured or name.startswith(captured + "."):
+            return running + name[len(captured) :]
+        return name
+
+    def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
+        ranges = ranges_of(self.plan, self.numbers)
+        if look_again is not None and self.plan.later:
+            for local, found in look_again(self).items():
+                ranges[local] = found
+        place: list[int] = []  # in the flow, of each value of the plan
+        for local, (value, found) in enumerate(zip(self.plan.values, ranges, strict=True)):
+            key = Key(index, local)
+            if local in self.inputs:
+                flow.place[key] = flow.place[self.inputs[local]]
+            else:
+                flow.add_value(key, self._running_value(local, value), found)
+            place.append(flow.place[key])
+            if local in self.derived:
+                origin = flow.place[self.derived[local]]
+                link = Step("view", self.names[1], (origin,), (place[local],), counts=False)
+                flow.steps.append(link)
+        steps_before = len(flow.steps)
+        for step in self.plan.steps:
+            flow.steps.append(
+                replace(
+                    step,
+                    module=self.running_name(step.module),
+                    inputs=tuple(place[value] for value in step.inputs),
+                    outputs=tuple(place[value] for value in step.outputs),
+                )
+            )
+        for frame in (*self.plan.frames, *([] if self.raised is None else [self.raised])):
+            flow.frames.append(
+                replace(
+                    frame,
+                    name=self.running_name(frame.name),
+                    rows=tuple(
+                        row if row.value is None else replace(row, value=place[row.value])
+                        for row in frame.rows
+                    ),
+                    step=None if frame.step is None else frame.step + steps_before,
+                    calls=(*self.calls, *frame.calls),
+                )
+            )
+
+    def _running_value(self, local: int, value: Value) -> Value:
+        if local in self.derived:
+            return replace(value, role=Role.MADE)
+        if not value.role.is_standing or self.names[0] == self.names[1]:
+            return value
+        return replace(value, name=self.running_name(value.name))
+
+    def frame_count(self, of_operations: bool) -> int:
+        return sum(of_operations or not frame.is_op for frame in self.plan.frames)
+
+    def identity(self) -> Hashable | None:
+        if self.plan.later:
+            return None
+        inputs, derived = tuple(self.inputs.items()), tuple(self.derived.items())
+        return id(self.plan), self.names, self.calls, inputs, derived
+
+    def operations(self) -> set[tuple[str, str]]:
+        return {(self.running_name(step.module), step.kind) for step in self.plan.steps}
+
+    def unmeasured(self, between: Sequence[float]) -> int:
+        if self.postponed is not None:
+            return 0
+        highs = self.statistics[:, 1].tolist()
+        if traceable.NO_DATA not in highs:
+            return 0
+        slots = {slot for slot, high in enumerate(highs) if high == traceable.NO_DATA}
+        lacking = {i for i, value in enumerate(self.plan.values) if value.slot in slots}
+        steps = (step for step in self.plan.steps if step.counts)
+        return sum(not lacking.isdisjoint(step.outputs) for step in steps)
+
+    def suspects(self, flow: DataFlow, index: int, read: Collection[int]) -> list[Key]:
+        # What the graph returned to Python, or what the operation that raised had read.
+        values = self.stopped_at or self.plan.outputs
+        return [Key(index, value) for value in values if value is not None]
+
+
+@dataclass(slots=True)
+class UncapturedOperation(Event):
+    """One operation that ran outside every graph."""
+
+    kind: str
+    module: str
+    calls: tuple[str, ...]
+    source: Source | None
+    inputs: list[tuple[str, Key]]  # with their labels
+    outputs: list[tuple[str, Key]]  # likewise; none where it raised
+    framed: bool
+    infinite_literal: bool = False
+    limit_literal: bool = False
+    counts: bool = True  # see Step
+
+    def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
+        flow.steps.append(
+            Step(
+                kind=self.kind,
+                module=self.module,
+                inputs=tuple(flow.place[key] for _, key in self.inputs),
+                outputs=tuple(flow.place[key] for _, key in self.outputs),
+                infinite_literal=self.infinite_literal,
+                limit_literal=self.limit_literal,
+                source=self.source,
+                counts=self.counts,
+            )
+        )
+        if not self.framed:
+            return
+        rows = [RowPlan(label, flow.place[key]) for label, key in self.inputs]
+        for label, key in self.outputs:
+            named = f"{label} ({flow.labels[key]})" if key in flow.labels else label
+            rows.append(RowPlan(named, flow.place[key]))
+        if not self.outputs:
+            rows.append(RowPlan("output", note="raised"))
+        flow.frames.append(
+            FramePlan(
+                name=self.module,
+                kind=self.kind,
+                is_op=True,
+                rows=tuple(rows),
+                source=self.source,
+                step=len(flow.steps) - 1,
+                calls=self.calls,
+            )
+        )
+
+    def frame_count(self, of_operations: bool) -> int:
+        return int(of_operations and self.framed)
+
+    def operations(self) -> set[tuple[str, str]]:
+        return {(self.module, self.kind)}
+
+    def unmeasured(self, between: Sequence[float]) -> int:
+        found = (between[key.value] == traceable.NO_DATA for _, key in self.outputs)
+        return int(self.counts and any(found))
+
+    def suspects(self, flow: DataFlow, index: int, read: Collection[int]) -> list[Key]:
+        if not self.outputs:  # it raised
+            return [key for _, key in self.inputs]
+        return [key for _, key in self.outputs if flow.place[key] not in read]
+
+
+class ModuleRow(NamedTuple):
+    """What a module received or returned."""
+
+    label: str
+    key: Key | None  # None where it is no tensor
+    note: str  # what it is instead
+
+
+@dataclass(slots=True)
+class ModuleReturn(Event):
+    """A module returned outside every graph, or the root module returned."""
+
+    name: str
+    kind: str
+    calls: tuple[str, ...]
+    rows: list[ModuleRow]
+
+    def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
+        rows = tuple(
+            RowPlan(label, None if key is None else flow.place[key], note)
+            for label, key, note in self.rows
+        )
+        flow.frames.append(FramePlan(self.name, self.kind, False, rows, calls=self.calls))
+
+    def frame_count(self, of_operations: bool) -> int:
+        # Among operations it may replace the frame of its one operation.
+        return int(not of_operations or not self.calls)
+
+    def identity(self) -> Hashable | None:
+        return self.name, self.calls, tuple(self.rows)
+
+
+def expect_rows(numbers: Tensor, count: int) -> None:
+    """Raise where there is not one row of numbers for each value that was measured."""
+    if numbers.shape != (count, 2):
+        raise InternalError(f"{tuple(numbers.shape)} numbers were measured for {count} values")
