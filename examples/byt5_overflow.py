@@ -1,7 +1,8 @@
 """Train a small ByT5 in float16, as an ordinary script that does not know fxguard.
 
-``python examples/byt5_overflow.py`` prints that the loss is NaN and nothing about the reason.
-``fxguard run examples/byt5_overflow.py`` stops it and names the multiplication that overflowed.
+``python examples/byt5_overflow.py`` prints that the loss is NaN, and no reason.
+``fxguard run examples/byt5_overflow.py`` stops the script and names the multiplication that
+overflowed.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Train a small Llama in bfloat16, every operation checked inside torch.compile."""
+"""Train a small Llama in bfloat16, with every operation checked inside torch.compile."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of numerics: three functions, each as it is often written, and as it should be.
+"""Tests of numerics: four functions, each as it is often written and as it should be.
 
 python -m pytest examples/numerical_tests.py
 """
@@ -28,7 +28,7 @@ class RMSNorm(nn.Module):
 
 
 def test_rms_norm() -> None:
-    """In float16 the square of 256 is too large; the result is a zero, and nobody notices."""
+    """In float16 the square of 256 overflows. The result is a zero, and nobody notices."""
     found = find_overflow(RMSNorm(64, torch.float16).half(), HIDDEN)
     assert found is not None
     print(found)
@@ -41,7 +41,7 @@ def naive_logsumexp(x: Tensor) -> Tensor:
 
 
 def test_logsumexp() -> None:
-    """Without the largest number taken out first, 64 times exp(7) is too large for float16."""
+    """64 times exp(7) overflows float16, unless the largest number is subtracted first."""
     found = find_overflow(naive_logsumexp, HIDDEN)
     assert found is not None
     print(found)
@@ -54,7 +54,7 @@ def attention(query: Tensor, mask: Tensor) -> Tensor:
 
 
 def test_attention() -> None:
-    """A row in which every position is masked is NaN; masks of padded text have no such row."""
+    """A row that is masked entirely gives NaN. Masks of padded text have no such row."""
     query = torch.randn(4, 8)
     found = find_overflow(attention, st.tuples(st.just(query), tensors(torch.bool, (4, 4))))
     assert found is not None
@@ -69,7 +69,7 @@ def one_pass_variance(x: Tensor) -> Tensor:
 
 
 def test_variance_in_one_pass_cancels() -> None:
-    """Nothing overflows: the digits are lost."""
+    """Nothing overflows, but the digits are lost."""
     unstable = numerically_stable(one_pass_variance, torch.randn(4, 64) + 100, dtype=torch.float32)
     print(unstable)
     assert not unstable

@@ -1,4 +1,4 @@
-"""Print every frame of batches 1 and 3 of a small CNN, then stop: no detection, only numbers."""
+"""Print every frame of batches 1 and 3 of a small CNN, then stop. Detection is off."""
 
 import torch
 from torch import nn

@@ -57,6 +57,22 @@ def test_readme_shows_python_code():
     assert "README.md" in SCRIPTS
 
 
+# What comments and sentences of a page say that its code prints.
+PRINTED = {
+    "docs/recipes.md": (
+        "batch 1: log made inf",
+        "then mul made NaN",
+        "batch 3: std in 0 made NaN",
+        "ranges agree: 0 of 4 compared frames differ",
+        "torch.float16 will not: ",
+        "they part at mul",
+        "torch.bfloat16 will do",
+        "found 3 of 3 planted NaN in 1 graph",
+    ),
+    "docs/several-processes.md": ("rank 0: batch 0: argument `input` of Linear.forward: 8 +inf",),
+}
+
+
 @pytest.mark.parametrize("page", SCRIPTS)
 def test_shown_code_runs(page, tmp_path):
     """The Python blocks of a page run in order, as one script of a fresh interpreter."""
@@ -72,6 +88,8 @@ def test_shown_code_runs(page, tmp_path):
         check=False,
     )
     assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
+    for text in PRINTED.get(page, ()):
+        assert text in done.stdout
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
