@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 continue
             for key, value in report.user_properties:
                 noted[key].append(value)
-            if category == "skipped" and "test_false_alarms" in report.nodeid:
+            if category == "skipped" and "no_false_alarm" in report.nodeid:
                 reason = report.longrepr[2].removeprefix("Skipped: ")
                 skipped[reason].append(report.nodeid.partition("[")[2].rstrip("]"))
     if planted := noted["planted"]:

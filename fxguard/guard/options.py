@@ -1,7 +1,7 @@
 """What the user asked for, checked in one place.
 
 The fields of :class:`Options` are the one list of options: the command line is made from them, and
-``tests/test_options.py`` holds the functions that take them against it.
+``tests/guard/test_options.py`` holds the functions that take them against it.
 """
 
 from __future__ import annotations

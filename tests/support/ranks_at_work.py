@@ -1,6 +1,6 @@
-"""What the ranks do that tests/test_distributed.py looks at: run by torchrun, once for all cases.
+"""What ranks do for tests/ranks/test_distributed.py: run by torchrun, once for all cases.
 
-    torchrun --nproc_per_node 2 tests/ranks_at_work.py folder
+    torchrun --nproc_per_node 2 tests/support/ranks_at_work.py folder
 
 Each rank writes ``folder/case.rank.json``, and its traces into ``folder/case``.
 """

@@ -4,8 +4,8 @@ Every sample runs plain and guarded (``operator_trials``): outputs, gradients, r
 exceptions are compared with those of torch, healthy numbers must give no alarm, ranges are those of
 the plain output, a NaN in an argument is blamed on the argument, an overflow on the operation.
 
-CI runs a sample. ``./dev campaign tests/test_operator_database.py`` runs all of it, in parts that
-``-k`` chooses: ``-k "op_db and default and float32 and 3-of"``.
+CI runs a sample. ``./dev campaign -k operator_database`` runs all of it, and more words a part:
+``-k "op_db and default and float32 and 3-of"``.
 """
 
 from __future__ import annotations
