@@ -19,7 +19,8 @@ from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument
 from fxguard.guard.options import Options
 from fxguard.guard.recorder import Recorder
-from fxguard.measure import traceable
+from fxguard.measure import at_hand, traceable
+from fxguard.measure.details import describe
 from fxguard.records import Origin
 from fxguard.report.report import Report
 from fxguard.report.text import HEADER, INDENT, frame_text, row_text
@@ -125,7 +126,7 @@ class _ModuleGuard(Guard):
 
 
 def _is_bad(tensor: Tensor) -> bool:
-    number = frames.range_of(tensor)
+    number = at_hand.range_of(tensor)
     return not isinstance(number, str) and number.severity > 0
 
 
@@ -161,7 +162,7 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
         raise TypeError(f"detect_overflow needs a tensor, got {type(var).__name__}")
     if not traceable.has_numbers(var):
         return False
-    detail = traceable.describe(var)
+    detail = describe(var)
     if detail.nan_count:
         print(f"{ctx} has nans")
     if detail.posinf_count or detail.neginf_count:

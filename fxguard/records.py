@@ -8,6 +8,7 @@ import os.path
 from dataclasses import dataclass
 
 __all__ = [
+    "NOT_MEASURED",
     "Climb",
     "Frame",
     "Growth",
@@ -22,6 +23,8 @@ __all__ = [
     "Source",
     "title_of",
 ]
+
+NOT_MEASURED = "not measured"  # the note in place of a range that nobody has taken
 
 
 def title_of(module: str, kind: str) -> str:

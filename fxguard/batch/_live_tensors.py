@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fxguard.batch.keys import Key
 from fxguard.graph.nodes import memory_of
 from fxguard.measure import traceable
-from fxguard.measure.func_levels import unwrapped
+from fxguard.measure.func_levels import without_levels
 
 __all__ = ["LiveTensors"]
 
@@ -83,7 +83,7 @@ class LiveTensors:
 
 def _parts(tensor: Tensor) -> list[Tensor]:
     """What holds the memory of a tensor: itself, or what a subclass or a level is made of."""
-    bare = unwrapped(tensor)
+    bare = without_levels(tensor)
     return [bare, *traceable.inside(bare)]
 
 

@@ -24,10 +24,11 @@ from fxguard.batch.weights import Moment
 from fxguard.graph import nodes
 from fxguard.graph.source_lines import Place
 from fxguard.measure import traceable
-from fxguard.measure.func_levels import unwrapped
-from fxguard.plan.plan import NOT_MEASURED, Value
-from fxguard.ranks.fsdp import has_memory
-from fxguard.records import Role
+from fxguard.measure.at_hand import has_memory
+from fxguard.measure.details import Detail, describe
+from fxguard.measure.func_levels import without_levels
+from fxguard.plan.plan import Value
+from fxguard.records import NOT_MEASURED, Role
 
 __all__ = ["Batch"]
 
@@ -64,7 +65,7 @@ class Batch:
         self.values: list[Value] = []  # measured between graphs
         self.pairs: list[traceable.Pair] = []  # their ranges, until they are read
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
-        self.details: dict[int, traceable.Detail] = {}  # of bad ones
+        self.details: dict[int, Detail] = {}  # of bad ones
         self.float64_runs = 0  # of operations between graphs that made something bad
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and of which it has a copy
@@ -143,10 +144,10 @@ class Batch:
         # Neither the user's autograd nor an observer is to see this.
         with self.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
             try:
-                bare = unwrapped(tensor)  # it may run under vmap or grad
+                bare = without_levels(tensor)  # it may run under vmap or grad
                 pair = traceable.abs_min_max(bare)
                 if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
-                    self.details[index] = traceable.describe(bare)
+                    self.details[index] = describe(bare)
             except Exception:  # a tensor that knows few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)
@@ -204,7 +205,7 @@ class Batch:
         tensor = self._tensor_of(key)
         if tensor is None:
             return None
-        bare = unwrapped(tensor)  # the forward may have run under vmap or grad
+        bare = without_levels(tensor)  # the forward may have run under vmap or grad
         return bare if has_memory(bare) else None
 
     def _tensor_of(self, key: Key) -> Tensor | None:

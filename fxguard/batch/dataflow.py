@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fxguard.batch.keys import Key
 from fxguard.measure.traceable import NOT_RUN, NOTES, decode
-from fxguard.plan.plan import LATER, NOT_MEASURED, FramePlan, Plan, RowPlan, Step, Value
-from fxguard.records import Range, Source
+from fxguard.plan.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
+from fxguard.records import NOT_MEASURED, Range, Source
 
 __all__ = ["DataFlow", "ranges_of"]
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
 from fxguard.batch.dataflow import ranges_of
 from fxguard.measure import traceable
-from fxguard.measure.func_levels import unwrapped
+from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.plan.plan import FramePlan, Plan, Value
-from fxguard.ranks.fsdp import has_memory
 from fxguard.records import Frame, Range, Role, Row
 
-__all__ = ["dtype_of", "frames_of", "range_of", "render", "row_of"]
+__all__ = ["frames_of", "render", "row_of"]
 
 
 def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:
@@ -113,23 +111,3 @@ def row_with(label: str, number: Range | str, dtype: str) -> Row:
     if isinstance(number, str):
         return Row(label, note=number, dtype=dtype)
     return Row(label, number.abs_min, number.abs_max, dtype=dtype)
-
-
-def dtype_of(tensor: Tensor) -> str:
-    """``float16``."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-@torch.no_grad()
-def range_of(tensor: Tensor) -> Range | str:
-    """The range of a tensor that is at hand."""
-    tensor = unwrapped(tensor)
-    if tensor.is_meta:
-        return "meta"
-    if not has_memory(tensor):
-        return traceable.NOTES[traceable.NO_DATA]
-    try:
-        low, high = traceable.abs_min_max(tensor)
-        return traceable.decode(float(low), float(high))
-    except (NotImplementedError, RuntimeError):  # a subclass that knows few operations
-        return traceable.NOTES[traceable.NO_DATA]

@@ -16,7 +16,7 @@ from fxguard.batch.active import ActiveForward, FusedModule
 from fxguard.batch.events import ModuleReturn, ModuleRow
 from fxguard.batch.observer import FusedObserver
 from fxguard.graph import marks
-from fxguard.ranks.fsdp import class_name
+from fxguard.graph.nodes import class_name
 
 __all__ = ["after_module", "before_module", "record_return"]
 

@@ -21,7 +21,7 @@ from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fxguard.measure import traceable
-from fxguard.ranks.fsdp import has_memory
+from fxguard.measure.at_hand import has_memory
 from fxguard.records import Growth
 
 __all__ = ["Moment", "Standing", "grown", "magnitudes"]

@@ -101,7 +101,7 @@ NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
 # What checks call, in AOTAutograd's words.
 FUNCTIONS_IN_GRAPHS = tuple(
     f"{function.__module__}.{function.__name__}"
-    for function in (inductor.abs_min_max, inductor.collect, func_levels.unwrapped)
+    for function in (inductor.abs_min_max, inductor.collect, func_levels.without_levels)
 )
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]

@@ -16,10 +16,10 @@ from fxguard.cli._ending import say
 from fxguard.cli._processes import Note, Notes
 from fxguard.cli._settings import options_of
 from fxguard.cli._summary import Headroom, Summary
+from fxguard.graph.nodes import class_name
 from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
 from fxguard.ranks.agreement import current_rank
-from fxguard.ranks.fsdp import class_name
 from fxguard.records import Range
 from fxguard.report.report import Report
 from fxguard.verdict.origins import LIMITS

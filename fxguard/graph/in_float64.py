@@ -13,6 +13,7 @@ from fxguard.graph import operations
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.tables import CASTS
 from fxguard.measure import traceable
+from fxguard.measure.details import describe
 
 __all__ = ["needed_by", "reads_masked_row"]
 
@@ -43,7 +44,7 @@ def needed_by(target: Any, args: Any, kwargs: Any, path: tuple[int, ...] = ()) -
         return None
     try:
         if operations.name_of(target) in CASTS:
-            return traceable.describe(args[0]).largest_finite
+            return describe(args[0]).largest_finite
         wide_args, wide_kwargs = pytree.tree_map_only(Tensor, _wide, (args, kwargs))
         function = getattr(wide_args[0], target) if isinstance(target, str) else target
         rest = wide_args[1:] if isinstance(target, str) else wide_args
@@ -54,7 +55,7 @@ def needed_by(target: Any, args: Any, kwargs: Any, path: tuple[int, ...] = ()) -
         if result is None:
             result = wide_args[0]  # it writes, and returns nothing
         if result.dtype in WIDER.values():
-            detail = traceable.describe(result)
+            detail = describe(result)
             infinite = detail.posinf_count + detail.neginf_count
             return math.inf if infinite else detail.largest_finite
     except Exception:  # no kernel, no memory, no tensor: then it is not known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxguard.ranks.fsdp import class_name
 from fxguard.records import Role
 
 __all__ = [
     "attribute_of",
     "calls_of",
+    "class_name",
     "class_of",
     "elements_of",
     "example_of",
@@ -148,3 +149,11 @@ def class_of(entry: tuple[str, Any]) -> str:
     """The class name of a stack entry; export keeps a dotted string, others the class."""
     kind = entry[1]
     return kind.rpartition(".")[2] if isinstance(kind, str) else class_name(kind)
+
+
+def class_name(kind: type) -> str:
+    """The name of a module's class; of the user's where ``fully_shard`` has put its own before."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and kind.__bases__[:1] == (fsdp.FSDPModule,) and len(kind.__bases__) == 2:
+        return kind.__bases__[1].__name__
+    return kind.__name__

@@ -12,12 +12,12 @@ import logging
 import sys
 
 from fxguard.errors import BatchLimitReached, FxguardError
+from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import warn_user
 from fxguard.guard._last_frames import Finished
 from fxguard.guard.options import Options
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
-from fxguard.ranks.fsdp import class_name
 from fxguard.report import terminal
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report

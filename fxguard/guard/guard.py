@@ -22,6 +22,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
 from fxguard.capture import dynamo
 from fxguard.errors import FxguardError, UsageError
+from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
 from fxguard.guard._captures import Captures
 from fxguard.guard._deliver import conclude, conclude_failure
@@ -34,7 +35,6 @@ from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import test_graph, together
 from fxguard.plan.plan import Plan
-from fxguard.ranks.fsdp import class_name
 from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report.report import Report
 

@@ -22,11 +22,11 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.weights import Standing, grown, magnitudes
 from fxguard.errors import UsageError
+from fxguard.graph.nodes import class_name
 from fxguard.guard._last_frames import Finished, LastFrames
 from fxguard.guard.options import Options
 from fxguard.plan.plan import FramePlan, Plan
 from fxguard.ranks.agreement import current_rank
-from fxguard.ranks.fsdp import class_name
 from fxguard.records import Frame, Growth, Origin, OriginKey, Role, Row
 from fxguard.report.report import Report
 from fxguard.report.text import HEADER, INDENT, frame_text

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["ENTERS", "LEAVES", "levels_restored", "unwrapped"]
+__all__ = ["ENTERS", "LEAVES", "levels_restored", "without_levels"]
 
 KINDS = ("vmap", "grad", "jvp", "func", "functionalize")
 ENTERS = frozenset(f"_{kind}_increment_nesting" for kind in KINDS)
 LEAVES = frozenset(f"_{kind}_decrement_nesting" for kind in KINDS)
 
 
-def unwrapped(value: Tensor) -> Tensor:
+def without_levels(value: Tensor) -> Tensor:
     """The tensor inside all levels.
 
     A batched dimension is an ordinary one then, at any position: for a range that is the same.

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fxguard.records import Range
+from fxguard.records import NOT_MEASURED, Range
 
 __all__ = [
-    "Detail",
     "abs_min_max",
     "collect",
     "decode",
-    "describe",
     "has_numbers",
     "mark",
     "numbers",
@@ -38,7 +35,7 @@ NOT_RUN = -4.0
 NOTES = {
     EMPTY: "empty",
     NOT_A_TENSOR: "not a tensor",
-    NO_DATA: "not measured",
+    NO_DATA: NOT_MEASURED,
     NOT_RUN: "not run",
 }
 
@@ -276,55 +273,3 @@ def decode(low: float, high: float) -> Range | str:
     if high in NOTES:
         return NOTES[high]
     return Range(high, high) if math.isnan(high) else Range(low, high)
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """What a tensor holds that is not finite."""
-
-    numel: int
-    nan_count: int
-    posinf_count: int
-    neginf_count: int
-    largest_finite: float | None  # magnitude; None when no element is finite
-    first_index: tuple[int, ...] | None  # None when every element is finite
-    # What the operation would have made in float64: the largest finite magnitude, or inf.
-    needed: float | None = None
-    masked_row: bool = False  # it read a row of nothing but -inf
-    rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
-    row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
-
-
-MOST_ROWS = 3  # that are named
-
-
-def describe(value: Tensor) -> Detail:
-    """Count what is not finite in ``value`` and say where it starts.
-
-    Args:
-        value: a tensor for which :func:`has_numbers` holds, of any layout and shape.
-    """
-    if parts := inside(value):
-        details = [describe(part) for part in parts]
-        return next((detail for detail in details if detail.first_index is not None), details[0])
-    if not value.is_nested and value.layout is not torch.strided:
-        value = value.to_dense()  # for the index
-    dense = numbers(value)
-    size = magnitudes(dense)
-    nan = torch.isnan(size)
-    bad = nan | torch.isinf(size)
-    # An infinite complex number counts once, by the sign of its real part.
-    negative = bad & ~nan & ((dense.real if dense.is_complex() else dense) < 0)
-    finite = size[~bad]
-    indices = bad.nonzero()
-    rows = bad.flatten(1).any(1).nonzero().flatten() if bad.dim() > 1 else None
-    return Detail(
-        numel=dense.numel(),
-        nan_count=int(nan.sum()),
-        posinf_count=int((bad & ~nan).sum() - negative.sum()),
-        neginf_count=int(negative.sum()),
-        largest_finite=float(finite.max()) if finite.numel() else None,
-        first_index=tuple(int(i) for i in indices[0]) if len(indices) else None,
-        rows=() if rows is None else tuple(map(int, rows[:MOST_ROWS])),
-        row_count=None if rows is None else len(rows),
-    )

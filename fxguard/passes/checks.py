@@ -231,7 +231,7 @@ class _Changed:
         if self.planting is not None and self.planting.can_plant(check, example):
             node = self.spoil(check, source, anchor, node)
         if check.region_end is not None:
-            node = self.put(anchor, func_levels.unwrapped, node)
+            node = self.put(anchor, func_levels.without_levels, node)
             anchor = self.copies[check.region_end]
         return self.put(anchor, self.arithmetic.abs_min_max, node)
 

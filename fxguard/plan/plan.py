@@ -14,7 +14,6 @@ from fxguard.records import Role, Source
 
 __all__ = [
     "LATER",
-    "NOT_MEASURED",
     "WHOLE_GRAPH",
     "Check",
     "FramePlan",
@@ -27,7 +26,6 @@ __all__ = [
 ]
 
 
-NOT_MEASURED = "not measured"  # the note of a value that no check reaches
 WHOLE_GRAPH = "graph"  # the kind of a step that stands for all of a graph's operations
 LATER = "measured later"  # the note of a value that is measured when something turned bad
 
@@ -43,6 +41,8 @@ class Value:
     note: str = ""  # shown in place of numbers where slot is None
     argument: int | None = None  # position among the graph's inputs, for inputs and weights
     later: int | None = None  # index into Plan.later
+    # No check reaches it: it is taken to be as bad as what the operation that made it has read.
+    is_assumed: bool = False
 
     @property
     def can_be_bad(self) -> bool:

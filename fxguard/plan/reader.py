@@ -17,8 +17,8 @@ from fxguard.measure import func_levels
 from fxguard.plan import _bodies
 from fxguard.plan._module_frames import frames_by_data_flow, with_root_frame
 from fxguard.plan._reading import Reading
-from fxguard.plan.plan import NOT_MEASURED, FramePlan, Plan, RowPlan, Step, merge_single_operations
-from fxguard.records import Role, RowRole
+from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, merge_single_operations
+from fxguard.records import NOT_MEASURED, Role, RowRole
 
 __all__ = ["make_plan", "read"]
 

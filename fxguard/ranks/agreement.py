@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import distributed
@@ -12,8 +12,6 @@ from fxguard.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from fxguard.report.report import Report
 
 __all__ = ["agree", "current_rank", "is_first_to_tell"]
 
@@ -40,14 +38,17 @@ def is_first_to_tell(what: str) -> bool:
     return True
 
 
-def agree(report: Report | None) -> tuple[Report | None, bool]:
-    """Let all ranks know what any of them found in this batch. All of them have to call this.
+Finding = TypeVar("Finding")  # anything that can be pickled
+
+
+def agree(finding: Finding | None) -> tuple[Finding | None, bool]:
+    """Let all ranks know what any of them found. All of them have to call this.
 
     Args:
-        report: what this rank found.
+        finding: what this rank found, None for nothing.
 
     Returns:
-        This rank's report, else that of the first rank that has one, and whether this rank is
+        This rank's finding, else that of the first rank that has one, and whether this rank is
         the first one, which prints it.
 
     Raises:
@@ -55,17 +56,17 @@ def agree(report: Report | None) -> tuple[Report | None, bool]:
     """
     rank = current_rank()
     if rank is None or (count := distributed.get_world_size()) == 1:
-        return report, True
+        return finding, True
     group = _own_group()
     # Numbers are on the host already, and gloo's collectives do not touch the device.
-    found = torch.tensor([count if report is None else rank])
-    distributed.all_reduce(found, distributed.ReduceOp.MIN, group=group)
-    first = int(found)
+    lowest = torch.tensor([count if finding is None else rank])
+    distributed.all_reduce(lowest, distributed.ReduceOp.MIN, group=group)
+    first = int(lowest)
     if first == count:
         return None, True
-    box = [report]
+    box = [finding]
     distributed.broadcast_object_list(box, src=first, group=group)
-    return (box[0] if report is None else report), first == rank
+    return (box[0] if finding is None else finding), first == rank
 
 
 # A group of fxguard's own: collectives of two users of one group would meet in another order on

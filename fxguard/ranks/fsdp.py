@@ -11,10 +11,9 @@ import sys
 from types import FrameType
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
-__all__ = ["class_name", "has_memory", "is_sharded", "runs_now"]
+__all__ = ["is_sharded", "runs_now"]
 
 _TORCH = os.path.dirname(torch.__file__)
 FSDP_FILES = os.path.join(_TORCH, "distributed", "fsdp") + os.sep
@@ -27,19 +26,6 @@ def is_sharded(model: Module) -> bool:
     return fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in model.modules())
 
 
-def has_memory(value: Tensor) -> bool:
-    """Whether a tensor's elements are there. FSDP frees the storage of weights, and no more."""
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
-        return True
-    if value.is_nested or value.is_meta or not value.numel():
-        return True
-    last = sum(
-        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
-    )
-    needed = (value.storage_offset() + last + 1) * value.element_size()
-    return value.untyped_storage().nbytes() >= needed
-
-
 def runs_now() -> bool:
     """Whether FSDP itself is running, not the modules that it wraps: it gathers weights."""
     frame: FrameType | None = sys._getframe(1)
@@ -48,11 +34,3 @@ def runs_now() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def class_name(kind: type) -> str:
-    """The name of a module's class; of the user's where ``fully_shard`` has put its own before."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and kind.__bases__[:1] == (fsdp.FSDPModule,) and len(kind.__bases__) == 2:
-        return kind.__bases__[1].__name__
-    return kind.__name__

@@ -21,9 +21,10 @@ from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.source_lines import source_of_trace
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure import traceable
-from fxguard.measure.func_levels import levels_restored, unwrapped
+from fxguard.measure.at_hand import has_memory, own_arithmetic
+from fxguard.measure.details import Detail, describe
+from fxguard.measure.func_levels import levels_restored, without_levels
 from fxguard.plan.plan import Check, FramePlan, RowPlan
-from fxguard.ranks.fsdp import has_memory
 from fxguard.records import Range, Role
 
 __all__ = [
@@ -150,15 +151,15 @@ class Replay(Interpreter):
 
 
 def _bare(value: Any) -> Any:
-    return unwrapped(value) if isinstance(value, Tensor) else value
+    return without_levels(value) if isinstance(value, Tensor) else value
 
 
 class _Ended(Exception):  # noqa: N818 - a signal, not an error
-    def __init__(self, detail: traceable.Detail | None) -> None:
+    def __init__(self, detail: Detail | None) -> None:
         self.detail = detail
 
 
-def detail_of(run: GraphRun, value: int) -> traceable.Detail | None:
+def detail_of(run: GraphRun, value: int) -> Detail | None:
     """What a value of a graph held that is not finite.
 
     The numbers on the way to it are compared with those of the first run.
@@ -177,7 +178,7 @@ def detail_of(run: GraphRun, value: int) -> traceable.Detail | None:
 
     def visit(slot: int, value: Any, repeats: bool) -> None:
         if slot == wanted:
-            detail = traceable.describe(value)
+            detail = describe(value)
             same = slot < 0 or _severity(detail) == _severity_of(expected[slot])
             if same or not repeats:
                 raise _Ended(detail if same else None)
@@ -326,8 +327,7 @@ def as_before(run: GraphRun) -> Iterator[None]:
     assert run.args is not None
     with (
         random_state_kept(run.args),
-        torch._C.DisableTorchFunction(),
-        torch.no_grad(),
+        own_arithmetic(),
         levels_restored(),
     ):
         if run.random_state is not None:
@@ -346,7 +346,7 @@ def agree(one: float, other: float) -> bool:
     return str(one) == str(other)
 
 
-def _severity(detail: traceable.Detail) -> int:
+def _severity(detail: Detail) -> int:
     return 2 if detail.nan_count else int(detail.posinf_count + detail.neginf_count > 0)
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.batch import frames
 from fxguard.batch.events import GraphRun, Postponed, expect_rows
 from fxguard.measure import eager, traceable
-from fxguard.measure.func_levels import unwrapped
-from fxguard.plan.plan import NOT_MEASURED, WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
-from fxguard.records import Range, Role
+from fxguard.measure.at_hand import range_of
+from fxguard.measure.func_levels import without_levels
+from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
+from fxguard.records import NOT_MEASURED, Range, Role
 from fxguard.rerun.node_by_node import agree, as_before, copies_of
 
 __all__ = ["leaving_of", "measure_leaving", "measure_run"]
@@ -39,7 +39,7 @@ def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
 def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
     """The ranges of what left a graph, for :func:`fxguard.measure.eager.collect`."""
     with torch._C.DisableTorchFunction():
-        return [eager.abs_min_max(unwrapped(outputs[position])) for position, _ in leaving]
+        return [eager.abs_min_max(without_levels(outputs[position])) for position, _ in leaving]
 
 
 def measure_run(run: GraphRun) -> None:
@@ -114,7 +114,7 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     entered = [value for _, value in plan.inputs]
     for position, value in plan.inputs:
         if value not in postponed.overwritten:
-            numbers.setdefault(value, frames.range_of(run.args[position]))
+            numbers.setdefault(value, range_of(run.args[position]))
     weights = [i for i, v in enumerate(plan.values) if v.role.is_standing]
     made = tuple(value for value in postponed.values if value not in entered)
     table = [
@@ -129,7 +129,13 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     run.plan = replace(
         plan,
         values=tuple(
-            replace(value, slot=slots.get(i), later=None, note=notes.get(i, value.note))
+            replace(
+                value,
+                slot=slots.get(i),
+                later=None,
+                note=notes.get(i, value.note),
+                is_assumed=i in written,
+            )
             for i, value in enumerate(plan.values)
         ),
         steps=(Step(WHOLE_GRAPH, name, (*entered, *weights), (*made, *written)),),

@@ -16,7 +16,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.operations import read_node
 from fxguard.graph.random_state import RandomState
-from fxguard.measure.func_levels import unwrapped
+from fxguard.measure.func_levels import without_levels
 from fxguard.passes.checks import without_marks
 from fxguard.plan.plan import Check, Step
 from fxguard.records import Source
@@ -183,7 +183,7 @@ def _largest_error(low: Any, high: Any) -> float:
 
 def _error(low: Tensor, high: Tensor) -> float:
     """``max |low - high| / max |high|``; inf where only ``low`` is not finite."""
-    low, high = unwrapped(low), unwrapped(high)
+    low, high = without_levels(low), without_levels(high)
     if not low.is_floating_point() or low.numel() == 0 or low.layout is not torch.strided:
         return 0.0
     finite = high.isfinite()

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from fxguard.batch import frames
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.tables import ADDITIONS
-from fxguard.measure.traceable import Detail, describe
+from fxguard.measure.at_hand import range_of
+from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
 from fxguard.rerun.node_by_node import detail_of
@@ -68,7 +68,7 @@ class Judgment:
         if role.is_standing or role is Role.CONSTANT:
             tensor = self.batch.tensor_of(self.flow.keys[value])
             if tensor is not None:
-                self.flow.ranges[value] = number = frames.range_of(tensor)
+                self.flow.ranges[value] = number = range_of(tensor)
                 self.asked[self.flow.keys[value], "extreme"] = _extreme(tensor, number)
         return number if isinstance(number, Range) else None
 
@@ -157,7 +157,7 @@ def ask(batch: Batch, question: Ask) -> Answer:
     tensor = batch.tensor_of(key)
     if what == "is mask":
         return tensor is not None and describe(tensor).posinf_count == 0
-    return None if tensor is None else _extreme(tensor, frames.range_of(tensor))
+    return None if tensor is None else _extreme(tensor, range_of(tensor))
 
 
 def _extreme(tensor: Tensor, number: Range | str) -> float | None:

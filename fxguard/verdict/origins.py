@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fxguard.formats import FORMATS
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS, UNINITIALISED
-from fxguard.plan.plan import NOT_MEASURED, Step, Value
+from fxguard.plan.plan import Step, Value
 from fxguard.records import Role
 
 __all__ = ["Blame", "Verdict", "find_origins"]
@@ -96,7 +96,7 @@ def find_origins(
 
     for index, step in enumerate(steps):
         for value in step.outputs:
-            if values[value].note == NOT_MEASURED:
+            if values[value].is_assumed:
                 given_to = (i for i in step.inputs if values[i].role is not Role.WEIGHT)
                 assumed[value] = max(map(severity, given_to), default=0)
         made = [value for value in step.outputs if severity(value)]

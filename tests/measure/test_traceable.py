@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxguard import Report, guard_of, instrument
 from fxguard.measure import traceable
-from fxguard.measure.traceable import abs_min_max, collect, decode, describe, numbers
+from fxguard.measure.details import describe
+from fxguard.measure.traceable import abs_min_max, collect, decode, numbers
 from fxguard.records import Range
 from support.exact_ranges import (
     FORMATS,

@@ -1,0 +1,60 @@
+"""Tensors that are at hand: their range, their dtype, and whether their elements are there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fxguard.measure import traceable
+from fxguard.measure.func_levels import without_levels
+from fxguard.records import NOT_MEASURED, Range
+
+__all__ = ["dtype_of", "has_memory", "own_arithmetic", "range_of"]
+
+
+@torch.no_grad()
+def range_of(tensor: Tensor) -> Range | str:
+    """The range of a tensor, or the reason why there is none.
+
+    Example:
+        >>> range_of(torch.tensor([-2.0, 1.0]))
+        Range(abs_min=1.0, abs_max=2.0)
+    """
+    tensor = without_levels(tensor)
+    if tensor.is_meta:
+        return "meta"
+    if not has_memory(tensor):
+        return NOT_MEASURED
+    try:
+        low, high = traceable.abs_min_max(tensor)
+        return traceable.decode(float(low), float(high))
+    except (NotImplementedError, RuntimeError):  # a subclass that knows few operations
+        return NOT_MEASURED
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """``float16``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def has_memory(value: Tensor) -> bool:
+    """Whether a tensor's elements are there. FSDP frees the storage of weights, and no more."""
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return True
+    if value.is_nested or value.is_meta or not value.numel():
+        return True
+    last = sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+    needed = (value.storage_offset() + last + 1) * value.element_size()
+    return value.untyped_storage().nbytes() >= needed
+
+
+@contextlib.contextmanager
+def own_arithmetic() -> Iterator[None]:
+    """What runs in here is fxguard's: autograd, subclasses and torch function modes miss it."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        yield

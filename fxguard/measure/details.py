@@ -1,0 +1,65 @@
+"""One tensor to its details: what it holds that is not finite, how much of it, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxguard.measure.traceable import inside, magnitudes, numbers
+
+__all__ = ["Detail", "describe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What a tensor holds that is not finite."""
+
+    numel: int
+    nan_count: int
+    posinf_count: int
+    neginf_count: int
+    largest_finite: float | None  # magnitude; None when no element is finite
+    first_index: tuple[int, ...] | None  # None when every element is finite
+    # What the operation would have made in float64: the largest finite magnitude, or inf.
+    needed: float | None = None
+    masked_row: bool = False  # it read a row of nothing but -inf
+    rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
+    row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
+
+
+MOST_ROWS = 3  # that are named
+
+
+def describe(value: Tensor) -> Detail:
+    """Count what is not finite in ``value`` and say where it starts.
+
+    Args:
+        value: a tensor for which :func:`fxguard.measure.traceable.has_numbers` holds, of any
+            layout and shape.
+    """
+    if parts := inside(value):
+        details = [describe(part) for part in parts]
+        return next((detail for detail in details if detail.first_index is not None), details[0])
+    if not value.is_nested and value.layout is not torch.strided:
+        value = value.to_dense()  # for the index
+    dense = numbers(value)
+    size = magnitudes(dense)
+    nan = torch.isnan(size)
+    bad = nan | torch.isinf(size)
+    # An infinite complex number counts once, by the sign of its real part.
+    negative = bad & ~nan & ((dense.real if dense.is_complex() else dense) < 0)
+    finite = size[~bad]
+    indices = bad.nonzero()
+    rows = bad.flatten(1).any(1).nonzero().flatten() if bad.dim() > 1 else None
+    return Detail(
+        numel=dense.numel(),
+        nan_count=int(nan.sum()),
+        posinf_count=int((bad & ~nan).sum() - negative.sum()),
+        neginf_count=int(negative.sum()),
+        largest_finite=float(finite.max()) if finite.numel() else None,
+        first_index=tuple(int(i) for i in indices[0]) if len(indices) else None,
+        rows=() if rows is None else tuple(map(int, rows[:MOST_ROWS])),
+        row_count=None if rows is None else len(rows),
+    )
