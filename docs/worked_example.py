@@ -71,9 +71,13 @@ def graph_text(graph_module: GraphModule) -> Iterator[str]:
         elif node.op == "output":
             yield f"return {written(node.args[0])}"
         else:
-            target = node.target if isinstance(node.target, str) else node.target.__name__
-            named = [f"{name}={written(value)}" for name, value in node.kwargs.items()]
-            line = f"{node.name} = {target}({', '.join([*map(written, node.args), *named])})"
+            arguments = [*map(written, node.args)]
+            arguments += [f"{name}={written(value)}" for name, value in node.kwargs.items()]
+            if node.op == "call_method":
+                called = f"{arguments.pop(0)}.{node.target}"
+            else:
+                called = node.target.__name__
+            line = f"{node.name} = {called}({', '.join(arguments)})"
             yield from textwrap.wrap(line, width=96, subsequent_indent="    ")
 
 
@@ -90,8 +94,8 @@ def plan_text(plan: fxguard.Plan) -> Iterator[str]:
     """The Plan, a line for each value, step, frame and check."""
     yield "values"
     for index, value in enumerate(plan.values):
-        row = "no row" if value.slot is None else f"row {value.slot}"
-        yield f"  {index:>2}  {value.role.value:<6}  {value.name:<11}  {value.dtype}  {row}"
+        slot = "no row" if value.slot is None else f"row {value.slot}"
+        yield f"  {index:>2}  {value.role.value:<6}  {value.name:<11}  {value.dtype}  {slot}"
     yield "steps"
     for step in plan.steps:
         place = "" if step.source is None else step.source.place
@@ -103,8 +107,8 @@ def plan_text(plan: fxguard.Plan) -> Iterator[str]:
         title = f"{frame.name} {frame.kind}".strip()
         yield f"  {title:<12}  {', '.join(map(row_text, frame.rows))}"
     yield "checks"
-    for row, check in enumerate(plan.checks):
-        yield f"  row {row}: {check.node}, after {check.after}"
+    for number, check in enumerate(plan.checks):
+        yield f"  row {number}: {check.node}, after {check.after}"
 
 
 def row_text(row: RowPlan) -> str:
