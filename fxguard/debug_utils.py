@@ -18,6 +18,7 @@ from fxguard.guard._last_frames import Finished
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument
 from fxguard.guard.options import Options
+from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.measure import at_hand, traceable
 from fxguard.measure.details import describe
@@ -67,7 +68,8 @@ class DebugUnderflowOverflow:
         )
         check_can_instrument(model)
         self.model = model
-        self.guard = _ModuleGuard(model, options)
+        plugins = Plugins(recorder=_ModuleRecorder, watches_operations=False, stream="stdout")
+        self.guard = Guard(model, options, plugins)
         self.guard.install()
 
     def remove(self) -> None:
@@ -95,8 +97,6 @@ class _ModuleReport(Report):
 class _ModuleRecorder(Recorder):
     """Judges module frames alone: the first one that shows an inf or a NaN is reported."""
 
-    stream = "stdout"  # as the original
-
     def judge(self, batch: Batch, error: Exception | None = None) -> Finished:
         finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
         assert self.model is not None
@@ -112,17 +112,6 @@ class _ModuleRecorder(Recorder):
                 last = tuple(self.last_frames(batch, flow, position))
                 return Finished(batch, flow, _ModuleReport(batch.number, last, (origin,)))
         return Finished(batch)
-
-
-class _ModuleGuard(Guard):
-    """Watches modules only: an eager model stays with Python, a compiled one is captured."""
-
-    capture = False
-    observe = False
-
-    def __init__(self, model: Module, options: Options) -> None:
-        super().__init__(model, options)
-        self.recorder = _ModuleRecorder(options, model)
 
 
 def _is_bad(tensor: Tensor) -> bool:

@@ -127,18 +127,13 @@ class Session:
 def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
     name = class_name(type(guard.model))
-    recorder, batch = guard.recorder, guard.recorder.last_batch
-    between = 0 if batch is None else batch.uncaptured()
-    unchecked: Counter[str] = Counter()
-    for plan in guard.plans:
-        unchecked.update(dict(plan.unchecked))
-    known = sum(plan.operations for plan in guard.plans) + between
+    counted, idle = guard.counted(), guard.idle_globs()
     return Summary(
-        batches=Counter({name: recorder.next_number}),
-        operations={name: known - unchecked.total()},
-        unchecked=Counter({f"{why} in {name}": count for why, count in unchecked.items()}),
+        batches=Counter({name: guard.recorder.next_number}),
+        operations={name: counted.checked},
+        unchecked=Counter({f"{why} in {name}": count for why, count in counted.unchecked.items()}),
         least=headroom_of(guard),
-        idle_globs=None if batch is None else set(recorder.idle_globs(batch)),
+        idle_globs=None if idle is None else set(idle),
     )
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
-from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
-from fxguard.guard._deliver import conclude_failure, conclude_part, stop_after
+from fxguard.guard._coverage import NOTHING_YET, coverage_of
+from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard.options import Options
 from fxguard.guard.recorder import Recorder
 from fxguard.records import Frame
@@ -76,6 +75,7 @@ class CompilerBackend:
         if not isinstance(inner, str) and not callable(inner):
             raise UsageError(f"a backend is a name or a callable, got {inner!r}")
         self.recorder = Recorder(options)
+        self.delivery = Delivery(self.recorder)
         self._begins: Any = None  # the code that the first graph was captured from
         self._part_of = _Running()
         self._checking = dynamo.CheckingBackend(inner, self._graph_ran, replay=options.replay)
@@ -103,7 +103,7 @@ class CompilerBackend:
     @property
     def last_report(self) -> Report | None:
         """The report of the last detection."""
-        return self.recorder.last_report
+        return self.delivery.last_report
 
     def frames(self) -> list[Frame]:
         """Every frame of the last graph that ran."""
@@ -111,37 +111,27 @@ class CompilerBackend:
 
     def coverage(self) -> str:
         """One line that says how many operations were checked, and which were not."""
-        return self.recorder.coverage(self._checking.plans)
+        last = self.recorder.last_batch
+        if last is None:
+            return NOTHING_YET
+        counted = coverage_of(self._checking.plans, last)
+        return counted.in_words(replay=self.recorder.options.replay)
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        if outputs is None:
-            self._graph_raised(run)
-            return
-        try:
-            self._begin().graph_ran(run, outputs)
-            conclude_part(self.recorder)
-        finally:
-            self.recorder.here.batch = None
-
-    def _graph_raised(self, run: GraphRun) -> None:
-        error = sys.exc_info()[1]
-        assert isinstance(error, Exception)
-        try:
-            self._begin().failed = run
-            conclude_failure(self.recorder, error)
-        finally:
-            self.recorder.here.batch = None
+        with self.delivery.batch(self._part_of.number) as batch:
+            self._part_of.number = batch.number
+            if outputs is None:
+                batch.failed = run
+                self.delivery.batch_failed(raised_now())
+            else:
+                batch.graph_ran(run, outputs)
+                self.delivery.part_ended()
 
     def _next_batch(self) -> None:
         """The first graph is about to run."""
         before, self._part_of.number = self._part_of.number, None
         if before is not None:
-            stop_after(before, self.recorder.options)
-
-    def _begin(self) -> Batch:
-        batch = self.recorder.begin(self._part_of.number)
-        self._part_of.number = batch.number
-        return batch
+            self.delivery.stop_after(before)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -25,14 +24,14 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
 from fxguard.guard._captures import Captures
-from fxguard.guard._deliver import conclude, conclude_failure
+from fxguard.guard._coverage import NOTHING_YET, Coverage, coverage_of, idle_globs
+from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
 from fxguard.guard._stand_in import RUN_LATER
 from fxguard.guard.instrumented import INSTALLED, check_can_instrument, find_guard
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
-from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import test_graph, together
 from fxguard.plan.plan import Plan
 from fxguard.records import Frame, Origin, SelfTest
@@ -169,7 +168,8 @@ class Guard:
         self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
         self.capture = plugins.watches_operations  # False: an eager model stays with Python
-        self.recorder = Recorder(options, model)
+        self.recorder = plugins.recorder(options, model)
+        self.delivery = Delivery(self.recorder, plugins.stream)
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
         self.captures = Captures(
@@ -198,12 +198,12 @@ class Guard:
     @property
     def last_report(self) -> Report | None:
         """The report of the last detection."""
-        return self.recorder.last_report
+        return self.delivery.last_report
 
     @property
     def trace_path(self) -> Path | None:
         """The file that ``trace_to`` has written to; None before the first batch in it."""
-        writer = self.recorder.trace_writer
+        writer = self.delivery.trace_writer
         return None if writer is None else writer.path
 
     @property
@@ -239,7 +239,9 @@ class Guard:
             >>> fxguard.guard_of(model).coverage()
             'checked 171 of 171 operations in 1 graph'
         """
-        line = self.recorder.coverage(self.plans)
+        line = NOTHING_YET
+        if self.recorder.last_batch is not None:
+            line = self.counted().in_words(replay=self.options.replay)
         if self._breaks:
             count = self._breaks.total()
             reasons = ", ".join(sorted(self._breaks))
@@ -275,7 +277,16 @@ class Guard:
             raise UsageError("no batch has finished yet: call the model once, then selftest()")
         tensors = self.names.tensors_by_name()
         results = [test_graph(*captured, tensors) for captured in self.captures.graphs()]
-        return together(results, self.recorder.last_batch.uncaptured())
+        return together(results, self.counted().between)
+
+    def counted(self) -> Coverage:
+        """What :meth:`coverage` counts."""
+        return coverage_of(self.plans, self.recorder.last_batch)
+
+    def idle_globs(self) -> list[str] | None:
+        """Globs of ``ignore`` that name nothing in the last batch; None before the first."""
+        last = self.recorder.last_batch
+        return None if last is None else idle_globs(self.options.ignore, self.model, last)
 
     # On the model, and off it.
 
@@ -354,7 +365,7 @@ class Guard:
                     module_hooks.record_return(running, "", name, (), args, kwargs, output)
             except Exception as error:
                 with torch._C.DisableTorchFunction():
-                    conclude_failure(self.recorder, error)
+                    self.delivery.batch_failed(error)
                 raise
             finally:
                 try:
@@ -366,7 +377,7 @@ class Guard:
                 finally:
                     active.here.forward = before
             with torch._C.DisableTorchFunction():
-                conclude(self.recorder)
+                self.delivery.batch_ended()
         finally:
             self.recorder.here.batch = None
         if isinstance(output, RUN_LATER):
@@ -388,18 +399,13 @@ class Guard:
 
     def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """One run of such a graph is a batch."""
-        try:
-            batch = self.recorder.begin()
-            if outputs is not None:
+        with self.delivery.batch() as batch:
+            if outputs is None:
+                batch.failed = run
+                self.delivery.batch_failed(raised_now())
+            else:
                 batch.graph_ran(run, outputs)
-                conclude(self.recorder)
-                return
-            batch.failed = run
-            error = sys.exc_info()[1]
-            assert isinstance(error, Exception)
-            conclude_failure(self.recorder, error)
-        finally:
-            self.recorder.here.batch = None
+                self.delivery.batch_ended()
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         batch = self.recorder.batch

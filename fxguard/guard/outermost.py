@@ -192,7 +192,7 @@ class OutermostModules:
                 return self._watched[id(target)]
             guard = Guard(target, self.options)
             # A glob for one of the models names nothing of the others: not to be warned of here.
-            guard.recorder.globs_were_checked = True
+            guard.delivery.warns_of_idle_globs = False
             guard.capture = self.capture_all or pays_to_capture(target)
             self._watched[id(target)] = watched = Watched(guard)
             for key, old in list(self._watched.items())[:-KEPT]:

@@ -9,6 +9,8 @@ from typing import Any
 from torch.nn import Module
 
 from fxguard.batch.events import GraphRun
+from fxguard.guard.options import Options
+from fxguard.guard.recorder import Recorder
 
 __all__ = ["Hear", "Methods", "Plugins"]
 
@@ -44,6 +46,8 @@ class Plugins:
     """How one guard differs from that of :func:`fxguard.instrument`."""
 
     methods: Methods = field(default_factory=Methods)
+    recorder: Callable[[Options, Module], Recorder] = Recorder  # whose ``judge`` judges
     hear: Hear | None = None
     # Whether operations are watched. Otherwise only modules are: eager models stay with Python.
     watches_operations: bool = True
+    stream: str = "stderr"  # of `sys`: where reports are printed

@@ -1,38 +1,31 @@
-"""Batches: when one begins and ends, the last frames, tracing, early stop, and the verdict."""
+"""Batches: when one begins and ends, the last frames, and the verdict."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard import globs
 from fxguard.batch import frames
-from fxguard.batch.assemble import assemble, operations_of, reached_by_failure
+from fxguard.batch.assemble import assemble, reached_by_failure
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.weights import Standing, grown, magnitudes
 from fxguard.errors import UsageError
-from fxguard.graph.nodes import class_name
 from fxguard.guard._last_frames import Finished, LastFrames
 from fxguard.guard.options import Options
-from fxguard.plan.plan import FramePlan, Plan
+from fxguard.plan.plan import FramePlan
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Frame, Growth, Origin, OriginKey, Role, Row
+from fxguard.records import Frame, Growth, Origin, Role, Row
 from fxguard.report.report import Report
-from fxguard.report.text import HEADER, INDENT, frame_text
 from fxguard.rerun.node_by_node import numbers_inside, run_until_it_raises
 from fxguard.rerun.whole_graph import measure_run
-from fxguard.trace.file import TraceWriter
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, spread_of
 from fxguard.verdict.judge import Judgment, ask
@@ -52,37 +45,28 @@ class Recorder:
     which is kept for each thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, and
     :meth:`end` whatever happened, all from the thread that calls the model. What calls share:
 
-    - ``next_number``, ``told`` and ``written`` are changed under the lock.
+    - ``next_number`` is changed under the lock.
     - ``earlier`` has a lock of its own.
-    - ``last`` and ``last_report`` are replaced as a whole, by whichever call ends last. What they
-      refer to is never changed.
+    - ``last`` is replaced as a whole, by whichever call ends last. What it refers to is never
+      changed.
     - ``notes`` and ``precedents`` only grow, by single operations on dicts. Two threads that judge
       the same kind of batch for the first time both judge it.
     - ``optimizer_step`` is the user's to set.
     """
 
-    stream = "stderr"  # of `sys`: where reports are printed
-
     def __init__(self, options: Options, model: Module | None = None) -> None:
         self.options = options
         self.model = model
-        # The same on all ranks that instrument the same models.
-        self.serial = next(_serials)
         self.next_number = 0
         self.optimizer_step: int | None = None
         self._lock = threading.Lock()
         self.last: Finished | None = None
-        self.last_report: Report | None = None
-        self.told: set[OriginKey] = set()  # origins whose report was printed
-        self.written: set[OriginKey] = set()  # origins whose batch was written
-        self.trace_writer = _writer(options, model)
         self.precedents = Precedents()
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = Standing(model)
         # Number of the first batch of training, and how large weights were then.
         self.at_first: tuple[int, dict[str, float]] | None = None
-        self.globs_were_checked = not options.ignore
         self.here = _Here()
 
     @property
@@ -117,14 +101,6 @@ class Recorder:
     def end(self) -> None:
         """No batch runs in this thread any more."""
         self.here.batch = None
-
-    def is_new(self, seen: set[OriginKey], report: Report) -> bool:
-        """Whether an origin of a report is not among those that were seen; now they all are."""
-        keys = {origin.key for origin in report.origins if not origin.follows}
-        with self._lock:
-            new = not keys <= seen
-            seen |= keys
-        return new
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""
@@ -387,70 +363,6 @@ class Recorder:
                 on_progress(index / len(shown))
             found.append(self.rendered(batch, flow, position, index, unlike))
         return found
-
-    # Coverage.
-
-    def coverage(self, plans: Sequence[Plan]) -> str:
-        """How many operations of the captured graphs, and between them, are checked."""
-        last = self.last_batch
-        if last is None:
-            return "no batch has finished yet: nothing was checked"
-        between = last.uncaptured()
-        unchecked: Counter[str] = Counter()
-        for plan in plans:
-            unchecked.update(dict(plan.unchecked))
-        if last is not None and (count := last.unmeasured()):
-            unchecked["that made what cannot be measured"] = count
-        known = sum(plan.operations for plan in plans) + between
-        graphs = f"{len(plans)} graph" + ("" if len(plans) == 1 else "s")
-        line = f"checked {known - unchecked.total()} of {known} operations in {graphs}"
-        if between:
-            line += f" and {between} between graphs"
-        if self.options.replay:
-            line += ", when what leaves them has turned bad"
-        if unchecked:
-            reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
-            line += f"; not checked: {reasons}"
-        return line
-
-    def idle_globs(self, batch: Batch) -> list[str]:
-        """Those globs of ``ignore`` that name no module of the model, and no operation of a batch.
-
-        Operations have to be named by globs with a colon.
-        """
-        modules = [] if self.model is None else [name for name, _ in self.model.named_modules()]
-        ran = operations_of(batch)
-        return [
-            pattern
-            for pattern in self.options.ignore
-            if not any(globs.matches(pattern, *operation) for operation in ran)
-            and (
-                ":" in pattern or not any(globs.matches(pattern, module, "") for module in modules)
-            )
-        ]
-
-    # Tracing.
-
-    def trace_text(self, finished: Finished) -> str:
-        """Every frame of a batch."""
-        batch = finished.batch
-        lines = [
-            f"{INDENT}*** Starting batch number={batch.number} ***",
-            HEADER,
-            *map(frame_text, self.frames_of(finished, just_ended=True)),
-            f"{INDENT}*** Finished batch number={batch.number} ***",
-        ]
-        return "\n".join(lines)
-
-
-_serials = itertools.count()
-
-
-def _writer(options: Options, model: Module | None) -> TraceWriter | None:
-    if options.trace_to is None:
-        return None
-    name = "graph" if model is None else class_name(type(model))
-    return TraceWriter(Path(options.trace_to), name, torch.__version__)
 
 
 def _all_finite(numbers: Tensor) -> bool:

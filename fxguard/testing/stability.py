@@ -127,8 +127,7 @@ def numerically_stable(
             "there is nothing to compare: TorchDynamo captured no operation of this "
             f"{type(tested).__name__}"
         )
-    assert guard.recorder.last_batch is not None
-    between = guard.recorder.last_batch.uncaptured()
+    between = guard.counted().between
     rtol = min(ROUNDINGS * torch.finfo(dtype).eps, MOST) if rtol is None else rtol
     found = Stability(
         dtype, reference, rtol, tuple(comparison.deviations), between, comparison.taken_over

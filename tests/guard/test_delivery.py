@@ -40,7 +40,7 @@ def test_an_uncaught_exception_says_what_happened() -> None:
     """The traceback, which is all that a cluster's log keeps, has the verdict and its numbers."""
     error = detected(fxguard.instrument(Square()), BIG)
     shown = "".join(traceback.format_exception(error))
-    assert "NonFiniteError: batch 0: mul made inf (test_messages.py:" in shown
+    assert "NonFiniteError: batch 0: mul made inf (test_delivery.py:" in shown
     assert "it read input[0] up to 3.00e+02" in shown
     assert "it needs 9e+04, 1.37 times what float16 holds (65504)" in shown  # 300 * 300 / 65504
     assert str(error).splitlines()[0] == error.report.message

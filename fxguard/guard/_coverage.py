@@ -1,0 +1,87 @@
+"""How much of a model is checked: what ``coverage()`` counts, and the words for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.nn import Module
+
+from fxguard import globs
+from fxguard.batch.assemble import operations_of
+from fxguard.batch.batch import Batch
+from fxguard.plan.plan import Plan
+
+__all__ = ["Coverage", "coverage_of", "idle_globs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What was captured of a model, and what its last batch ran between graphs."""
+
+    graphs: int
+    operations: int  # in graphs and between them
+    between: int  # of them those that ran outside every graph
+    unchecked: Counter[str]  # why operations of graphs are not checked, and how many
+    unmeasured: int  # operations of the last batch that made what cannot be measured
+
+    @property
+    def checked(self) -> int:
+        """How many operations are checked, as far as the graphs tell."""
+        return self.operations - self.unchecked.total()
+
+    def in_words(self, *, replay: bool = False) -> str:
+        """One line.
+
+        Args:
+            replay: whether operations are checked only when what leaves their graph has turned bad.
+        """
+        unchecked = Counter(self.unchecked)
+        if self.unmeasured:
+            unchecked["that made what cannot be measured"] = self.unmeasured
+        graphs = f"{self.graphs} graph" + ("" if self.graphs == 1 else "s")
+        checked = self.operations - unchecked.total()
+        line = f"checked {checked} of {self.operations} operations in {graphs}"
+        if self.between:
+            line += f" and {self.between} between graphs"
+        if replay:
+            line += ", when what leaves them has turned bad"
+        if unchecked:
+            reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
+            line += f"; not checked: {reasons}"
+        return line
+
+
+NOTHING_YET = "no batch has finished yet: nothing was checked"
+
+
+def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
+    """Count the operations of captured graphs, and those that a batch ran between them.
+
+    Args:
+        plans: of every graph that was captured.
+        last: the last batch that has finished, if any has.
+    """
+    between = 0 if last is None else last.uncaptured()
+    unchecked: Counter[str] = Counter()
+    for plan in plans:
+        unchecked.update(dict(plan.unchecked))
+    unmeasured = 0 if last is None else last.unmeasured()
+    known = sum(plan.operations for plan in plans) + between
+    return Coverage(len(plans), known, between, unchecked, unmeasured)
+
+
+def idle_globs(patterns: Iterable[str], model: Module | None, batch: Batch) -> list[str]:
+    """Those globs that name no module of a model, and no operation of a batch.
+
+    Operations have to be named by globs with a colon.
+    """
+    modules = [] if model is None else [name for name, _ in model.named_modules()]
+    ran = operations_of(batch)
+    return [
+        pattern
+        for pattern in patterns
+        if not any(globs.matches(pattern, *operation) for operation in ran)
+        and (":" in pattern or not any(globs.matches(pattern, module, "") for module in modules))
+    ]
