@@ -1,6 +1,6 @@
 """Frames as compact JSON: what stays the same for every batch once, and numbers in a flat list.
 
-Trace files and HTML pages hold frames this way. Knows nothing of torch.
+Trace files hold frames this way, and HTML pages what stays the same. Knows nothing of torch.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fxguard.formats import headroom
-from fxguard.records import Frame, Row
+from fxguard.records import Frame, Row, RowRole
 
-__all__ = ["Nearest", "headroom_of", "nearest", "outputs_with_limits"]
+__all__ = ["Nearest", "headroom_of", "is_output_with_limits", "nearest", "outputs_with_limits"]
 
 EXACT = ("int", "uint", "bool")  # dtypes of indices and masks, such as those that a router returns
 
@@ -24,9 +24,14 @@ class Nearest:
     bits: float  # how many times it may double
 
 
+def is_output_with_limits(row: Row) -> bool:
+    """Whether a row is an output, and no integer or boolean: those have no range to leave."""
+    return row.role is RowRole.OUTPUT and not row.dtype.startswith(EXACT)
+
+
 def outputs_with_limits(frame: Frame) -> list[Row]:
-    """The outputs of a frame, but integers and booleans: those have no range to leave."""
-    return [row for row in frame.outputs if not row.dtype.startswith(EXACT)]
+    """The outputs of a frame that :func:`is_output_with_limits` takes."""
+    return [row for row in frame.rows if is_output_with_limits(row)]
 
 
 def headroom_of(rows: Iterable[Row]) -> float:

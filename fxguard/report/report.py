@@ -13,7 +13,8 @@ from typing import Any
 
 from fxguard.records import Frame, Growth, Origin
 from fxguard.report import text
-from fxguard.report.page import Sheet, page
+from fxguard.report.page import page
+from fxguard.report.sheet import Sheet
 from fxguard.report.strict_json import plain_data, strict_json
 
 __all__ = ["Report"]
@@ -155,7 +156,9 @@ class Report:
             for i, frame in enumerate(self.frames)
             if (frame.batch_number, frame.index, frame.title) in blamed
         )
-        sheet = Sheet(str(self.batch_number), self.frames, self.verdict, frozenset(marked))
+        sheet = Sheet(
+            str(self.batch_number), self.frames, verdict=self.verdict, marked=frozenset(marked)
+        )
         meta = ", ".join([*known, f"the last {len(self.frames)} frames"])
         title = f"Detected inf/nan in batch {self.batch_number}"
         Path(path).write_text(page(title, self.verdict, [sheet], meta=meta), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fxguard.records import Row
-from fxguard.report.page import Sheet
+from fxguard.report.sheet import Sheet
 from fxguard.trace._diff_text import difference_text
 from fxguard.trace.batch_diff import BatchDiff, Match
 
@@ -13,35 +13,35 @@ __all__ = ["sheet_of"]
 
 
 def sheet_of(batch: BatchDiff) -> Sheet:
-    """Both batches on a page: the frames of both, and rows next to each other."""
+    """Both batches on a page: the frames of both, rows side by side, and their differences."""
     frames, other, differences, notes = [], [], [], {}
     for index, match in enumerate(batch.matches):
         if match.a is None or match.b is None:
             notes[index] = f"only in {'A' if match.b is None else 'B'}"
         elif match.renamed_to:
             notes[index] = f"in B: {match.renamed_to}"
-        ours, theirs = _side_by_side(match)
-        frames.append(replace(match.frame, rows=ours))
-        other.append(theirs)
+        in_a, in_b = _side_by_side(match)
+        frames.append(replace(match.frame, rows=tuple(in_a)))
+        other.append(in_b)
         distances = {id(pair.a): pair.distance for pair in match.rows}
-        rows = match.frame.rows
         differences.append(
-            [difference_text(distances[id(row)]) if id(row) in distances else "" for row in rows]
+            [difference_text(distances[id(row)]) if id(row) in distances else "" for row in in_a]
         )
-    marked = frozenset(i for i, match in enumerate(batch.matches) if match.differs)
     a, b = batch.a.number, batch.b.number
-    label = str(a) if a == b else f"{a} against {b}"
-    return Sheet(label, frames, (), marked, other, differences, notes)
+    return Sheet(
+        str(a) if a == b else f"{a} against {b}",
+        frames,
+        marked=frozenset(i for i, match in enumerate(batch.matches) if match.differs),
+        other=other,
+        differences=differences,
+        notes=notes,
+    )
 
 
-def _side_by_side(match: Match) -> tuple[tuple[Row, ...], list[Row | None]]:
+def _side_by_side(match: Match) -> tuple[list[Row], list[Row | None]]:
+    """The rows of the first trace, and for each of them that of the second, if it is there."""
     if match.a is None:
         rows = match.frame.rows
-        return tuple(Row(row.label, note="-", dtype=row.dtype) for row in rows), list(rows)
-    partner = {id(pair.a): pair.b for pair in match.rows}
-    other = [partner.get(id(row)) for row in match.a.rows]
-    ours = tuple(
-        row if b is None or b.dtype == row.dtype else replace(row, dtype=f"{row.dtype} / {b.dtype}")
-        for row, b in zip(match.a.rows, other, strict=True)
-    )
-    return ours, other
+        return [Row(row.label, note="-", dtype=row.dtype) for row in rows], list(rows)
+    in_b = {id(pair.a): pair.b for pair in match.rows}
+    return list(match.a.rows), [in_b.get(id(row)) for row in match.a.rows]

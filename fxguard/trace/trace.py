@@ -13,8 +13,9 @@ from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.records import Frame
 from fxguard.report.headroom import nearest
-from fxguard.report.page import Sheet, page
+from fxguard.report.page import page
 from fxguard.report.plot import plot
+from fxguard.report.sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,8 @@ class TracedBatch:
         """The batch as it stands on a page."""
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
         label = f"{self.number}{step}"
-        return Sheet(label, self.frames, self.verdict, frozenset(self.blamed))
+        marked = frozenset(self.blamed)
+        return Sheet(label, self.frames, verdict=self.verdict, marked=marked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -462,7 +462,7 @@ def test_rows_that_are_equal_stand_in_the_file_once(show: Any, tmp_path: Path) -
     trace = Trace("Net", None, "2.13.0", batches)
     trace.to_html(tmp_path / "trace.html")
     text = (tmp_path / "trace.html").read_text()
-    assert text.count("[0.5,0.75]") == 1
+    assert text.count('["5.00e-01","7.50e-01"]') == 1
     page = show(tmp_path / "trace.html")
     for number, each in enumerate(batches):
         page.evaluate(
@@ -485,13 +485,29 @@ def test_numbers_are_those_of_the_report(show: Any, tmp_path: Path) -> None:
     """To the last digit, where two are as near too: Python and JavaScript round those otherwise."""
     ties = [(100 + i + 0.5) * 10.0**e for i in range(60) for e in (0, 3)]
     powers = [x * 2.0**e for x in (1, 1.125, 1.375, 9.995) for e in range(-140, 120, 7)]
-    rows = tuple(Row(f"output[{i}]", 0.0, x) for i, x in enumerate([*ties, *powers]))
+    nearly = [1.234_999_9, 9.994_999_99, 1.797_693e308]  # rounded twice they would be others
+    rows = tuple(Row(f"output[{i}]", 0.0, x) for i, x in enumerate([*ties, *powers, *nearly]))
     Trace("Net", None, "2.13.0", (TracedBatch(0, (Frame("", "Net", False, rows),)),)).to_html(
         tmp_path / "numbers.html"
     )
     page = show(tmp_path / "numbers.html")
-    written = [float(f"{row.abs_max:.6g}") for row in rows]
-    assert [row[2] for row in rows_shown(page)] == [f"{x:.2e}" for x in written]
+    assert [row[2] for row in rows_shown(page)] == [f"{row.abs_max:.2e}" for row in rows]
+    assert drawn(page) > 5000  # 1.80e+308 is not infinite
+
+
+def test_parameters_and_masks_are_not_what_a_frame_made(show: Any, tmp_path: Path) -> None:
+    """What is called like an output, and what is masked on purpose, says nothing of headroom."""
+    scale = Row("output_scale", 0.0, 30000.0, dtype="float16")
+    masked = Row("output[0]", 0.0, F16, dtype="float16")
+    indices = Row("output[1]", 0.0, 7.0, dtype="int64")
+    made = Row("output[2]", 0.5, 8188.0, dtype="float16")
+    frame = Frame("head", "Scale", False, (scale, masked, indices, made))
+    Trace("Net", None, "2.13.0", (TracedBatch(0, (frame,)),)).to_html(tmp_path / "roles.html")
+    page = show(tmp_path / "roles.html")
+    assert "3.0 bits" in page.inner_text("#tree summary:has-text('head')")
+    page.locator("#chart").press("Home")
+    said = page.locator("#chart").get_attribute("aria-label")
+    assert "Now at frame 0, head Scale, made 0.00e+00 to 6.55e+04." in said
 
 
 HOSTILE = (

@@ -6,12 +6,12 @@ const ROW = { least: 3, most: 16, all: 220 }; // heights in pixels
 class Batches {
   constructor(host, chart, onPick) {
     Object.assign(this, { host, chart, onPick });
-    const plan = DATA.sheets[0].plan;
-    this.shown = DATA.sheets.length > 1 && SIDES.length === 1 && DATA.sheets.every((sheet) => sheet.plan === plan);
+    this.shown = "changes" in DATA.sheets[0]; // where all batches have the same frames
     host.hidden = !this.shown;
     if (!this.shown) return;
     this.canvas = host.querySelector("canvas");
-    this.changes = changes(DATA.plans[plan]);
+    // For each batch and frame: how many doublings it is above what is usual, null for no number.
+    this.changes = DATA.sheets.map((sheet) => sheet.changes.map((change) => WORDS[change] ?? change));
     this.canvas.addEventListener("click", (event) => {
       const [batch, frame] = this.under(event);
       if (frame !== null) onPick(batch, frame);
@@ -91,33 +91,11 @@ class Batches {
     this.changes.forEach((row, batch) => row.forEach((change, frame) => {
       if (!(change > most)) return;
       const [name, kind] = DATA.plans[DATA.sheets[0].plan].frames[frame];
-      [most, where] = [change, `most at ${`${name} ${kind}`.trim()} in batch ${DATA.sheets[batch].label}, ${inWords(change)}`];
+      [most, where] = [change, `most at ${titleOf(name, kind)} in batch ${DATA.sheets[batch].label}, ${inWords(change)}`];
     }));
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", `Operations by batch: ${where}`);
   }
-}
-
-/** For each batch and frame: how many doublings its largest magnitude is above the frame's median. */
-function changes(plan) {
-  let next = 0;
-  const outputs = plan.frames.map(([, , , , labels]) => {
-    const at = next;
-    next += labels.length;
-    return labels.flatMap((label, i) => (label.startsWith("output") ? [at + i] : []));
-  });
-  const largest = DATA.sheets.map(({ rows }) => outputs.map((places) => {
-    const highs = places.map((i) => rows[i]).filter((row) => typeof row !== "string").map(([, high]) => WORDS[high] ?? high);
-    return highs.some(Number.isNaN) ? Infinity : highs.length ? Math.max(...highs) : null;
-  }));
-  const medians = outputs.map((_, frame) => {
-    const known = largest.map((row) => row[frame]).filter((x) => x !== null).sort((a, b) => a - b);
-    return known[Math.floor((known.length - 1) / 2)]; // the lower one of two
-  });
-  return largest.map((row) => row.map((x, frame) => {
-    if (x === null) return null;
-    return x === medians[frame] ? 0 : Math.log2(x / medians[frame]);
-  }));
 }
 
 /** Red for larger, blue for smaller, nothing for the same. */

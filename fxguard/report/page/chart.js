@@ -48,12 +48,13 @@ function extent() {
   let lowestHigh = Infinity;
   let high = 0;
   for (const sheet of DATA.sheets)
-    for (const [side, rows] of [sheet.rows, sheet.other || []].entries())
+    for (const [side, rows] of sheet.sides.entries())
       for (const [at, row] of rows.entries()) {
-        if (typeof row === "string" || typeof row[1] === "string") continue;
-        if (row[0] > 0) low = Math.min(low, row[0]);
-        if (row[1] > 0) lowestHigh = Math.min(lowestHigh, row[1]);
-        if (row[1] > high && !sheet.masks[side].has(at)) high = row[1];
+        if (row.high === null || !Number.isFinite(row.high.value)) continue;
+        const [least, largest] = [row.low.value, row.high.value];
+        if (least > 0) low = Math.min(low, least);
+        if (largest > 0) lowestHigh = Math.min(lowestHigh, largest);
+        if (largest > high && !sheet.masks[side].has(at)) high = largest;
       }
   low = Math.max(low, Math.min(FLOOR, lowestHigh));
   return [Number.isFinite(low) ? low : 1e-3, high || 1];
@@ -63,7 +64,7 @@ class Chart {
   constructor(host, tip, onSelect, onDraw) {
     Object.assign(this, { host, tip, onSelect, onDraw, at: 0, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
     this.extent = extent();
-    this.used = new Set(DATA.plans.flatMap((plan) => plan.dtypes.flatMap((name) => name.split(" / "))));
+    this.used = new Set(DATA.used);
     host.addEventListener("keydown", (event) => this.key(event));
     host.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     new ResizeObserver(() => this.resize()).observe(host);
@@ -128,7 +129,7 @@ class Chart {
     const [low, high] = this.upAndDown();
     // A gap, null, where there is an inf or a NaN; where nothing was measured, undefined, none.
     const inside = (x, bad) =>
-      bad ? null : x === null ? undefined : x > 0 ? Math.min(Math.max(Math.log10(x), low), high) : low;
+      bad ? null : x === null ? undefined : x.value > 0 ? Math.min(Math.max(Math.log10(x.value), low), high) : low;
     const found = [this.frames.map((frame) => frame.index)];
     SIDES.forEach((_, side) => {
       const all = this.frames.map((frame) => frame.made[side]);
@@ -334,7 +335,7 @@ class Chart {
 /** A frame in one sentence. */
 function spoken(frame) {
   const ranges = frame.made.map((it, side) => {
-    const range = it.high === null ? "nothing finite" : `${shown(it.low)} to ${shown(it.high)}`;
+    const range = it.high === null ? "nothing finite" : `${it.low.text} to ${it.high.text}`;
     return `${SIDES[side]} made ${range}${it.bad ? ", with inf or NaN" : ""}`.trim();
   });
   return `frame ${frame.index}, ${frame.title}, ${ranges.join("; ")}.`;

@@ -1,15 +1,29 @@
-// What the page is about: batches ("sheets"), their frames, and the numbers as they are shown.
+// What the page is about: batches ("sheets"), their frames, and their numbers. What a number means
+// was decided in Python, report/sheet.py; here it is looked up.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SIDES = DATA.sides ? ["A", "B"] : [""];
-const WORDS = { inf: Infinity, nan: NaN };
+const WORDS = { inf: Infinity, "-inf": -Infinity, nan: NaN };
 
-// A row that is a number refers to an equal one: 0 to the same place of the sheet before, else so
-// many rows back.
+/** A magnitude as it is shown, and as it is drawn; 1.80e+308 would be infinite. */
+const magnitude = (text) => ({ text, value: WORDS[text] ?? Math.min(Number(text), Number.MAX_VALUE) });
+
+/** A row: smallest and largest magnitude, or the note that stands in their place. */
+const range = (row) =>
+  typeof row === "string"
+    ? { note: row, low: null, high: null }
+    : { note: "", low: magnitude(row[0]), high: magnitude(row[1]) };
+
+/** Rows of which a number refers to an equal one: 0 to the same place before, else so many rows back. */
+function resolve(rows, before) {
+  const found = [];
+  rows.forEach((row, i) => found.push(typeof row !== "number" ? range(row) : row ? found[i - row] : before[i]));
+  return found;
+}
+
 DATA.sheets.forEach((sheet, number) => {
-  const { rows } = sheet;
-  for (let i = 0; i < rows.length; i++)
-    if (typeof rows[i] === "number") rows[i] = rows[i] ? rows[i - rows[i]] : DATA.sheets[number - 1].rows[i];
+  sheet.sides = [resolve(sheet.rows, number ? DATA.sheets[number - 1].sides[0] : [])];
+  if (sheet.other) sheet.sides.push(resolve(sheet.other, []));
   sheet.masks = [new Set(sheet.masks), new Set(sheet.other_masks)];
 });
 
@@ -23,74 +37,48 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** Module and kind; the bare kind for the root module. */
+const titleOf = (name, kind) => `${name} ${kind}`.trim();
+
 /** The frames of a sheet, in order of execution, with what chart, tree and table ask about them. */
 function framesOf(number) {
   const sheet = DATA.sheets[number];
   const plan = DATA.plans[sheet.plan];
   const marked = new Set(sheet.marked);
   let next = 0;
-  const frames = plan.frames.map(([name, kind, isOp, place, labels, dtypes], index) => {
+  return plan.frames.map(([name, kind, isOp, place, labels, dtypes], index) => {
     const source = place === null ? null : plan.sources[place];
     const rows = labels.map((label, i) => {
       const at = next++;
-      const sides = (sheet.other ? [sheet.rows[at], sheet.other[at]] : [sheet.rows[at]]).map(range);
-      sides.forEach((it, side) => { it.mask = sheet.masks[side].has(at); });
+      const sides = sheet.sides.map((all) => all[at]);
       return { label, dtype: plan.dtypes[dtypes[i]], sides, difference: sheet.differences?.[at] ?? "" };
     });
+    const bits = sheet.headroom[index];
     return {
       index, name, kind, isOp: Boolean(isOp), rows,
-      title: `${name} ${kind}`.trim(),
+      title: titleOf(name, kind),
       source: source && { file: source[0], line: source[1], code: source[2] },
       marked: marked.has(index),
       note: sheet.notes[index] || "",
-      made: SIDES.map((_, side) => made(rows, side)),
+      bad: bits === "bad",
+      headroom: bits === "bad" ? -Infinity : bits ?? Infinity,
+      made: SIDES.map((_, side) => drawnRange(plan.outputs[index].map((i) => rows[i].sides[side]))),
     };
   });
-  for (const frame of frames) {
-    frame.bad = frame.made.some((it) => it.bad);
-    frame.headroom = Math.min(...frame.made.map((it) => it.headroom));
-  }
-  return frames;
 }
 
-function range(written) {
-  if (typeof written === "string") return { note: written, low: null, high: null };
-  const [low, high] = written.map((x) => (typeof x === "string" ? WORDS[x] : x));
-  return { note: "", low, high };
-}
-
-/** What a frame made: the range over its outputs, and how far it is from overflowing. */
-function made(rows, side) {
-  const found = { low: null, high: null, bad: false, headroom: Infinity };
-  for (const row of rows) {
-    const { low, high, mask } = row.sides[side];
-    if (!row.label.startsWith("output") || high === null) continue;
-    if (/^(u?int|bool)/.test(row.dtype)) continue; // limits say nothing of what a router returns
-    if (!Number.isFinite(high)) {
-      found.bad = true;
-      found.headroom = -Infinity;
-      if (Number.isNaN(low) || !Number.isFinite(low)) continue;
-    }
-    found.low = found.low === null ? low : Math.min(found.low, low);
-    if (!Number.isFinite(high)) continue;
-    found.high = found.high === null ? high : Math.max(found.high, high);
-    const dtypes = row.dtype.split(" / ");
-    const limit = (DATA.formats[dtypes[side] ?? dtypes[0]] || [null])[0];
-    if (limit !== null && high > 0 && high < limit && !mask)
-      found.headroom = Math.min(found.headroom, Math.log2(limit / high));
+/** What the chart draws of a frame: the range over its outputs, and whether it goes on to infinity. */
+function drawnRange(outputs) {
+  const found = { low: null, high: null, bad: false };
+  for (const { low, high } of outputs) {
+    if (high === null) continue;
+    const finite = Number.isFinite(high.value);
+    if (!finite) found.bad = true;
+    if (!finite && !Number.isFinite(low.value)) continue;
+    if (found.low === null || low.value < found.low.value) found.low = low;
+    if (finite && (found.high === null || high.value > found.high.value)) found.high = high;
   }
   return found;
-}
-
-/** A number as in the report, 4.85e+02: of two that are as near the even one, as Python has it. */
-function shown(x, decimals = 2) {
-  if (Number.isNaN(x)) return "nan";
-  if (x === Infinity) return "inf";
-  const [exact, below] = x.toExponential(60).split("e");
-  const [kept, rest] = [exact.slice(0, decimals + 2), exact.slice(decimals + 2)];
-  const tie = /^50*$/.test(rest) && Number(kept.at(-1)) % 2 === 0;
-  const [digits, exponent] = tie ? [kept, below] : x.toExponential(decimals).split("e");
-  return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
 }
 
 const place = (source) => `${source.file.split(/[\\/]/).pop()}:${source.line}`;
@@ -105,7 +93,7 @@ function rowsOf(frame) {
         continue;
       }
       for (const x of [side.low, side.high])
-        cells.push(element("td", { class: Number.isFinite(x) ? "number" : "number bad" }, shown(x)));
+        cells.push(element("td", { class: Number.isFinite(x.value) ? "number" : "number bad" }, x.text));
     }
     if (SIDES.length > 1) cells.push(element("td", { class: "number" }, row.difference));
     cells.push(element("td", {}, row.dtype));
