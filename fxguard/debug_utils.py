@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -10,21 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.batch import active, frames
+from fxguard.batch import active
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
+from fxguard.batch.frames import FrameView, row_of
 from fxguard.graph import marks
-from fxguard.guard._last_frames import Finished
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
-from fxguard.guard.recorder import Recorder
-from fxguard.measure import at_hand, traceable
+from fxguard.measure import traceable
+from fxguard.measure.at_hand import range_of
 from fxguard.measure.details import describe
-from fxguard.records import Origin
+from fxguard.records import Origin, Severity
 from fxguard.report.report import Report
 from fxguard.report.text import HEADER, INDENT, frame_text, row_text
+from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames
 
 __all__ = ["DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
 
@@ -68,7 +68,7 @@ class DebugUnderflowOverflow:
         )
         check_can_instrument(model)
         self.model = model
-        plugins = Plugins(recorder=_ModuleRecorder, watches_operations=False, stream="stdout")
+        plugins = Plugins(judge=_FirstBadFrame, watches_operations=False, stream="stdout")
         self.guard = Guard(model, options, plugins)
         self.guard.install()
 
@@ -94,28 +94,32 @@ class _ModuleReport(Report):
         return "\n".join([*lines, "\n\n"])
 
 
-class _ModuleRecorder(Recorder):
+class _FirstBadFrame:
     """Judges module frames alone: the first one that shows an inf or a NaN is reported."""
 
-    def judge(self, batch: Batch, error: Exception | None = None) -> Finished:
+    def __init__(self, options: Options, view: FrameView) -> None:
+        self.view = view
+        self.max_frames = options.max_frames_to_save
+
+    def __call__(self, batch: Batch, error: Exception | None, earlier: EarlierFrames) -> Finished:
         finite = all(bool(torch.isfinite(numbers).all()) for numbers in batch.statistics())
-        assert self.model is not None
-        if finite and not any(map(_is_bad, self.model.parameters())):
+        assert self.view.model is not None
+        if finite and not any(map(_is_bad, self.view.model.parameters())):
             return Finished(batch)
         flow = assemble(batch)
-        for index, position in enumerate(self.shown(flow)):
-            frame = self.rendered(batch, flow, position, index)
+        for index, position in enumerate(self.view.shown(flow)):
+            frame = self.view.render(flow, position, index)
             row = next((row for row in frame.rows if row.is_bad), None)
             if row is not None:
-                problem = "nan" if math.isnan(row.abs_max or 0.0) else "inf"
-                origin = Origin(frame, problem, f"{frame.kind} {row.label}", row.label)
-                last = tuple(self.last_frames(batch, flow, position))
+                severity = Severity.of(row.abs_max or 0.0)
+                origin = Origin(frame, severity.problem, f"{frame.kind} {row.label}", row.label)
+                last = last_frames(self.view, flow, position, self.max_frames, earlier)
                 return Finished(batch, flow, _ModuleReport(batch.number, last, (origin,)))
         return Finished(batch)
 
 
 def _is_bad(tensor: Tensor) -> bool:
-    number = at_hand.range_of(tensor)
+    number = range_of(tensor)
     return not isinstance(number, str) and number.severity > 0
 
 
@@ -185,5 +189,5 @@ def _row_text(var: Tensor, ctx: str) -> str:
     forward = active.current()
     unseen = nullcontext() if forward is None else forward.batch.own_arithmetic()
     with torch._C.DisableTorchFunction(), unseen:
-        row = frames.row_of(ctx, var)
+        row = row_of(ctx, var)
     return row_text(row)

@@ -22,7 +22,7 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
         look_again: gives the ranges of values that only a second run can see, by index in the
             plan. Asked for each run that has such values.
     """
-    flow = DataFlow(labels=batch.labels)
+    flow = DataFlow(batch.number, labels=batch.labels)
     if batch.between is not None:
         pairs = batch.between.tolist()
         for index, value in enumerate(batch.values):

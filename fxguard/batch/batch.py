@@ -20,7 +20,7 @@ from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.arguments import ModelCall
 from fxguard.batch.events import Event, GraphRun, UncapturedOperation, expect_rows
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
-from fxguard.batch.weights import Moment
+from fxguard.batch.weights import Snapshot
 from fxguard.graph import nodes
 from fxguard.graph.source_lines import Place
 from fxguard.measure import traceable
@@ -59,7 +59,7 @@ class Batch:
         self.call: ModelCall | None = None  # what the model was called with, while it is open
         self.caller: Place | None = None  # the user's line that called it
         self.autocast = False  # it was on where something ran between graphs
-        self.ended: Moment | None = None  # its weights then; None before, and where it has none
+        self.ended: Snapshot | None = None  # its weights then; None before, and where it has none
         self.events: list[Event] = []
         self.runs: list[GraphRun] = []  # those events that are runs of graphs
         self.values: list[Value] = []  # measured between graphs

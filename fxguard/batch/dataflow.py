@@ -22,6 +22,7 @@ __all__ = ["DataFlow", "ranges_of"]
 class DataFlow:
     """One batch: operations, values and frames, numbered through."""
 
+    batch_number: int
     values: list[Value] = field(default_factory=list)
     # Of each value; a string says why there is no number.
     ranges: list[Range | str] = field(default_factory=list)

@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.batch.dataflow import ranges_of
+from fxguard.batch.dataflow import DataFlow, ranges_of
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.plan.plan import FramePlan, Plan, Value
 from fxguard.records import Frame, Range, Role, Row
 
-__all__ = ["frames_of", "render", "row_of"]
+__all__ = ["FrameView", "frames_of", "render", "row_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameView:
+    """Which frames of a batch are shown, and with which model."""
+
+    model: Module | None = None  # for the rows of weights and buffers
+    of_operations: bool = True  # False: frames of modules only
+
+    def shows(self, frame: FramePlan) -> bool:
+        """Whether a frame is shown."""
+        return self.of_operations or not frame.is_op
+
+    def shown(self, flow: DataFlow) -> list[int]:
+        """The indices of the frames that are shown."""
+        return [position for position, frame in enumerate(flow.frames) if self.shows(frame)]
+
+    def render(
+        self,
+        flow: DataFlow,
+        position: int,
+        index: int,
+        unlike: Callable[[Tensor], str] | None = None,
+    ) -> Frame:
+        """One frame of a batch with its numbers.
+
+        Args:
+            flow: the data flow of the batch.
+            position: the frame's index in it.
+            index: its place among those that are shown.
+            unlike: see :func:`render`.
+        """
+        frame = render(flow.frames[position], flow.values, flow.ranges, self.model, unlike)
+        return replace(frame, batch_number=flow.batch_number, index=index)
 
 
 def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:

@@ -8,6 +8,7 @@ or, where a fused kernel of an optimizer leaves neither, a step of that optimize
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from fxguard.measure import traceable
 from fxguard.measure.at_hand import has_memory
 from fxguard.records import Growth
 
-__all__ = ["Moment", "Standing", "grown", "magnitudes"]
+__all__ = ["Snapshot", "StandingTensors", "WeightGrowth", "grown", "magnitudes"]
 
 CHANGED = "changed since"  # notes of a row, in place of numbers
 UNKNOWN = "not kept"
@@ -38,8 +39,8 @@ State = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The weights and buffers of a model when a batch had ended."""
+class Snapshot:
+    """The state of a model's weights and buffers when a batch had ended."""
 
     plain: tuple[weakref.ref[Tensor], ...]
     state: State  # of those
@@ -52,14 +53,14 @@ class _Steps:
 
     current: object | None = None  # None after a step
 
-    def made(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer has made a step."""
         # TorchDynamo may trace this as a part of a compiled optimizer. It stores and reads nothing:
         # there is no value for which it would have to compile again.
         self.current = None
 
 
-class Standing:
+class StandingTensors:
     """The weights and buffers of one guarded model.
 
     Args:
@@ -83,8 +84,8 @@ class Standing:
         self._plain = tuple(weakref.ref(tensor) for tensor, plain in pairs if plain)
         self._wrapped = tuple(weakref.ref(tensor) for tensor, plain in pairs if not plain)
 
-    def now(self) -> Moment | None:
-        """What tells later whether something has changed; None where the model has no tensors."""
+    def snapshot(self) -> Snapshot | None:
+        """What shows later whether one has changed since; None where there is no model."""
         if self._model is None:
             return None
         try:
@@ -93,7 +94,7 @@ class Standing:
             self.read()
             state = _state([reference() for reference in self._plain])
         if self._stop is None:
-            handle = register_optimizer_step_post_hook(self._steps.made)
+            handle = register_optimizer_step_post_hook(self._steps.after_step)
             self._stop = weakref.finalize(self, handle.remove)
         if self._steps.current is None:
             self._steps.current = object()
@@ -102,7 +103,7 @@ class Standing:
             for reference in self._wrapped
             if (tensor := reference()) is not None
         )
-        return Moment(self._plain, state, wrapped, self._steps.current)
+        return Snapshot(self._plain, state, wrapped, self._steps.current)
 
     def close(self) -> None:
         """Leave optimizers as they were."""
@@ -110,16 +111,16 @@ class Standing:
             self._stop()
             self._stop = None
 
-    def since(self, moment: Moment) -> Callable[[Tensor], str]:
-        """What says of a weight why its range is no longer that of a moment; "" where it is."""
-        stepped = moment.step is not self._steps.current
-        pairs = zip(*moment.state, strict=True)
+    def changes_since(self, snapshot: Snapshot) -> Callable[[Tensor], str]:
+        """Why the range of a weight or buffer is no longer that of a snapshot; "" where it is."""
+        stepped = snapshot.step is not self._steps.current
+        pairs = zip(*snapshot.state, strict=True)
         before = [
             (reference, ((version,), (place,)))
-            for reference, (version, place) in zip(moment.plain, pairs, strict=True)
+            for reference, (version, place) in zip(snapshot.plain, pairs, strict=True)
         ]
         notes: dict[int, str] = {}
-        for reference, state in (*before, *moment.wrapped):
+        for reference, state in (*before, *snapshot.wrapped):
             tensor = reference()
             if tensor is None:
                 continue
@@ -168,6 +169,37 @@ def magnitudes(model: Module) -> dict[str, float]:
     # All are begun before the first is waited for.
     norms = [torch.linalg.vector_norm(parameter, math.inf) for parameter in found.values()]
     return dict(zip(found, map(float, norms), strict=True))
+
+
+class WeightGrowth:
+    """How much larger the weights of one model have become since training began.
+
+    Args:
+        model: the model; None where there is none.
+    """
+
+    def __init__(self, model: Module | None) -> None:
+        self._model = model
+        # Number of the first batch of training, and how large weights were then.
+        self.first: tuple[int, dict[str, float]] | None = None
+
+    def note_first(self, batch_number: int) -> None:
+        """Note how large weights are when training begins: once, and not in evaluation."""
+        if self._model is None or self.first is not None or not torch.is_grad_enabled():
+            return
+        self.first = batch_number, {}
+        with contextlib.suppress(RuntimeError):  # a kernel that is not there, no memory
+            self.first = batch_number, magnitudes(self._model)
+
+    def since_first(self) -> tuple[Growth, ...]:
+        """Weights that are far larger than in the first batch of training."""
+        if self._model is None or self.first is None or not any(self.first[1].values()):
+            return ()
+        batch_number, before = self.first
+        try:
+            return grown(magnitudes(self._model), before, batch_number)
+        except RuntimeError:  # as above
+            return ()
 
 
 def grown(now: Mapping[str, float], before: Mapping[str, float], batch: int) -> tuple[Growth, ...]:

@@ -23,7 +23,6 @@ from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import warn_user
 from fxguard.guard._coverage import idle_globs
-from fxguard.guard._last_frames import Finished
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
 from fxguard.records import OriginKey
@@ -34,6 +33,7 @@ from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
 from fxguard.trace.file import TraceWriter
 from fxguard.trace.trace import TracedBatch
+from fxguard.verdict.report_of import Finished
 
 __all__ = ["Delivery", "raised_now"]
 

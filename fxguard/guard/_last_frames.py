@@ -1,25 +1,13 @@
-"""Batches that have finished: what is kept of the last one, and of those before it."""
+"""The last batches in which nothing was found: a report shows frames of them."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 
 from fxguard.batch.batch import Batch
-from fxguard.batch.dataflow import DataFlow
-from fxguard.report.report import Report
 
-__all__ = ["Finished", "LastFrames"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A batch that was closed, and what its judgment made of it. Nobody changes either."""
-
-    batch: Batch
-    flow: DataFlow | None = None  # as it was judged; None where nothing was reported
-    report: Report | None = None
+__all__ = ["LastFrames"]
 
 
 class LastFrames:

@@ -32,6 +32,7 @@ from fxguard.guard._stand_in import RUN_LATER
 from fxguard.guard.instrumented import INSTALLED, check_can_instrument, find_guard
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import test_graph, together
 from fxguard.plan.plan import Plan
 from fxguard.records import Frame, Origin, SelfTest
@@ -168,7 +169,7 @@ class Guard:
         self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
         self.capture = plugins.watches_operations  # False: an eager model stays with Python
-        self.recorder = plugins.recorder(options, model)
+        self.recorder = Recorder(options, model, plugins.judge)
         self.delivery = Delivery(self.recorder, plugins.stream)
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)

@@ -9,8 +9,7 @@ from typing import Any
 from torch.nn import Module
 
 from fxguard.batch.events import GraphRun
-from fxguard.guard.options import Options
-from fxguard.guard.recorder import Recorder
+from fxguard.guard.recorder import MakeJudge
 
 __all__ = ["Hear", "Methods", "Plugins"]
 
@@ -46,7 +45,7 @@ class Plugins:
     """How one guard differs from that of :func:`fxguard.instrument`."""
 
     methods: Methods = field(default_factory=Methods)
-    recorder: Callable[[Options, Module], Recorder] = Recorder  # whose ``judge`` judges
+    judge: MakeJudge | None = None  # None for the rules of fxguard.verdict
     hear: Hear | None = None
     # Whether operations are watched. Otherwise only modules are: eager models stay with Python.
     watches_operations: bool = True

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, Postponed, expect_rows
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import range_of
@@ -23,7 +24,7 @@ from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
 from fxguard.rerun.node_by_node import agree, as_before, copies_of
 
-__all__ = ["leaving_of", "measure_leaving", "measure_run"]
+__all__ = ["leaving_of", "measure_leaving", "measure_postponed", "measure_run"]
 
 
 def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -40,6 +41,12 @@ def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) 
     """The ranges of what left a graph, for :func:`fxguard.measure.eager.collect`."""
     with torch._C.DisableTorchFunction():
         return [eager.abs_min_max(without_levels(outputs[position])) for position, _ in leaving]
+
+
+def measure_postponed(batch: Batch) -> None:
+    """Run those graphs of a batch again of which only what left them was measured."""
+    for run in batch.postponed:
+        measure_run(run)
 
 
 def measure_run(run: GraphRun) -> None:

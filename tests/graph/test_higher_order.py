@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxguard
 from fxguard.graph import higher_order, tables
-from fxguard.guard import recorder
+from fxguard.verdict import report_of
 from support import zoo
 from support.models import Block
 from support.needs import TORCH
@@ -342,7 +342,7 @@ def test_flex_attention_score_functions(backend: str) -> None:
     reports.clear()
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "numbers_inside", lambda run: {})
+        patch.setattr(report_of, "numbers_inside", lambda run: {})
         compiled(x * 3)
     assert [origin.what for origin in reports[0].origins] == ["flex_attention"]
 

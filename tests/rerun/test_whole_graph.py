@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.capture import dynamo
 from fxguard.graph.overwritten_inputs import spoiled_inputs
-from fxguard.guard import recorder
 from fxguard.rerun import whole_graph
 from support import zoo
 from support.models import Checkpointed
@@ -35,12 +34,13 @@ X = torch.linspace(-1, 1, 12).view(3, 4)
 def second_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each second run, whether it repeated the first one."""
     runs: list[bool] = []
+    measure_run = whole_graph.measure_run
 
     def counted(run: Any) -> None:
-        whole_graph.measure_run(run)
+        measure_run(run)
         runs.append(run.repeated)
 
-    monkeypatch.setattr(recorder, "measure_run", counted)
+    monkeypatch.setattr(whole_graph, "measure_run", counted)
     return runs
 
 

@@ -93,5 +93,5 @@ def test_weights_are_looked_at_once_and_not_in_evaluation() -> None:
     with Counts() as counts:
         model(x)
     assert counts.norms == 0
-    assert fxguard.guard_of(model).recorder.at_first is not None
-    assert fxguard.guard_of(model).recorder.at_first[0] == 2
+    assert fxguard.guard_of(model).recorder.growth.first is not None
+    assert fxguard.guard_of(model).recorder.growth.first[0] == 2

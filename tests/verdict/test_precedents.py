@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard import recorder
-from fxguard.verdict import judge
+from fxguard.verdict import judge, report_of
 
 INF = float("inf")
 
@@ -43,7 +42,7 @@ def judgments(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(recorder, "Judgment", Counted)
+    monkeypatch.setattr(report_of, "Judgment", Counted)
     return made
 
 

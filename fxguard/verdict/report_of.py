@@ -1,0 +1,238 @@
+"""A batch that was read to its report: what was found in it, described for the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fxguard.batch.assemble import assemble, reached_by_failure
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.frames import FrameView
+from fxguard.plan.plan import Step
+from fxguard.ranks.agreement import current_rank
+from fxguard.records import Frame, Growth, Origin, Role, Row
+from fxguard.report.report import Report
+from fxguard.rerun.node_by_node import numbers_inside
+from fxguard.rerun.whole_graph import measure_postponed
+from fxguard.verdict import origins as cause
+from fxguard.verdict.explain import climb_to, spread_of
+from fxguard.verdict.judge import Judgment, ask
+from fxguard.verdict.precedents import Precedents
+
+__all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames"]
+
+# The last frames of earlier batches: at most as many as it is asked for.
+EarlierFrames = Callable[[int], list[Frame]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A batch that was closed, and what its judgment made of it. Nobody changes either."""
+
+    batch: Batch
+    flow: DataFlow | None = None  # as it was judged; None where nothing was reported
+    report: Report | None = None
+    absorbed: tuple[Origin, ...] = ()  # origins whose bad values reach nothing
+
+
+# Judges a batch that was read and is not closed yet. Given what its forward raised, if anything.
+Judge = Callable[[Batch, Exception | None, EarlierFrames], Finished]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOf:
+    """Judges batches of one model. Threads may share it.
+
+    Example:
+        >>> judge = ReportOf(view=FrameView(model), is_ignored=options.ignores)
+        >>> judge(batch, None, lambda wanted: []).report is None  # it is healthy
+        True
+    """
+
+    view: FrameView  # which frames a report shows
+    max_frames: int = 21  # of a report
+    strict: bool = False  # whether absorbed origins are reported, too
+    is_ignored: Callable[[Step], bool] = lambda step: False  # whether it must not be reported
+    growth: Callable[[], tuple[Growth, ...]] = tuple  # weights that have grown beyond reason
+    # Grows by single operations on dicts. Two threads that judge the same kind of batch for the
+    # first time both judge it.
+    precedents: Precedents = field(default_factory=Precedents)
+
+    def __call__(self, batch: Batch, error: Exception | None, earlier: EarlierFrames) -> Finished:
+        """Judge a batch that was read and is not closed yet.
+
+        Args:
+            batch: the batch.
+            error: what its forward raised; None where it returned.
+            earlier: see :data:`EarlierFrames`; asked where this batch has too few frames.
+        """
+        case = None
+        if error is None:  # else a finite batch is judged, too, by what it raised for
+            if all(map(_all_finite, batch.statistics())):
+                return Finished(batch)
+            case = self.precedents.case_of(batch)
+            if self.precedents.hold(case, lambda question: ask(batch, question)):
+                return Finished(batch)
+        measure_postponed(batch)
+        flow = assemble(batch, numbers_inside)
+        if error is not None:
+            flow.reached += reached_by_failure(flow, batch)
+        judgment = Judgment(batch, flow, self.is_ignored)
+        verdict = judgment.verdict
+        for blame in verdict.both:
+            if blame.step is not None:
+                flow.show_step(blame.step)
+        describe = _Description(judgment, self.view)
+        absorbed = tuple(map(describe.origin, verdict.absorbed))
+        accused = verdict.both if self.strict else verdict.origins
+        if not accused:
+            self.precedents.add(case, judgment.asked)
+            return Finished(batch, absorbed=absorbed)
+        first = min(map(describe.position, accused))
+        model = self.view.model
+        report = Report(
+            batch_number=batch.number,
+            frames=last_frames(self.view, flow, first, self.max_frames, earlier),
+            origins=_once_each(map(describe.explained, accused)),
+            rank=current_rank(),
+            absorbed=() if self.strict else absorbed,
+            error="" if error is None else _one_line(error),
+            weights=0 if model is None else len(list(model.parameters())),
+            buffers=0 if model is None else len(list(model.buffers())),
+            grown=self.growth(),
+            repeated=batch.repeated,
+        )
+        return Finished(batch, flow, report, absorbed)
+
+
+def last_frames(
+    view: FrameView, flow: DataFlow, position: int, wanted: int, earlier: EarlierFrames
+) -> tuple[Frame, ...]:
+    """The last frames up to and including one, from earlier batches where this one is short.
+
+    Args:
+        view: which frames are shown.
+        flow: of the batch.
+        position: index of the last frame in ``flow.frames``.
+        wanted: how many frames, at most.
+        earlier: see :data:`EarlierFrames`.
+    """
+    shown = [(index, i) for index, i in enumerate(view.shown(flow)) if i <= position]
+    found = [view.render(flow, i, index) for index, i in shown[-wanted:]]
+    if len(found) < wanted:
+        found = earlier(wanted - len(found)) + found
+    return tuple(found)
+
+
+class _Description:
+    """What users read of the origins that a judgment has found."""
+
+    def __init__(self, judgment: Judgment, view: FrameView) -> None:
+        self.judgment = judgment
+        self.flow = judgment.flow
+        self.view = view
+
+    def origin(self, blame: cause.Blame) -> Origin:
+        """Name a blamed value."""
+        if blame.step is not None:
+            what = self.flow.steps[blame.step].kind
+        else:
+            what = self.judgment.name_of(blame.value)
+        position = self.position(blame)
+        index = sum(shown < position for shown in self.view.shown(self.flow))
+        frame = self.view.render(self.flow, position, index)
+        label = next((row.label for row in frame.rows if row.is_bad), "output")
+        for row in self.flow.frames[position].rows:
+            if row.value == blame.value:
+                label = row.label
+        return Origin(frame, blame.problem, what, label)
+
+    def explained(self, blame: cause.Blame) -> Origin:
+        """An origin with what the tensor holds, what led to it and what came of it."""
+        flow, verdict = self.flow, self.judgment.verdict
+        dtype = flow.values[blame.value].dtype
+        titles, count, returned = spread_of(flow, verdict, blame)
+        read: Sequence[int] = () if blame.step is None else flow.steps[blame.step].inputs
+        origin = replace(
+            self.origin(blame),
+            dtype=dtype,
+            limit=cause.LIMITS.get(dtype),
+            follows=any(verdict.sources.get(value) for value in read),
+            autocast=self.autocast(blame),
+            climb=climb_to(flow, blame) if blame.problem == "inf" else (),
+            spread=titles,
+            spread_count=count,
+            reached_output=returned,
+        )
+        # Nobody looks for the cause in what only followed: it is not worth a second run.
+        detail = None if origin.follows else self.judgment.detail(blame)
+        if detail is None:
+            return origin
+        return replace(
+            origin,
+            numel=detail.numel,
+            nan_count=detail.nan_count,
+            posinf_count=detail.posinf_count,
+            neginf_count=detail.neginf_count,
+            largest_finite=detail.largest_finite,
+            first_index=detail.first_index,
+            rows=detail.rows,
+            row_count=detail.row_count,
+            needed=detail.needed if blame.problem == "inf" else None,
+            masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
+        )
+
+    def autocast(self, blame: cause.Blame) -> tuple[Row, ...]:
+        """The operands that autocast turned into infinities, as rows of the operation."""
+        beyond = self.judgment.beyond_autocast(blame)
+        rows = self.flow.frames[self.position(blame)].rows if beyond else ()
+        labels = {row.value: row.label for row in reversed(rows)}
+        values = {value: self.flow.values[value] for value in beyond}
+        return tuple(
+            Row(
+                labels.get(value, known.name.rpartition(".")[2]),
+                abs_max=self.judgment.abs_max(value),
+                dtype=known.dtype,
+            )
+            for value, known in values.items()
+        )
+
+    def position(self, blame: cause.Blame) -> int:
+        """Index of the frame that shows an origin first."""
+        for position, frame in enumerate(self.flow.frames):
+            if not self.view.shows(frame):
+                continue
+            if blame.step is not None and frame.step == blame.step:
+                return position
+            if any(row.value == blame.value for row in frame.rows):
+                return position
+            # A module's own weights are rows of its frame.
+            value = self.flow.values[blame.value]
+            owner = value.name.rpartition(".")[0] if value.role is Role.WEIGHT else None
+            if frame.name == owner and not frame.is_op:
+                return position
+        return len(self.flow.frames) - 1
+
+
+def _all_finite(numbers: Tensor) -> bool:
+    # One operation and one read, where all is healthy. A sum of large numbers may overflow.
+    return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
+
+
+def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """What several graphs of one batch have read is one origin."""
+    found: dict[object, Origin] = {}
+    for origin in origins:
+        is_one = origin.standing or origin.what.startswith("argument ")
+        found.setdefault(origin.what if is_one else origin, origin)
+    return tuple(found.values())
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
