@@ -33,7 +33,7 @@ from fxguard.guard.instrumented import INSTALLED, check_can_instrument, find_gua
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
-from fxguard.guard.selftest import test_graph, together
+from fxguard.guard.selftest import merged, selftest_of
 from fxguard.plan.plan import Plan
 from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report.report import Report
@@ -277,8 +277,8 @@ class Guard:
         if self.recorder.last_batch is None:
             raise UsageError("no batch has finished yet: call the model once, then selftest()")
         tensors = self.names.tensors_by_name()
-        results = [test_graph(*captured, tensors) for captured in self.captures.graphs()]
-        return together(results, self.counted().between)
+        results = [selftest_of(*captured, tensors) for captured in self.captures.graphs()]
+        return merged(results, self.counted().between)
 
     def counted(self) -> Coverage:
         """What :meth:`coverage` counts."""

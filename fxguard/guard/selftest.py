@@ -20,7 +20,7 @@ from fxguard.records import Role, SelfTest
 from fxguard.verdict import origins
 from fxguard.verdict.judge import Judgment
 
-__all__ = ["test_graph", "together"]
+__all__ = ["merged", "selftest_of"]
 
 NO_PLACE = "no place for a NaN there"
 BAD_ALREADY = "NaN already, with made-up inputs"
@@ -29,7 +29,7 @@ BETWEEN = "between graphs"
 CANNOT_RUN = "in graphs that made-up inputs cannot run"
 
 
-def test_graph(
+def selftest_of(
     graph: GraphModule,
     plan: Plan,
     backend: Callable[..., Any],
@@ -79,7 +79,7 @@ def test_graph(
     return SelfTest(count, found, 1, tuple(missed), tuple(sorted(left_out.items())))
 
 
-def together(results: Sequence[SelfTest], between: int) -> SelfTest:
+def merged(results: Sequence[SelfTest], between: int) -> SelfTest:
     """The self-test of several graphs, and of a number of operations between them."""
     left_out: Counter[str] = Counter({BETWEEN: between} if between else {})
     for result in results:

@@ -1,4 +1,4 @@
-"""Numerical property tests: is any operation of a model too large for its dtype, for any input?
+"""Numerical property tests: whether any input makes an operation too large for its dtype.
 
 Importing this package imports neither torch nor hypothesis: a name does, when it is first used.
 Hypothesis comes with the extra ``testing``.

@@ -98,3 +98,22 @@ def test_ranks_gives_one_number() -> None:
     lines = [line for line in ended.stdout.splitlines() if line.startswith("sync_ranks with")]
     assert len(lines) == 1
     assert "2 ranks on this machine" in lines[0]
+
+
+def test_versions_compares_two_checkouts() -> None:
+    """Each case has one line; against itself the ratio is that of two times of one round."""
+    command = [sys.executable, str(BENCHMARKS / "versions.py"), str(BENCHMARKS.parent)]
+    chosen = ["--rounds", "2", "--cases", "mlp forward", "graph breaks forward"]
+    ended = subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    _, *lines = ended.stdout.splitlines()
+    assert [line[:20].strip() for line in lines] == ["mlp forward", "graph breaks forward"]
+    assert all(float(line.split()[-4]) > 0 for line in lines)
+
+
+def test_versions_needs_a_checkout(tmp_path: Path) -> None:
+    """A folder without fxguard is refused: nothing else is measured in its place."""
+    command = [sys.executable, str(BENCHMARKS / "versions.py"), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert "is no checkout of fxguard" in ended.stderr
