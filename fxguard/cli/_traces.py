@@ -12,16 +12,18 @@ from typing import Any
 
 from fxguard.errors import FxguardError, UsageError
 from fxguard.report.load import load_report
+from fxguard.report.report import Report
 from fxguard.report.terminal import Progress, for_terminal
-from fxguard.trace.diff import diff
+from fxguard.trace.diff import Diff, diff
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace
 
 __all__ = ["add_commands"]
 
-DIFFERENT = 1  # exit status when two traces differ
-DAMAGED = 2  # when a file of a folder could not be read
-NOTHING = 2  # and when nothing of them could be compared
+# Exit statuses.
+DIFFERENT = 1  # two traces differ
+DAMAGED = 2  # a file of a folder could not be read
+NOTHING = 2  # no frame of two traces could be compared
 
 
 def add_commands(commands: Any) -> None:
@@ -90,46 +92,46 @@ def _two_numbers(text: str) -> tuple[int, int]:
     return first, second
 
 
-def _report(given: argparse.Namespace) -> int:
-    files = [given.file]
-    if given.file.is_dir():
-        files = sorted(given.file.glob("*.jsonl"))
+def _report(args: argparse.Namespace) -> int:
+    files = [args.file]
+    if args.file.is_dir():
+        files = sorted(args.file.glob("*.jsonl"))
         if not files:
-            raise UsageError(f"no traces in the folder {given.file}: their names end in .jsonl")
-        if given.output is not None:
+            raise UsageError(f"no traces in the folder {args.file}: their names end in .jsonl")
+        if args.output is not None:
             raise UsageError("-o names one page, and a folder gives one for each trace in it")
-    made = []
+    pages: list[tuple[Path, bool]] = []  # and whether what it shows is healthy
     damaged = 0
     for file in files:
         try:
-            found = load_report(file) if file.suffix == ".json" else _load(file)
+            shown = load_report(file) if file.suffix == ".json" else _load(file)
         except FxguardError as error:
             if len(files) == 1:
                 raise
-            damaged += 1  # the others can be read all the same
+            damaged += 1  # the other files can still be read
             print(f"fxguard: {error}", file=sys.stderr)
             continue
-        page = given.output or file.with_suffix(".html")
-        _write(found, page)
-        healthy = isinstance(found, Trace) and found.is_healthy
-        made.append((page, healthy))
-        if given.json:
+        page = args.output or file.with_suffix(".html")
+        _write(shown, page)
+        healthy = isinstance(shown, Trace) and shown.is_healthy
+        pages.append((page, healthy))
+        if args.json:
             row = {
                 "file": str(file),
                 "page": str(page),
                 "healthy": healthy,
-                "verdict": found.verdict,
+                "verdict": shown.verdict,
             }
-            print(("[" if len(made) == 1 else ",") + json.dumps(row))
+            print(("[" if len(pages) == 1 else ",") + json.dumps(row))
             continue
         if len(files) > 1:
             print(f"{file}:")
-        print(for_terminal("\n".join(found.verdict), sys.stdout, healthy=healthy))
+        print(for_terminal("\n".join(shown.verdict), sys.stdout, healthy=healthy))
         print(f"page: {page}")
-    if given.json:
-        print("]" if made else "[]")
-    if given.open and made:
-        page = min(made, key=lambda each: each[1])[0]
+    if args.json:
+        print("]" if pages else "[]")
+    if args.open and pages:
+        page = min(pages, key=lambda each: each[1])[0]
         webbrowser.open(page.resolve().as_uri())
     return DAMAGED if damaged else 0
 
@@ -139,40 +141,40 @@ def _load(path: Path) -> Trace:
         return load_trace(path, on_progress=progress.advance)
 
 
-def _diff(given: argparse.Namespace) -> int:
-    a = _load(given.a)
-    if given.b is None and given.batches is None:
+def _diff(args: argparse.Namespace) -> int:
+    a = _load(args.a)
+    if args.b is None and args.batches is None:
         raise UsageError("with one file, --batches N,M says which of its batches to compare")
-    b = a if given.b is None else _load(given.b)
-    name_a, name_b = str(given.a), str(given.b or given.a)
-    if given.batches is not None:
-        a, b = _only(a, given.batches[0], name_a), _only(b, given.batches[1], name_b)
-    found = replace(diff(a, b, tolerance=given.tolerance), a=name_a, b=name_b)
-    if given.html is not None:
-        _write(found, given.html)
-    if given.format == "json":
-        print(found.to_json(indent=2))
-    elif given.format == "table":
-        print(for_terminal(found.to_table(), sys.stdout, healthy=True))
+    b = a if args.b is None else _load(args.b)
+    name_a, name_b = str(args.a), str(args.b or args.a)
+    if args.batches is not None:
+        a, b = _only(a, args.batches[0], name_a), _only(b, args.batches[1], name_b)
+    result = replace(diff(a, b, tolerance=args.tolerance), a=name_a, b=name_b)
+    if args.html is not None:
+        _write(result, args.html)
+    if args.format == "json":
+        print(result.to_json(indent=2))
+    elif args.format == "table":
+        print(for_terminal(result.to_table(), sys.stdout, healthy=True))
     else:
         print(f"A: {name_a}\nB: {name_b}\n")
-        print(for_terminal("\n".join(found.verdict), sys.stdout, healthy=found.agrees))
-    if not found.compared:
+        print(for_terminal("\n".join(result.verdict), sys.stdout, healthy=result.agrees))
+    if not result.compared:
         return NOTHING
-    return DIFFERENT if found.differs else 0
+    return DIFFERENT if result.differs else 0
 
 
 def _only(trace: Trace, number: int, path: str) -> Trace:
     """The trace with one of its batches."""
-    chosen = [each for each in trace.batches if each.number == number]
+    chosen = [batch for batch in trace.batches if batch.number == number]
     if not chosen:
-        there = ", ".join(str(each.number) for each in trace.batches) or "none"
-        raise UsageError(f"{path} has no batch {number}; it has {there}")
+        numbers = ", ".join(str(batch.number) for batch in trace.batches) or "none"
+        raise UsageError(f"{path} has no batch {number}; it has {numbers}")
     return replace(trace, batches=tuple(chosen[:1]))
 
 
-def _write(what: Any, path: Path) -> None:
+def _write(shown: Report | Trace | Diff, path: Path) -> None:
     try:
-        what.to_html(path)
+        shown.to_html(path)
     except OSError as error:
         raise FxguardError(f"the page could not be written: {error}") from error

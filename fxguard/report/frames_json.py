@@ -20,18 +20,18 @@ __all__ = [
     "INFINITE",
     "as_json",
     "collector_paused",
-    "have_same_plan",
     "layout_of",
     "numbers_of",
     "of_type",
     "read_text",
+    "share_layout",
 ]
 
 INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is negative
 
 
 def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
-    """What frames are called, where they come from, and the labels and dtypes of their rows."""
+    """Names, kinds and sources of frames, and labels and dtypes of their rows: no numbers."""
     sources: dict[Source, int] = {}
     dtypes: dict[str, int] = {}
     listed = []
@@ -48,27 +48,27 @@ def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
 
 def numbers_of(rows: Sequence[Row]) -> list[Any]:
     """``[abs min, abs max]`` of each row, or the note that stands in their place."""
-    found: list[Any] = []
+    numbers: list[Any] = []
     for row in rows:
         low, high = row.abs_min, row.abs_max
         if low is None or high is None:
-            found.append(row.note or "None")
+            numbers.append(row.note or "None")
         else:
-            found.append([rounded(low), rounded(high)])
-    return found
+            numbers.append([rounded(low), rounded(high)])
+    return numbers
 
 
 def rounded(value: float) -> float | str:
-    """A magnitude as it stands in JSON: with as many digits as say something, or a word."""
+    """A magnitude as JSON holds it: six digits, or ``"nan"`` or ``"inf"``."""
     if value < math.inf:
         return float(f"{value:.6g}")  # float32 has seven, and the last is seldom of interest
     return "nan" if math.isnan(value) else "inf"
 
 
-def have_same_plan(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
-    """Whether frames are certainly those of one plan: they were read from the same line of a file.
+def share_layout(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
+    """Whether frames certainly have one layout, because they share the line of a file.
 
-    Two for which this is False may have equal plans.
+    Frames for which this is False may still have equal layouts.
     """
     if len(a) != len(b):
         return False
@@ -84,7 +84,7 @@ def have_same_plan(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
 
 
 def of_type(data: Any, *kinds: type) -> Any:
-    """A piece of JSON that was read, when it is what it has to be; True is no number here.
+    """A piece of parsed JSON, checked to be of one of some types; True is not a number here.
 
     Raises:
         ValueError: when it is something else.
@@ -111,7 +111,7 @@ def read_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Millions of rows are no garbage: looking through them again and again takes half the time."""
+    """Suspend garbage collection: scanning millions of rows again and again takes half the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -45,11 +45,13 @@ def _read(wanted: Any, data: Any) -> Any:
         return tuple(_read(kind, item) for item in of_type(data, list))
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         hints = typing.get_type_hints(wanted)
-        given = of_type(data, dict)
+        fields = of_type(data, dict)
         for field in dataclasses.fields(wanted):
-            if field.name not in given and field.default is dataclasses.MISSING:
+            if field.name not in fields and field.default is dataclasses.MISSING:
                 raise ValueError(f"it lacks {field.name!r}")
-        return wanted(**{name: _read(hints[name], given[name]) for name in hints if name in given})
+        return wanted(
+            **{name: _read(hints[name], fields[name]) for name in hints if name in fields}
+        )
     if wanted is float:
         return float(data if data in NOT_FINITE else of_type(data, float, int))
     return of_type(data, wanted)

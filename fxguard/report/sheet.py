@@ -14,7 +14,7 @@ from typing import Any
 
 from fxguard.formats import FORMATS, is_mask
 from fxguard.records import Frame, Row
-from fxguard.report.frames_json import have_same_plan, layout_of
+from fxguard.report.frames_json import layout_of, share_layout
 from fxguard.report.headroom import headroom_of, is_output_with_limits
 
 __all__ = ["Sheet", "page_data"]
@@ -51,7 +51,7 @@ def page_data(sheets: Sequence[Sheet]) -> dict[str, Any]:
     number = 0  # of the plan
     before: list[Any] = []  # rows of the sheet before
     for index, sheet in enumerate(sheets):
-        if not index or sheet.other or not have_same_plan(sheets[index - 1].frames, sheet.frames):
+        if not index or sheet.other or not share_layout(sheets[index - 1].frames, sheet.frames):
             plan = _plan_of(sheet)
             if plan not in plans:
                 plans.append(plan)
@@ -149,7 +149,7 @@ def _with_references(rows: list[Any], before: list[Any]) -> list[Any]:
 
 def _masks(rows: Sequence[Row]) -> list[int]:
     """Which rows hold the largest number of their dtype: it says nothing of headroom."""
-    found = []
+    masks = []
     nearly: dict[str, float] = {}  # of each dtype; most numbers are far below
     for index, row in enumerate(rows):
         if row.dtype not in nearly:
@@ -157,8 +157,8 @@ def _masks(rows: Sequence[Row]) -> list[int]:
             nearly[row.dtype] = math.inf if limit is None else 0.9999 * limit.max
         high = row.abs_max
         if high is not None and high >= nearly[row.dtype] and is_mask(row.dtype, high):
-            found.append(index)
-    return found
+            masks.append(index)
+    return masks
 
 
 def _headroom(sheet: Sheet, outputs: Sequence[Sequence[int]]) -> Iterator[float | str | None]:

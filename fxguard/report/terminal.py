@@ -1,4 +1,4 @@
-"""Colours and progress, where somebody looks at a terminal. Knows nothing of torch."""
+"""Text for a terminal: colours, escapes, and progress. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PERIOD = 0.1  # seconds between two updates of a progress line
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at a stream, and lines on it can be written over."""
+    """Whether a stream is a terminal on which lines can be overwritten."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):  # there is none, or it is closed
@@ -67,14 +67,14 @@ def for_terminal(text: str, stream: TextIO, *, healthy: bool = False) -> str:
 def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
     """Write lines to a stream, with colours where it shows them. It never raises.
 
-    Nobody is to lose an exception of fxguard because the report that goes with it could not be
-    written: the stream may be closed, a pipe without a reader, or of an encoding that lacks a
-    character of the model's source; such characters are written as escapes.
+    A report that cannot be written must not replace the exception that it belongs to. The stream
+    may be closed, or a pipe without a reader, or its encoding may lack a character of the model's
+    source; such characters are written as escapes.
 
     Args:
         text: ``str(report)``, a verdict or a trace, without the newline at its end.
         stream: where to; None is what a program without a console has.
-        flush: whether it is to leave this process at once.
+        flush: whether to flush the stream afterwards.
     """
     if stream is None:
         return
@@ -106,7 +106,7 @@ def coloured(text: str, *, healthy: bool = False) -> str:
 
 
 def _safe(text: str) -> str:
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _line(line: str) -> str:
@@ -124,14 +124,14 @@ def _line(line: str) -> str:
 
 
 class Progress:
-    """One line on a terminal that says how far something is; nothing where there is no terminal.
+    """One progress line on a terminal; nothing where the stream is not a terminal.
 
-    The line is written over at each update, and gone at the end. What takes less than a tenth of a
-    second shows nothing.
+    Each update overwrites the line, and the end erases it. Work of less than a tenth of a second
+    shows nothing.
 
     Args:
         stream: where to; ``sys.stderr`` leaves the output of a program alone.
-        what: what is done, "reading traces/T5-0.jsonl".
+        what: the work, "reading traces/T5-0.jsonl".
 
     Example:
         >>> with Progress(sys.stderr, "reading") as progress:
@@ -147,7 +147,7 @@ class Progress:
         self._width = 0
 
     def advance(self, share: float) -> None:
-        """So much is done, from 0 to 1."""
+        """Show the share of the work that is done, from 0 to 1."""
         if not self._shows or (now := time.monotonic()) - self._last < PERIOD:
             return
         self._last = now

@@ -177,7 +177,7 @@ def load_trace(path: str | Path, *, on_progress: Callable[[float], object] | Non
 def _read(path: Path, on_progress: Callable[[float], object] | None) -> Trace:
     lines = read_text(path).split("\n")
     cut = lines[-1] != ""
-    plans: dict[int, Plan] = {}
+    plans: dict[int, Layout] = {}
     batches = []
     head: dict[str, Any] | None = None
     for number, line in enumerate(lines[:-1], 1):
@@ -188,7 +188,7 @@ def _read(path: Path, on_progress: Callable[[float], object] | None) -> Trace:
             if head is None:
                 head = _head(entry)
             elif "plan" in entry:
-                plans[_int(entry["plan"])] = _plan(entry)
+                plans[_int(entry["plan"])] = _layout(entry)
             else:
                 batches.append(_batch(entry, plans))
         except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
@@ -216,15 +216,15 @@ def _head(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The frames of a batch, before there are numbers."""
+class Layout:
+    """The frames of a batch without their numbers: a ``plan`` line of the file."""
 
     # Name, kind, whether it is an operation, source, and label and dtype of each row.
     frames: tuple[tuple[str, str, bool, Source | None, list[tuple[str, str]]], ...]
     row_count: int
 
 
-def _plan(entry: dict[str, Any]) -> Plan:
+def _layout(entry: dict[str, Any]) -> Layout:
     sources = []
     for listed in _list(entry["sources"]):
         file, line, code = _list(listed, 3)
@@ -239,10 +239,10 @@ def _plan(entry: dict[str, Any]) -> Plan:
         ]
         source = None if place is None else _at(sources, place, "source")
         frames.append((_str(name), _str(kind), bool(_int(is_op)), source, rows))
-    return Plan(tuple(frames), sum(len(rows) for *_, rows in frames))
+    return Layout(tuple(frames), sum(len(rows) for *_, rows in frames))
 
 
-def _batch(entry: dict[str, Any], plans: dict[int, Plan]) -> TracedBatch:
+def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
     number, rows = _int(entry["batch"]), _list(entry["rows"])
     plan = plans[_int(entry["of_plan"])]
     if len(rows) != plan.row_count:
@@ -250,11 +250,11 @@ def _batch(entry: dict[str, Any], plans: dict[int, Plan]) -> TracedBatch:
     frames: list[Frame] = []
     at = 0
     for name, kind, is_op, source, of_rows in plan.frames:
-        made = []
+        with_numbers = []
         for label, dtype in of_rows:
-            made.append(_row(label, dtype, rows[at]))
+            with_numbers.append(_row(label, dtype, rows[at]))
             at += 1
-        frames.append(Frame(name, kind, is_op, tuple(made), source, number, len(frames)))
+        frames.append(Frame(name, kind, is_op, tuple(with_numbers), source, number, len(frames)))
     step = entry.get("optimizer_step")
     verdict = tuple(map(_str, _list(entry.get("verdict", []))))
     blamed = tuple(map(_int, _list(entry.get("blamed", []))))
@@ -295,10 +295,10 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _list(value: Any, length: int | None = None) -> list[Any]:
-    found: list[Any] = of_type(value, list)
-    if length is not None and len(found) != length:
-        raise ValueError(f"{len(found)} items where there are {length}")
-    return found
+    items: list[Any] = of_type(value, list)
+    if length is not None and len(items) != length:
+        raise ValueError(f"{len(items)} items where there are {length}")
+    return items
 
 
 def _str(value: Any) -> str:

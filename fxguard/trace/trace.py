@@ -1,4 +1,4 @@
-"""What was traced: batches, and what they say. Knows nothing of torch."""
+"""The batches of a trace, and the verdict on them. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Trace:
 
     @property
     def verdict(self) -> list[str]:
-        """What was found first; else whether results are finite, and what came nearest to not."""
+        """The first detection; without one, whether outputs are finite, and the least headroom."""
         for batch in self.batches:
             if batch.verdict:
                 return [f"batch {batch.number}: {batch.verdict[0]}", *batch.verdict[1:]]
@@ -97,12 +97,12 @@ class Trace:
         if not self.batches:
             raise UsageError("a trace without a batch has nothing to show")
         sheets = [batch.sheet() for batch in self.batches]
-        said = [f"{len(sheets)} batch" + ("es" if len(sheets) > 1 else ""), f"torch {self.torch}"]
+        meta = [f"{len(sheets)} batch" + ("es" if len(sheets) > 1 else ""), f"torch {self.torch}"]
         if self.rank is not None:
-            said.append(f"rank {self.rank}")
+            meta.append(f"rank {self.rank}")
         if self.cut:
-            said.append("the file ends in the middle of a batch")
-        text = page(self.model, self.verdict, sheets, meta=", ".join(said), healthy=self.is_healthy)
+            meta.append("the file ends in the middle of a batch")
+        text = page(self.model, self.verdict, sheets, meta=", ".join(meta), healthy=self.is_healthy)
         Path(path).write_text(text, encoding="utf-8")
 
     def plot(self, batch_number: int | None = None, ax: Axes | None = None) -> Axes:
@@ -128,8 +128,8 @@ class Trace:
             if batch_number is None or batch.number == batch_number
         ]
         if not wanted:
-            there = ", ".join(str(batch.number) for batch in self.batches) or "none"
-            raise UsageError(f"there is no batch {batch_number} in this trace; it has {there}")
+            numbers = ", ".join(str(batch.number) for batch in self.batches) or "none"
+            raise UsageError(f"there is no batch {batch_number} in this trace; it has {numbers}")
         return plot(wanted[0].frames, ax, f"{self.model}, batch {wanted[0].number}")
 
     def _repr_html_(self) -> str:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, diff, load_trace
-from fxguard.cli import main
 from fxguard.records import Origin, RowRole
 from support.needs import needs, needs_program
 
@@ -661,45 +660,6 @@ def test_without_javascript(browser: Any, report: Report, tmp_path: Path) -> Non
     assert report.verdict[0] in page.inner_text("header")
     assert "need JavaScript" in page.inner_text(".notice")
     page.close()
-
-
-# The command.
-
-
-def test_the_command(trace: Trace, report: Report, tmp_path: Path, capsys: Any) -> None:
-    """A trace or a report in JSON; the page stands beside it, or where -o says."""
-    model = fxguard.instrument(Net(), trace_to=tmp_path, on_detect=lambda report: None)
-    model(X * 200)
-    assert main.main(["report", str(tmp_path / "Net-0.jsonl")]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("batch 0: ")
-    assert said[-1] == f"page: {tmp_path / 'Net-0.html'}"
-    assert report.origins[0].message.partition(" (")[0] in said[0]
-    (tmp_path / "report.json").write_text(report.to_json())
-    assert main.main(["report", str(tmp_path / "report.json"), "-o", str(tmp_path / "x.html")]) == 0
-    assert (tmp_path / "x.html").read_text().count("<html") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.jsonl", "{}\n", "a.jsonl:1: not a trace of fxguard"),
-        ("a.json", "{}", "a.json: not a report of fxguard: it lacks 'batch_number'"),
-        ("a.json", "[" * 100_000, "a.json: not a report of fxguard"),
-        ("a.json", '{"batch_number": "0", "frames": [], "origins": []}', "is not of type int"),
-        ("a.json", '{"batch_number": 0, "frames": [{}], "origins": []}', "it lacks 'name'"),
-        ("a.txt", "plain\n", "a.txt:1: not a trace of fxguard"),
-    ],
-)
-def test_damaged_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, message: str
-) -> None:
-    """One line, status 2, and no page."""
-    (tmp_path / name).write_text(text)
-    assert main.main(["report", str(tmp_path / name)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_trace_without_a_batch(tmp_path: Path) -> None:
