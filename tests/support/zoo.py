@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,123 +71,12 @@ def numbers(*shape: int) -> Any:
     return inputs
 
 
-# transformers
-
-
-@entry("t5", text(), has_mask=True)
-def t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=384,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        use_cache=False,
-    )
-    return T5ForConditionalGeneration(config)
-
-
-@entry("llama", text(), has_mask=True)
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=384,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config)
-
-
-@entry("gpt2", text(), has_mask=True)
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=384,
-        n_positions=64,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return GPT2LMHeadModel(config)
-
-
-@entry("bert", text(), has_mask=True)
-def bert() -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
-        vocab_size=384,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
-    return BertForMaskedLM(config)
-
-
-@entry("mixtral", text(), has_mask=True)
-def mixtral() -> nn.Module:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        vocab_size=384,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        # The default, grouped_mm, is one that TorchDynamo cannot trace in float32: see
-        # test_plain_python.py.
-        experts_implementation="batched_mm",
-    )
-    return MixtralForCausalLM(config)
+# Models of transformers: the class, its inputs, whether those have a mask, the configuration.
 
 
 def image_inputs(dtype: torch.dtype, masked: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
     return (), {"pixel_values": pixels, "labels": torch.tensor([0, 1])}
-
-
-@entry("vit", image_inputs)
-def vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        image_size=32,
-        patch_size=8,
-    )
-    return ViTForImageClassification(config)
-
-
-@entry("resnet", image_inputs)
-def resnet() -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2])
-    return ResNetForImageClassification(config)
 
 
 def whisper_inputs(dtype: torch.dtype, masked: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -198,29 +88,83 @@ def whisper_inputs(dtype: torch.dtype, masked: bool) -> tuple[tuple[Any, ...], d
     return (), batch
 
 
-@entry("whisper", whisper_inputs, has_mask=True)
-def whisper() -> nn.Module:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+OF_TEXT = {**SIZES, "vocab_size": 384, "max_position_embeddings": 64}
+OF_T5 = {
+    "vocab_size": 384,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "feed_forward_proj": "gated-gelu",
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "use_cache": False,
+}
+OF_GPT2 = {
+    "vocab_size": 384,
+    "n_positions": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OF_LLAMA = {**OF_TEXT, "num_key_value_heads": 2, "pad_token_id": 0}
+OF_MIXTRAL = {
+    **OF_TEXT,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    # The default, grouped_mm, is one that TorchDynamo cannot trace in float32: see
+    # tests/capture/test_plain_python.py.
+    "experts_implementation": "batched_mm",
+}
+OF_VIT = {**SIZES, "image_size": 32, "patch_size": 8}
+OF_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2]}
+OF_WHISPER = {
+    "vocab_size": 384,
+    "num_mel_bins": 8,
+    "d_model": 32,
+    "max_source_positions": 16,
+    "max_target_positions": 64,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    "decoder_start_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "use_cache": False,
+}
+TRANSFORMERS: dict[str, tuple[str, Any, bool, dict[str, Any]]] = {
+    "t5": ("T5ForConditionalGeneration", text(), True, OF_T5),
+    "llama": ("LlamaForCausalLM", text(), True, OF_LLAMA),
+    "gpt2": ("GPT2LMHeadModel", text(), True, OF_GPT2),
+    "bert": ("BertForMaskedLM", text(), True, OF_TEXT),
+    "mixtral": ("MixtralForCausalLM", text(), True, OF_MIXTRAL),
+    "vit": ("ViTForImageClassification", image_inputs, False, OF_VIT),
+    "resnet": ("ResNetForImageClassification", image_inputs, False, OF_RESNET),
+    "whisper": ("WhisperForConditionalGeneration", whisper_inputs, True, OF_WHISPER),
+}
 
-    config = WhisperConfig(
-        vocab_size=384,
-        num_mel_bins=8,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        d_model=32,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=16,
-        max_target_positions=64,
-        decoder_start_token_id=1,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        use_cache=False,
-    )
-    return WhisperForConditionalGeneration(config)
+
+def of_transformers(name: str) -> nn.Module:
+    import transformers
+
+    model_class, *_, config = TRANSFORMERS[name]
+    made = getattr(transformers, model_class)
+    return made(made.config_class(**config))
+
+
+for _name, (_, _inputs, _has_mask, _) in TRANSFORMERS.items():
+    ZOO[_name] = Entry(_name, functools.partial(of_transformers, _name), _inputs, _has_mask)
 
 
 # plain torch
@@ -341,7 +285,6 @@ class Named(nn.Module):
         return {"sum": self.linear(left) + right, "text": "not a tensor"}
 
 
-TRANSFORMERS = ("t5", "llama", "gpt2", "bert", "vit", "whisper", "mixtral", "resnet")
 PLAIN = tuple(name for name in ZOO if name not in TRANSFORMERS)
 
 
