@@ -16,7 +16,7 @@ from fxguard.errors import UsageError
 from fxguard.guard._last_frames import LastFrames
 from fxguard.guard.options import Options
 from fxguard.records import Frame, Origin
-from fxguard.rerun.node_by_node import run_until_it_raises
+from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.report_of import Finished, Judge, ReportOf
 

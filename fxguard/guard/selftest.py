@@ -16,7 +16,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph import nodes
 from fxguard.passes.checks import Planting, with_checks
 from fxguard.plan.plan import Plan
-from fxguard.records import Role, SelfTest
+from fxguard.records import Role, SelfTest, Severity
 from fxguard.verdict import origins
 from fxguard.verdict.judge import Judgment
 
@@ -61,7 +61,7 @@ def selftest_of(
     for slot in wanted:
         if slot not in planting.planted:
             left_out[NO_PLACE] += 1
-        elif any(blame.value == values[slot] and blame.problem == "nan" for blame in healthy):
+        elif any((b.value, b.severity) == (values[slot], Severity.NAN) for b in healthy):
             left_out[BAD_ALREADY] += 1
         else:
             switch.fill_(slot)
@@ -107,7 +107,7 @@ def _blames(
     batch.read()
     flow = assemble(batch)
     blames = Judgment(batch, flow, lambda step: False).verdict.both
-    return tuple(origins.Blame(flow.keys[b.value].value, b.step, b.problem) for b in blames)
+    return tuple(origins.Blame(flow.keys[b.value].value, b.step, b.severity) for b in blames)
 
 
 def made_up_inputs(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fxguard.measure.traceable import inside, magnitudes, numbers
+from fxguard.records import Severity
 
 __all__ = ["Detail", "describe"]
 
@@ -27,6 +28,13 @@ class Detail:
     masked_row: bool = False  # it read a row of nothing but -inf
     rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
     row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
+
+    @property
+    def severity(self) -> Severity:
+        """Finite, inf or NaN."""
+        if self.nan_count:
+            return Severity.NAN
+        return Severity.INF if self.posinf_count or self.neginf_count else Severity.FINITE
 
 
 MOST_ROWS = 3  # that are named

@@ -22,7 +22,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
-from fxguard.rerun.node_by_node import agree, as_before, copies_of
+from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
 
 __all__ = ["leaving_of", "measure_leaving", "measure_postponed", "measure_run"]
 
@@ -79,7 +79,7 @@ def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
     assert isinstance(postponed.leaving, Tensor)
     for value, (_, before) in zip(postponed.values, postponed.leaving.tolist(), strict=True):
         slot = plan.values[value].slot
-        if slot is not None and not agree(before, float(statistics[slot, 1])):
+        if slot is not None and not same_magnitude(before, float(statistics[slot, 1])):
             return False
     return True
 

@@ -20,7 +20,7 @@ from fxguard.measure.func_levels import without_levels
 from fxguard.passes.checks import without_marks
 from fxguard.plan.plan import Check, Step
 from fxguard.records import Source
-from fxguard.rerun.node_by_node import copies_of
+from fxguard.rerun.same_start import copies_of
 
 __all__ = ["Deviation", "SideBySide", "converted"]
 

@@ -9,7 +9,7 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.tables import CASTS
 from fxguard.plan.plan import Step
 from fxguard.records import Climb, Range, Role
-from fxguard.verdict.origins import LIMITS, Blame, Verdict
+from fxguard.verdict.origins import Blame, Verdict, limit_of
 
 __all__ = ["beyond", "climb_to", "spread_of"]
 
@@ -41,7 +41,7 @@ def beyond(flow: DataFlow, blame: Blame, abs_max: Callable[[int], float]) -> lis
     if blame.step is None:
         return []
     step, dtype = flow.steps[blame.step], flow.values[blame.value].dtype
-    limit = LIMITS.get(dtype, math.inf)
+    limit = limit_of(dtype)
     cast = [v for v in step.inputs if flow.values[v].dtype == "float32" != dtype]
     if step.kind in CASTS or dtype == "float64":
         return []

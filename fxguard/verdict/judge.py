@@ -11,16 +11,16 @@ from torch import Tensor
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.tables import ADDITIONS
-from fxguard.measure.at_hand import range_of
+from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Step
-from fxguard.records import Range, Role
-from fxguard.rerun.node_by_node import detail_of
+from fxguard.records import Range, Role, Severity
+from fxguard.rerun.details import detail_of
 from fxguard.verdict import origins
 from fxguard.verdict.explain import beyond
-from fxguard.verdict.precedents import Answer, Ask
+from fxguard.verdict.precedents import Answer, Question
 
-__all__ = ["Judgment", "ask"]
+__all__ = ["Judgment", "answer"]
 
 
 class Judgment:
@@ -33,20 +33,20 @@ class Judgment:
 
     Attributes:
         verdict: what was found.
-        asked: what it took to know of tensors that no graph measures, and the answers.
+        answers: what had to be asked about tensors that no graph measures.
     """
 
     def __init__(self, batch: Batch, flow: DataFlow, is_ignored: Callable[[Step], bool]) -> None:
         self.batch = batch
         self.flow = flow
         self.is_ignored = is_ignored
-        self.asked: dict[Ask, Answer] = {}
+        self.answers: dict[Question, Answer] = {}
         self.verdict = self.judge()
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
 
     def judge(self, overflowed: Collection[int] = ()) -> origins.Verdict:
-        """DataFlow bad values back to where they came from."""
+        """Trace bad values back to where they came from."""
         return origins.find_origins(
             self.flow.steps,
             self.flow.values,
@@ -59,7 +59,7 @@ class Judgment:
             overflowed=overflowed,
         )
 
-    def stat(self, value: int) -> Range | None:
+    def range_of(self, value: int) -> Range | None:
         """The range of a value; those of weights are measured now."""
         number = self.flow.ranges[value]
         if isinstance(number, Range):
@@ -69,16 +69,19 @@ class Judgment:
             tensor = self.batch.tensor_of(self.flow.keys[value])
             if tensor is not None:
                 self.flow.ranges[value] = number = range_of(tensor)
-                self.asked[self.flow.keys[value], "extreme"] = _extreme(tensor, number)
+                question = Question(self.flow.keys[value], "extreme")
+                self.answers[question] = _extreme(tensor, number)
         return number if isinstance(number, Range) else None
 
-    def severity(self, value: int) -> int:
-        number = self.stat(value)
-        return 0 if number is None else number.severity
+    def severity(self, value: int) -> Severity:
+        """How bad a value is; what has no range is finite."""
+        found = self.range_of(value)
+        return Severity.FINITE if found is None else found.severity
 
     def abs_max(self, value: int) -> float:
-        number = self.stat(value)
-        return 0.0 if number is None else number.abs_max
+        """The largest magnitude of a value; 0 for what has no range."""
+        found = self.range_of(value)
+        return 0.0 if found is None else found.abs_max
 
     def name_of(self, value: int) -> str:
         """What the user calls a value that no operation made."""
@@ -115,9 +118,9 @@ class Judgment:
 
     def is_mask(self, value: int) -> bool:
         """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""
-        question = (self.flow.keys[value], "is mask")
-        self.asked[question] = answer = ask(self.batch, question)
-        return bool(answer)
+        question = Question(self.flow.keys[value], "is mask")
+        self.answers[question] = found = answer(self.batch, question)
+        return bool(found)
 
     def overflowed(self) -> set[int]:
         """Values that look like a mask that became infinite, but hold +inf."""
@@ -136,7 +139,7 @@ class Judgment:
             todo += step.inputs
             of_finite = verdict.intended.isdisjoint(step.inputs)
             if of_finite and step.kind in ADDITIONS and not step.infinite_literal:
-                detail = self.detail(origins.Blame(value, 0, "inf"))
+                detail = self.detail(origins.Blame(value, 0, Severity.INF))
                 if detail is not None and detail.posinf_count:
                     found.add(value)
         return found
@@ -151,11 +154,10 @@ class Judgment:
         return self.batch.details.get(key.value) if run is None else detail_of(run, key.value)
 
 
-def ask(batch: Batch, question: Ask) -> Answer:
+def answer(batch: Batch, question: Question) -> Answer:
     """What a judgment has to know of a tensor that no graph measures."""
-    key, what = question
-    tensor = batch.tensor_of(key)
-    if what == "is mask":
+    tensor = batch.tensor_of(question.key)
+    if question.about == "is mask":
         return tensor is not None and describe(tensor).posinf_count == 0
     return None if tensor is None else _extreme(tensor, range_of(tensor))
 
@@ -164,5 +166,5 @@ def _extreme(tensor: Tensor, number: Range | str) -> float | None:
     """Its largest magnitude, where that is NaN, inf or the dtype's limit."""
     if isinstance(number, str):
         return None
-    limit = origins.LIMITS.get(str(tensor.dtype).removeprefix("torch."))
+    limit = origins.limit_of(dtype_of(tensor))
     return number.abs_max if number.severity or number.abs_max == limit else None

@@ -7,21 +7,31 @@ an output; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fxguard.formats import FORMATS
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS, UNINITIALISED
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role
+from fxguard.records import Role, Severity
 
-__all__ = ["Blame", "Verdict", "find_origins"]
+__all__ = ["LIMITS", "Blame", "Verdict", "find_origins", "limit_of"]
 
 # The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
 LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
 
-
 MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
+
+
+def limit_of(dtype: str) -> float:
+    """The largest finite number of a dtype; NaN, which nothing is equal to, where it is not known.
+
+    Example:
+        >>> limit_of("float16") == 65504.0
+        True
+    """
+    return LIMITS.get(dtype, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,7 @@ class Blame:
 
     value: int
     step: int | None  # None for a weight, buffer, constant or input
-    problem: str  # "inf" or "nan"
+    severity: Severity  # inf or NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,7 @@ class Verdict:
 def find_origins(
     steps: Sequence[Step],
     values: Sequence[Value],
-    measured: Callable[[int], int],
+    measured: Callable[[int], Severity],
     *,
     abs_max: Callable[[int], float],
     is_mask: Callable[[int], bool],
@@ -62,8 +72,8 @@ def find_origins(
     Args:
         steps: operations in order of execution.
         values: what they read and made.
-        measured: severity of a value: 0 finite, 1 inf, 2 NaN. Called for weights only where an
-            operation that read them made something bad.
+        measured: severity of a value. Called for weights only where an operation that read them
+            made something bad.
         abs_max: largest magnitude of a value.
         is_mask: whether an input, buffer or constant that holds inf does so on purpose.
         reached: values that are an output of a module or of the model.
@@ -71,79 +81,139 @@ def find_origins(
         results: those of them that are an output of the model; all of them where not given.
         overflowed: values that hold +inf, and are no masks though they look like it.
     """
-    masks = _masks(steps, values, abs_max)
-    uninitialised: set[Blame] = set()
-    sources: dict[int, tuple[Blame, ...]] = {}
-    intended: set[int] = set()
-    blames: dict[Blame, None] = {}  # insertion order is the order of execution
-    assumed: dict[int, int] = {}  # of values that no check reaches: as bad as what they are made of
-
-    def severity(value: int) -> int:
-        return assumed[value] if value in assumed else measured(value)
-
-    def accuse(blame: Blame) -> tuple[Blame, ...]:
-        blames.setdefault(blame)
-        return (blame,)
-
-    def given(value: int) -> None:
-        """Judge a bad value that no operation made, when it is first read."""
-        if value in sources or value in intended:
-            return
-        if severity(value) == 1 and values[value].role is not Role.WEIGHT and is_mask(value):
-            intended.add(value)
-        else:
-            sources[value] = accuse(Blame(value, None, _problem(severity(value))))
-
+    tracing = _Tracing(
+        values, measured, is_mask, is_ignored, overflowed, masks=_masks(steps, values, abs_max)
+    )
     for index, step in enumerate(steps):
+        tracing.follow(index, step)
+    return tracing.verdict(tuple(reached), None if results is None else tuple(results))
+
+
+class _Tracing:
+    """Bad values on their way through the operations of one batch.
+
+    The rules, for each operation that made something bad, in order of execution:
+
+    1. What it read that no operation had made, and that is bad, is an origin itself; an infinity
+       that stands there on purpose (a mask) is intended.
+    2. What is no worse than everything that it read is inherited. Made of nothing but intended
+       infinities, it is intended, too, except at the end of masks (a loss, a softmax).
+    3. What is worse is a new origin; but not where the user ignores the operation, and not where
+       it is an infinity that the operation was given, or made of a mask.
+
+    Args:
+        values: what the operations read and made.
+        measured: as in :func:`find_origins`, like the following ones.
+        is_mask: of a value that no operation made.
+        is_ignored: of an operation.
+        overflowed: values that look intended and are not.
+        masks: values at the limit of their dtype because somebody wrote it there.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[Value],
+        measured: Callable[[int], Severity],
+        is_mask: Callable[[int], bool],
+        is_ignored: Callable[[Step], bool],
+        overflowed: Collection[int],
+        masks: Collection[int],
+    ) -> None:
+        self.values = values
+        self.measured = measured
+        self.is_mask = is_mask
+        self.is_ignored = is_ignored
+        self.overflowed = overflowed
+        self.masks = masks
+        self.sources: dict[int, tuple[Blame, ...]] = {}  # of bad values that are not intended
+        self.intended: set[int] = set()
+        self.blames: dict[Blame, None] = {}  # insertion order is the order of execution
+        self.uninitialised: set[Blame] = set()
+        # Of values that no check reaches: as bad as what they are made of.
+        self.assumed: dict[int, Severity] = {}
+
+    def severity(self, value: int) -> Severity:
+        return self.assumed[value] if value in self.assumed else self.measured(value)
+
+    def worst(self, values: Iterable[int]) -> Severity:
+        return max(map(self.severity, values), default=Severity.FINITE)
+
+    def follow(self, index: int, step: Step) -> None:
+        """Follow bad values through one operation."""
         for value in step.outputs:
-            if values[value].is_assumed:
-                given_to = (i for i in step.inputs if values[i].role is not Role.WEIGHT)
-                assumed[value] = max(map(severity, given_to), default=0)
-        made = [value for value in step.outputs if severity(value)]
+            if self.values[value].is_assumed:
+                read = (i for i in step.inputs if self.values[i].role is not Role.WEIGHT)
+                self.assumed[value] = self.worst(read)
+        made = [value for value in step.outputs if self.severity(value)]
         if not made:
-            continue
-        bad = [value for value in dict.fromkeys(step.inputs) if severity(value)]
+            return
+        bad = [value for value in dict.fromkeys(step.inputs) if self.severity(value)]
         for value in bad:
-            if values[value].role.is_given:
-                given(value)
+            if self.values[value].role.is_given:
+                self.judge_given(value)
         if step.kind in END_OF_MASKS:
-            bad = [value for value in bad if value not in intended]
-        worst = max((severity(value) for value in bad), default=0)
-        inherited = tuple(dict.fromkeys(blame for value in bad for blame in sources.get(value, ())))
-        is_mask_step = step.infinite_literal or (
-            (step.kind in ADDITIONS or step.kind in CASTS) and masks.intersection(step.inputs)
+            bad = [value for value in bad if value not in self.intended]
+        worst = self.worst(bad)
+        inherited = tuple(
+            dict.fromkeys(blame for value in bad for blame in self.sources.get(value, ()))
         )
         for value in made:
-            if severity(value) <= worst:
-                sources[value] = inherited
-                if not inherited and any(i in intended for i in bad):
-                    intended.add(value)
-            elif is_ignored(step):
-                sources[value] = inherited
-            elif severity(value) == 1 and is_mask_step and value not in overflowed:
-                intended.add(value)
+            severity = self.severity(value)
+            if severity <= worst:
+                self.sources[value] = inherited
+                if not inherited and not self.intended.isdisjoint(bad):
+                    self.intended.add(value)
+            elif self.is_ignored(step):
+                self.sources[value] = inherited
+            elif severity is Severity.INF and self.is_intended_by(step, value):
+                self.intended.add(value)
             else:
-                blame = Blame(value, index, _problem(severity(value)))
-                sources[value] = (*inherited, *accuse(blame))
+                blame = Blame(value, index, severity)
+                self.sources[value] = (*inherited, self.accused(blame))
                 if step.kind in UNINITIALISED:
-                    uninitialised.add(blame)
+                    self.uninitialised.add(blame)
 
-    outputs = list(reached)
-    for value in outputs:
-        if values[value].role.is_given and severity(value):
-            given(value)
-    counted = {blame for value in outputs for blame in sources.get(value, ())}
-    if results is not None:
-        # To hand on memory that is going to be written is no fault; to return it is.
-        counted -= uninitialised - {b for value in results for b in sources.get(value, ())}
-    heard = tuple(blame for blame in blames if blame in counted or blame not in uninitialised)
-    return Verdict(
-        origins=tuple(blame for blame in heard if blame in counted),
-        absorbed=tuple(blame for blame in heard if blame not in counted),
-        both=heard,
-        sources=sources,
-        intended=frozenset(intended),
-    )
+    def is_intended_by(self, step: Step, value: int) -> bool:
+        """Whether an operation was meant to make an infinity."""
+        if value in self.overflowed:
+            return False
+        keeps_masks = step.kind in ADDITIONS or step.kind in CASTS
+        return step.infinite_literal or (keeps_masks and any(i in self.masks for i in step.inputs))
+
+    def judge_given(self, value: int) -> None:
+        """Judge a bad value that no operation made, when it is first read."""
+        if value in self.sources or value in self.intended:
+            return
+        severity, role = self.severity(value), self.values[value].role
+        if severity is Severity.INF and role is not Role.WEIGHT and self.is_mask(value):
+            self.intended.add(value)
+        else:
+            self.sources[value] = (self.accused(Blame(value, None, severity)),)
+
+    def accused(self, blame: Blame) -> Blame:
+        self.blames.setdefault(blame)
+        return blame
+
+    def verdict(self, reached: Sequence[int], results: Sequence[int] | None) -> Verdict:
+        """What counts, once all operations were followed."""
+        for value in reached:
+            if self.values[value].role.is_given and self.severity(value):
+                self.judge_given(value)
+        counted = self.sources_of(reached)
+        if results is not None:
+            # To hand on memory that is going to be written is no fault; to return it is.
+            counted -= self.uninitialised - self.sources_of(results)
+        reported = tuple(b for b in self.blames if b in counted or b not in self.uninitialised)
+        return Verdict(
+            origins=tuple(blame for blame in reported if blame in counted),
+            absorbed=tuple(blame for blame in reported if blame not in counted),
+            both=reported,
+            sources=self.sources,
+            intended=frozenset(self.intended),
+        )
+
+    def sources_of(self, values: Iterable[int]) -> set[Blame]:
+        return {blame for value in values for blame in self.sources.get(value, ())}
 
 
 def _masks(
@@ -155,7 +225,7 @@ def _masks(
     """
 
     def at_limit(value: int) -> bool:
-        return abs_max(value) == LIMITS.get(values[value].dtype)
+        return abs_max(value) == limit_of(values[value].dtype)
 
     masks: set[int] = set()
     for step in steps:
@@ -165,7 +235,3 @@ def _masks(
         if step.limit_literal or masks.intersection(step.inputs):
             masks.update(filter(at_limit, step.outputs))
     return masks
-
-
-def _problem(severity: int) -> str:
-    return "nan" if severity == 2 else "inf"

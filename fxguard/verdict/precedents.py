@@ -1,14 +1,14 @@
-"""Batches that hold an infinity and are well all the same: each kind of them is judged once.
+"""Caches verdicts of healthy batches that contain infinities, so that each kind is judged once.
 
-Masks of -inf and T5's ``log(0)`` are there in every batch. A verdict follows from which values are
-bad, and from a few questions about tensors that no graph measures. Where all of that is as it was
-in a batch that was found to be well, so is the verdict.
+Masks of -inf and T5's ``log(0)`` are there in every batch. The verdict depends only on which values
+are bad, and on a few properties of tensors that no graph measures. If all of these match an earlier
+batch that was judged healthy, the new batch is healthy too, and the analysis is skipped.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,25 +19,30 @@ from fxguard.batch.keys import Key
 from fxguard.plan.plan import Plan
 from fxguard.verdict import origins
 
-__all__ = ["Answer", "Ask", "Precedents"]
+__all__ = ["Answer", "Precedents", "Question"]
 
 CASES = 256  # more of them are judged each time
 
-# A question about a tensor that no graph measures: which one, and what about it.
-Ask = tuple[Key, str]
 Answer = float | bool | None
 
 
+class Question(NamedTuple):
+    """A question about a tensor that no graph measures."""
+
+    key: Key  # which one
+    about: Literal["is mask", "extreme"]
+
+
 class Precedents:
-    """What the batches of one model looked like that were found to be well."""
+    """What the batches of one model looked like that were judged healthy."""
 
     def __init__(self) -> None:
-        self._cases: dict[Hashable, Mapping[Ask, Answer]] = {}
+        self._cases: dict[Hashable, Mapping[Question, Answer]] = {}
         # By id of the plan, and whether only what left the graph was measured.
         self._limits: dict[tuple[int, bool], tuple[Plan, Tensor]] = {}
 
-    def hold(self, case: Hashable | None, ask: Callable[[Ask], Answer]) -> bool:
-        """Whether a batch is like one that was judged before, and found to be well.
+    def match(self, case: Hashable | None, ask: Callable[[Question], Answer]) -> bool:
+        """Whether a batch is like one that was judged healthy before.
 
         Args:
             case: of the batch, see :meth:`case_of`.
@@ -48,13 +53,13 @@ class Precedents:
             _same(ask(question), answer) for question, answer in questions.items()
         )
 
-    def add(self, case: Hashable | None, asked: Mapping[Ask, Answer]) -> None:
-        """Note that a batch of this kind was well, and what its judgment had asked."""
+    def add(self, case: Hashable | None, answers: Mapping[Question, Answer]) -> None:
+        """Note that a batch of this kind was healthy, and what its judgment had asked."""
         if case is not None and len(self._cases) < CASES:
-            self._cases[case] = dict(asked)
+            self._cases[case] = dict(answers)
 
     def case_of(self, batch: Batch) -> Hashable | None:
-        """All that a verdict follows from, except for the answers; None where that is too much.
+        """All that a verdict depends on, except for the answers; None where that is too much.
 
         Args:
             batch: one whose numbers were read.
@@ -74,7 +79,7 @@ class Precedents:
             values = [plan.values[index] for index in run.postponed.values]
         key = id(plan), run.postponed is not None
         if key not in self._limits:  # the plan is kept: nobody else gets its id
-            limits = [origins.LIMITS.get(value.dtype, math.nan) for value in values]
+            limits = [origins.limit_of(value.dtype) for value in values]
             self._limits[key] = plan, torch.tensor(limits, dtype=highs.dtype)
         limit = self._limits[key][1]
         pattern = torch.isnan(highs).to(torch.uint8)

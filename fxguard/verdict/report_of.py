@@ -15,13 +15,13 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Frame, Growth, Origin, Role, Row
+from fxguard.records import Frame, Growth, Origin, Role, Row, Severity
 from fxguard.report.report import Report
-from fxguard.rerun.node_by_node import numbers_inside
+from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, spread_of
-from fxguard.verdict.judge import Judgment, ask
+from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.precedents import Precedents
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames"]
@@ -76,7 +76,7 @@ class ReportOf:
             if all(map(_all_finite, batch.statistics())):
                 return Finished(batch)
             case = self.precedents.case_of(batch)
-            if self.precedents.hold(case, lambda question: ask(batch, question)):
+            if self.precedents.match(case, lambda question: answer(batch, question)):
                 return Finished(batch)
         measure_postponed(batch)
         flow = assemble(batch, numbers_inside)
@@ -91,7 +91,7 @@ class ReportOf:
         absorbed = tuple(map(describe.origin, verdict.absorbed))
         accused = verdict.both if self.strict else verdict.origins
         if not accused:
-            self.precedents.add(case, judgment.asked)
+            self.precedents.add(case, judgment.answers)
             return Finished(batch, absorbed=absorbed)
         first = min(map(describe.position, accused))
         model = self.view.model
@@ -150,12 +150,12 @@ class _Description:
         for row in self.flow.frames[position].rows:
             if row.value == blame.value:
                 label = row.label
-        return Origin(frame, blame.problem, what, label)
+        return Origin(frame, blame.severity.problem, what, label)
 
     def explained(self, blame: cause.Blame) -> Origin:
         """An origin with what the tensor holds, what led to it and what came of it."""
         flow, verdict = self.flow, self.judgment.verdict
-        dtype = flow.values[blame.value].dtype
+        dtype, is_inf = flow.values[blame.value].dtype, blame.severity is Severity.INF
         titles, count, returned = spread_of(flow, verdict, blame)
         read: Sequence[int] = () if blame.step is None else flow.steps[blame.step].inputs
         origin = replace(
@@ -164,7 +164,7 @@ class _Description:
             limit=cause.LIMITS.get(dtype),
             follows=any(verdict.sources.get(value) for value in read),
             autocast=self.autocast(blame),
-            climb=climb_to(flow, blame) if blame.problem == "inf" else (),
+            climb=climb_to(flow, blame) if is_inf else (),
             spread=titles,
             spread_count=count,
             reached_output=returned,
@@ -183,8 +183,8 @@ class _Description:
             first_index=detail.first_index,
             rows=detail.rows,
             row_count=detail.row_count,
-            needed=detail.needed if blame.problem == "inf" else None,
-            masked_row=detail.masked_row and blame.problem == "nan" and blame.step is not None,
+            needed=detail.needed if is_inf else None,
+            masked_row=detail.masked_row and not is_inf and blame.step is not None,
         )
 
     def autocast(self, blame: cause.Blame) -> tuple[Row, ...]:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fxguard import NonFiniteError, guard_of, instrument
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role
+from fxguard.records import Role, Severity
 from fxguard.verdict.origins import Blame, Verdict, find_origins
 
-FINITE, INF, NAN = 0, 1, 2
+FINITE, INF, NAN = Severity
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Program:
     """A few operations, written down by hand."""
 
     values: list[Value] = field(default_factory=list)
-    severities: list[int] = field(default_factory=list)
+    severities: list[Severity] = field(default_factory=list)
     magnitudes: list[float] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     masks: set[int] = field(default_factory=set)
@@ -34,7 +34,7 @@ class Program:
 
     def value(
         self,
-        severity: int = FINITE,
+        severity: Severity = FINITE,
         role: Role = Role.INPUT,
         *,
         dtype: str = "",
@@ -46,13 +46,15 @@ class Program:
         self.magnitudes.append((abs_max, math.inf, math.nan)[severity])
         return index
 
-    def step(self, kind: str, inputs: Any, severity: int = FINITE, *, literal: bool = False) -> int:
+    def step(
+        self, kind: str, inputs: Any, severity: Severity = FINITE, *, literal: bool = False
+    ) -> int:
         made = self.value(severity, Role.MADE)
         self.steps.append(Step(kind, "block", tuple(inputs), (made,), literal))
         return made
 
     def verdict(self, *reached: int) -> Verdict:
-        def severity(value: int) -> int:
+        def severity(value: int) -> Severity:
             self.asked.append(value)
             return self.severities[value]
 
@@ -83,7 +85,7 @@ def test_inf_and_the_nan_made_of_it_are_both_origins() -> None:
     b = program.step("add", [a, x], INF)
     c = program.step("sub", [b, b], NAN)
     d = program.step("relu", [c], NAN)
-    assert program.verdict(d) == Verdict((Blame(a, 0, "inf"), Blame(c, 2, "nan")))
+    assert program.verdict(d) == Verdict((Blame(a, 0, INF), Blame(c, 2, NAN)))
 
 
 def test_nan_that_turns_into_inf_is_not_a_new_origin() -> None:
@@ -92,7 +94,7 @@ def test_nan_that_turns_into_inf_is_not_a_new_origin() -> None:
     x = program.value()
     a = program.step("sqrt", [x], NAN)
     b = program.step("nan_to_num", [a], INF)
-    assert program.verdict(b) == Verdict((Blame(a, 0, "nan"),))
+    assert program.verdict(b) == Verdict((Blame(a, 0, NAN),))
 
 
 def test_independent_origins_come_in_order_of_execution() -> None:
@@ -102,7 +104,7 @@ def test_independent_origins_come_in_order_of_execution() -> None:
     first = program.step("exp", [x], INF)
     second = program.step("log", [x], INF)
     both = program.step("add", [second, first], INF)
-    assert program.verdict(both).origins == (Blame(first, 0, "inf"), Blame(second, 1, "inf"))
+    assert program.verdict(both).origins == (Blame(first, 0, INF), Blame(second, 1, INF))
 
 
 def test_absorbed_value_does_not_count() -> None:
@@ -111,9 +113,9 @@ def test_absorbed_value_does_not_count() -> None:
     x = program.value()
     log = program.step("log", [x], INF)
     kept = program.step("where", [log, x])
-    assert program.verdict(kept) == Verdict(absorbed=(Blame(log, 0, "inf"),))
+    assert program.verdict(kept) == Verdict(absorbed=(Blame(log, 0, INF),))
     program.severities[kept] = INF
-    assert program.verdict(kept) == Verdict((Blame(log, 0, "inf"),))
+    assert program.verdict(kept) == Verdict((Blame(log, 0, INF),))
 
 
 def test_absorbed_and_counted_origins_are_kept_apart() -> None:
@@ -123,7 +125,7 @@ def test_absorbed_and_counted_origins_are_kept_apart() -> None:
     log = program.step("log", [x], INF)
     kept = program.step("where", [log, x])
     exp = program.step("exp", [kept], INF)
-    assert program.verdict(exp) == Verdict((Blame(exp, 2, "inf"),), (Blame(log, 0, "inf"),))
+    assert program.verdict(exp) == Verdict((Blame(exp, 2, INF),), (Blame(log, 0, INF),))
 
 
 def test_value_that_nothing_reaches_is_absorbed() -> None:
@@ -131,8 +133,8 @@ def test_value_that_nothing_reaches_is_absorbed() -> None:
     program = Program()
     x = program.value()
     log = program.step("log", [x], INF)
-    assert program.verdict(x) == Verdict(absorbed=(Blame(log, 0, "inf"),))
-    assert program.verdict(x, log) == Verdict((Blame(log, 0, "inf"),))
+    assert program.verdict(x) == Verdict(absorbed=(Blame(log, 0, INF),))
+    assert program.verdict(x, log) == Verdict((Blame(log, 0, INF),))
 
 
 def test_intentional_infinity_is_no_origin_but_nan_of_it_is() -> None:
@@ -144,7 +146,7 @@ def test_intentional_infinity_is_no_origin_but_nan_of_it_is() -> None:
     weights = program.step("softmax", [scaled])
     assert program.verdict(filled, scaled, weights) == Verdict()
     program.severities[weights] = NAN
-    assert program.verdict(weights) == Verdict((Blame(weights, 2, "nan"),))
+    assert program.verdict(weights) == Verdict((Blame(weights, 2, NAN),))
 
 
 def test_operation_without_the_literal_is_an_origin() -> None:
@@ -152,7 +154,7 @@ def test_operation_without_the_literal_is_an_origin() -> None:
     program = Program()
     x = program.value()
     filled = program.step("masked_fill", [x], INF)
-    assert program.verdict(filled) == Verdict((Blame(filled, 0, "inf"),))
+    assert program.verdict(filled) == Verdict((Blame(filled, 0, INF),))
 
 
 def test_literal_infinity_does_not_excuse_nan() -> None:
@@ -160,7 +162,7 @@ def test_literal_infinity_does_not_excuse_nan() -> None:
     program = Program()
     x = program.value()
     product = program.step("mul", [x], NAN, literal=True)
-    assert program.verdict(product) == Verdict((Blame(product, 0, "nan"),))
+    assert program.verdict(product) == Verdict((Blame(product, 0, NAN),))
 
 
 def test_overflow_beside_a_mask_keeps_its_origin() -> None:
@@ -170,7 +172,7 @@ def test_overflow_beside_a_mask_keeps_its_origin() -> None:
     scores = program.step("matmul", [x, x], INF)
     mask = program.step("full", [], INF, literal=True)
     masked = program.step("add", [mask, scores], INF)
-    assert program.verdict(masked) == Verdict((Blame(scores, 0, "inf"),))
+    assert program.verdict(masked) == Verdict((Blame(scores, 0, INF),))
 
 
 @pytest.mark.parametrize("role", [Role.INPUT, Role.BUFFER, Role.CONSTANT])
@@ -182,7 +184,7 @@ def test_given_mask_is_no_origin_and_given_overflow_is(role: Role) -> None:
     masked = program.step("add", [x, mask], INF)
     assert program.verdict(masked, mask) == Verdict()
     program.masks = set()
-    assert program.verdict(masked) == Verdict((Blame(mask, None, "inf"),))
+    assert program.verdict(masked) == Verdict((Blame(mask, None, INF),))
 
 
 def test_mask_that_holds_nan_is_an_origin() -> None:
@@ -191,18 +193,18 @@ def test_mask_that_holds_nan_is_an_origin() -> None:
     mask = program.value(NAN)
     program.masks = {mask}
     masked = program.step("add", [mask], NAN)
-    assert program.verdict(masked) == Verdict((Blame(mask, None, "nan"),))
+    assert program.verdict(masked) == Verdict((Blame(mask, None, NAN),))
 
 
-@pytest.mark.parametrize(("severity", "problem"), [(INF, "inf"), (NAN, "nan")])
-def test_bad_weight_is_an_origin(severity: int, problem: str) -> None:
+@pytest.mark.parametrize("severity", [INF, NAN])
+def test_bad_weight_is_an_origin(severity: Severity) -> None:
     """A weight is blamed for what was made of it, and never taken for a mask."""
     program = Program()
     x, weight = program.value(), program.value(severity, Role.WEIGHT)
     program.masks = {weight}
     y = program.step("linear", [x, weight], severity)
     z = program.step("relu", [y], severity)
-    assert program.verdict(z) == Verdict((Blame(weight, None, problem),))
+    assert program.verdict(z) == Verdict((Blame(weight, None, severity),))
 
 
 def test_weights_are_looked_at_only_behind_something_bad() -> None:
@@ -215,7 +217,7 @@ def test_weights_are_looked_at_only_behind_something_bad() -> None:
     )
     hidden = program.step("linear", [x, fine])
     y = program.step("linear", [hidden, used], INF)
-    assert program.verdict(y) == Verdict((Blame(y, 1, "inf"),))
+    assert program.verdict(y) == Verdict((Blame(y, 1, INF),))
     assert used in program.asked
     assert fine not in program.asked
 
@@ -224,7 +226,7 @@ def test_bad_input_that_is_returned_is_an_origin() -> None:
     """An input that is an output is blamed although no operation read it."""
     program = Program()
     x = program.value(NAN)
-    assert program.verdict(x) == Verdict((Blame(x, None, "nan"),))
+    assert program.verdict(x) == Verdict((Blame(x, None, NAN),))
     program.severities[x] = FINITE
     assert program.verdict(x) == Verdict()
 
@@ -237,11 +239,11 @@ def test_ignored_operation_is_not_blamed_but_its_inputs_are() -> None:
     log = program.step("sub", [exp, exp], NAN)
     end = program.step("relu", [log], NAN)
     program.ignored = {1}
-    assert program.verdict(end) == Verdict((Blame(exp, 0, "inf"),))
+    assert program.verdict(end) == Verdict((Blame(exp, 0, INF),))
     program.ignored = {0, 1}
     assert program.verdict(end) == Verdict()
     program.ignored = {0}
-    assert program.verdict(end) == Verdict((Blame(log, 1, "nan"),))
+    assert program.verdict(end) == Verdict((Blame(log, 1, NAN),))
 
 
 # Masks that hold the most negative number of their dtype.
@@ -264,7 +266,7 @@ def test_adding_to_a_mask_of_the_lowest_number_is_intended(dtype: str, kind: str
     weights = program.step("softmax", [masked])
     assert program.verdict(masked, weights) == Verdict()
     program.severities[weights] = NAN
-    assert program.verdict(masked, weights) == Verdict((Blame(weights, 1, "nan"),))
+    assert program.verdict(masked, weights) == Verdict((Blame(weights, 1, NAN),))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -276,11 +278,11 @@ def test_adding_to_a_large_number_is_an_overflow(dtype: str) -> None:
     scores = program.value(dtype=dtype, abs_max=10.0)
     large = program.value(dtype=dtype, abs_max=below)
     added = program.step("add", [scores, large], INF)
-    assert program.verdict(added) == Verdict((Blame(added, 0, "inf"),))
+    assert program.verdict(added) == Verdict((Blame(added, 0, INF),))
     program = Program()
     mask = program.value(dtype=dtype, abs_max=info.max)
     divided = program.step("div", [mask, mask], INF)
-    assert program.verdict(divided) == Verdict((Blame(divided, 0, "inf"),))
+    assert program.verdict(divided) == Verdict((Blame(divided, 0, INF),))
 
 
 class Saturated(nn.Module):
@@ -378,7 +380,7 @@ def by_definition(program: Program, reached: list[int]) -> Verdict:
     found: list[Blame] = []
 
     def add(value: int, step: int | None) -> None:
-        blame = Blame(value, step, "nan" if severity[value] == NAN else "inf")
+        blame = Blame(value, step, severity[value])
         if blame not in found:
             found.append(blame)
 

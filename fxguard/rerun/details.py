@@ -1,0 +1,99 @@
+"""What a bad value held, and the numbers inside one operation: both need a second run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph.in_float64 import needed_by, reads_masked_row
+from fxguard.measure import traceable
+from fxguard.measure.details import Detail, describe
+from fxguard.plan.plan import Check
+from fxguard.records import Range, Role, Severity
+from fxguard.rerun.node_by_node import NodeByNode
+from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
+
+__all__ = ["detail_of", "numbers_inside"]
+
+
+class _Ended(Exception):  # noqa: N818 - a signal, not an error
+    def __init__(self, detail: Detail | None) -> None:
+        self.detail = detail
+
+
+def detail_of(run: GraphRun, value: int) -> Detail | None:
+    """What a value of a graph held that is not finite.
+
+    The numbers on the way to it are compared with those of the first run.
+
+    Returns:
+        None where the second run did not give the numbers of the first: under a compiler whose
+        random numbers differ from eager ones, or after an input was overwritten. Likewise where
+        another second run has failed to already: what a third one holds is another tensor.
+    """
+    wanted, later = run.plan.values[value].slot, run.plan.values[value].later
+    if run.args is None or not run.repeated or (wanted is None and later is None):
+        return None
+    expected = run.statistics.tolist()
+    # Not those of integers, nor what came in: a cache that the graph wrote is another one now.
+    compared = {v.slot for v in run.plan.values if v.can_be_bad and v.role is Role.MADE}
+
+    def visit(slot: int, value: Any, repeats: bool) -> None:
+        if slot == wanted:
+            detail = describe(value)
+            same = slot < 0 or detail.severity == Severity.of(expected[slot][1])
+            if same or not repeats:
+                raise _Ended(detail if same else None)
+        elif (
+            slot in compared
+            and not repeats
+            and not same_magnitude(float(traceable.abs_min_max(value)[1]), expected[slot][1])
+        ):
+            raise _Ended(None)
+
+    in_float64: dict[str, Any] = {}
+
+    def before(slot: int, check: Check, node: Node, args: Any, kwargs: Any) -> None:
+        if slot == wanted:
+            in_float64["needed"] = needed_by(node.target, args, kwargs, check.path)
+            in_float64["masked_row"] = reads_masked_row(args, kwargs)
+
+    checks = list(enumerate(run.plan.checks))
+    if later is not None:  # only a second run sees it: it is compared with nothing
+        wanted, checks = -1, [(-1, run.plan.later[later])]
+    try:
+        with as_before(run):
+            NodeByNode(run.graph_module, checks, visit, before=before).run(*copies_of(run))
+    except _Ended as ended:
+        return None if ended.detail is None else replace(ended.detail, **in_float64)
+    except Exception:  # whatever stops the second run, the report goes out without counts
+        return None
+    return None
+
+
+def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
+    """The ranges of values that only a second run can see, where the first one turned bad.
+
+    Returns:
+        Value of the plan to its range; empty where all is healthy, or no second run is possible.
+    """
+    values = {value.later: i for i, value in enumerate(run.plan.values) if value.later is not None}
+    if run.args is None or bool(torch.isfinite(run.statistics).all()):
+        return {}
+    found: dict[int, Range | str] = {}
+
+    def visit(later: int, value: Any, repeats: bool) -> None:
+        low, high = traceable.abs_min_max(value)
+        found[values[later]] = traceable.decode(float(low), float(high))
+
+    try:
+        with as_before(run):
+            checks = list(enumerate(run.plan.later))
+            NodeByNode(run.graph_module, checks, visit).run(*copies_of(run))
+    except Exception:  # the operation around them is blamed then
+        return {}
+    return found

@@ -1,0 +1,109 @@
+"""A graph that raised runs again, up to the operation that does, to see what that had read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph import nodes
+from fxguard.graph.operations import read_node
+from fxguard.graph.source_lines import source_of_trace
+from fxguard.measure import traceable
+from fxguard.plan.plan import FramePlan, RowPlan
+from fxguard.records import Role
+from fxguard.rerun.node_by_node import NodeByNode
+from fxguard.rerun.same_start import as_before, copies_of
+
+__all__ = ["run_until_it_raises"]
+
+
+def run_until_it_raises(run: GraphRun) -> GraphRun:
+    """The statistics of a graph that raised, as far as it got, and what it stopped at."""
+    checks = run.plan.checks
+    statistics = torch.full((len(checks), 2), traceable.NOT_RUN, dtype=torch.float64)
+
+    def visit(slot: int, value: Any, repeats: bool) -> None:
+        if not (
+            repeats and bool(torch.isnan(statistics[slot, 1]) | torch.isinf(statistics[slot, 1]))
+        ):
+            statistics[slot] = torch.tensor([float(x) for x in traceable.abs_min_max(value)])
+
+    second = NodeByNode(run.graph_module, list(enumerate(checks)), visit)
+    try:
+        with as_before(run):
+            second.run(*copies_of(run))
+    except Exception:  # as the first run did; what it stopped at is the question
+        run = replace(run, stopped_at=tuple(_read_by(second, run)[0]))
+        run = replace(run, raised=_frame_of(second.last, run))
+    return replace(run, statistics=statistics)
+
+
+def _frame_of(second: NodeByNode, run: GraphRun) -> FramePlan | None:
+    """The frame of the operation that raised: what it had read."""
+    node, plan = second.node, run.plan
+    if node is None:
+        return None
+    rows = []
+    for index, value in enumerate(run.stopped_at):
+        known = plan.values[value]
+        is_weight = known.role is Role.WEIGHT
+        label = known.name.rpartition(".")[2] if is_weight else f"input[{index}]"
+        rows.append(RowPlan(label, value))
+    stack = list(nodes.stack_of(node).items())
+    return FramePlan(
+        name=nodes.path_of(*stack[-1], {}) if stack else run.names[0],
+        kind=read_node(node, second.module).kind,  # type: ignore[arg-type]
+        is_op=True,
+        rows=(*rows, RowPlan("output", note="raised")),
+        source=source_of_trace(node.meta.get("stack_trace")),
+    )
+
+
+def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
+    """Values that the operation which raised had read, also through integers made of them.
+
+    Returns:
+        The values, and whether the operation had read something else that came from outside.
+    """
+    found: list[int] = []
+    from_outside = True
+    if second.last_body is not None:
+        found, from_outside = _read_by(second.last_body, run)
+    holders = _holders(second, run)
+    todo = list(second.node.all_input_nodes) if second.node is not None and from_outside else []
+    seen: set[Node] = set()
+    from_outside = False
+    while todo:
+        node = todo.pop(0)
+        if node in seen:
+            continue
+        seen.add(node)
+        found += holders.get(node.name, ())
+        if node.name not in holders:
+            todo += node.all_input_nodes
+            from_outside |= node.op == "placeholder"
+    return list(dict.fromkeys(found)), from_outside
+
+
+def _holders(second: NodeByNode, run: GraphRun) -> dict[str, list[int]]:
+    """The results of a graph, or of a body, to the values that they hold."""
+    graph: Graph = second.module.graph  # type: ignore[assignment]
+    inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
+    attributes = {str(node.target): node.name for node in graph.nodes if node.op == "get_attr"}
+    holders: dict[str, list[int]] = {}
+    for index, value in enumerate(run.plan.values):
+        name: str | None = None
+        if value.slot is not None:
+            check = run.plan.checks[value.slot]
+            name = check.node if check.inside == second.inside else None
+        elif value.argument is not None:
+            name = None if second.inside else inputs[value.argument]
+        elif value.role.is_given:
+            name = attributes.get(value.name)
+        if name is not None and value.can_be_bad:
+            holders.setdefault(name, []).append(index)
+    return holders
