@@ -48,12 +48,12 @@ def align(a: Sequence[Frame], b: Sequence[Frame], same_numbers: SameNumbers) -> 
     for low_a, high_a, low_b, high_b in _gaps(_common_subsequence(keys_a, keys_b), len(a), len(b)):
         part_a, part_b = a[low_a:high_a], b[low_b:high_b]
         if len(part_a) * len(part_b) > LARGE:
-            found = _common_subsequence(
+            between = _common_subsequence(
                 [_last_name(f) for f in part_a], [_last_name(f) for f in part_b]
             )
         else:
-            found = _best_alignment(part_a, part_b, rename, same_numbers)
-        pairs += [(low_a + i, low_b + j) for i, j in found]
+            between = _best_alignment(part_a, part_b, rename, same_numbers)
+        pairs += [(low_a + i, low_b + j) for i, j in between]
     return sorted(pairs + _common_subsequence(keys_a, keys_b))
 
 
@@ -119,11 +119,11 @@ def _unique(keys: Sequence[Hashable]) -> dict[Any, int]:
 
 def _numbered(keys: Sequence[Hashable]) -> dict[Any, int]:
     seen: Counter[Hashable] = Counter()
-    found = {}
+    places = {}
     for i, key in enumerate(keys):
-        found[key, seen[key]] = i
+        places[key, seen[key]] = i
         seen[key] += 1
-    return found
+    return places
 
 
 def _fewest_edits(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair] | None:
@@ -171,12 +171,12 @@ def _longest_rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
         before[n] = places[length - 1] if length else -1
         ends[length : length + 1] = [j]
         places[length : length + 1] = [n]
-    found = []
+    longest = []
     n = places[-1] if places else -1
     while n >= 0:
-        found.append(pairs[n])
+        longest.append(pairs[n])
         n = before[n]
-    return found[::-1]
+    return longest[::-1]
 
 
 def _best_alignment(

@@ -63,17 +63,17 @@ class Match:
         return self.b.title
 
     def of(self, role: RowRole) -> list[RowPair]:
-        """What it read, made, or holds."""
+        """The pairs of one role: what it read, made, or holds."""
         return [pair for pair in self.rows if pair.a.role is role]
 
     @property
     def distance(self) -> float:
-        """How far apart is what it made."""
+        """The largest difference between the values that it made."""
         return max((pair.distance or 0.0 for pair in self.of(RowRole.OUTPUT)), default=0.0)
 
     @property
     def differs(self) -> bool:
-        """Whether it made something else, by more than is tolerated."""
+        """Whether the ranges of what it made differ by more than is tolerated."""
         return any(pair.differs for pair in self.of(RowRole.OUTPUT))
 
     @property
@@ -92,22 +92,22 @@ class BatchDiff:
 
     @property
     def aligned(self) -> list[Match]:
-        """What is in both."""
+        """The matches that are in both."""
         return [match for match in self.matches if match.a is not None and match.b is not None]
 
     @property
     def differing(self) -> list[Match]:
-        """What is in both and made something else."""
+        """The matches in both whose outputs differ."""
         return [match for match in self.matches if match.differs]
 
     @property
     def only_in_a(self) -> list[Match]:
-        """What is in the first only."""
+        """The frames that only the first batch has."""
         return [match for match in self.matches if match.b is None]
 
     @property
     def only_in_b(self) -> list[Match]:
-        """What is in the second only."""
+        """The frames that only the second batch has."""
         return [match for match in self.matches if match.a is None]
 
 
@@ -163,7 +163,7 @@ def _row_pair(a: Row, b: Row, tolerance: float) -> RowPair:
 
 
 def distance(a: Row, b: Row) -> float | None:
-    """How far apart two ranges are: 0 for equal ones, 1 where one is many times the other.
+    """The difference between two ranges: 0 if they are equal, 1 if one is many times the other.
 
     ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``: the smallest magnitude of a
     large tensor is an accident, and counts as much as it is felt next to the largest. 0 also where

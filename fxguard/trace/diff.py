@@ -46,17 +46,17 @@ class Diff:
 
     @property
     def first(self) -> Match | None:
-        """The first operation that made something else; None where there is none."""
+        """The first operation whose outputs differ; None if there is none."""
         return next(self._differing(), None)
 
     @property
     def largest(self) -> Match | None:
-        """The operation whose results are farthest apart, the first of several."""
+        """The operation with the largest difference, the first of several."""
         return max(self._differing(), key=lambda match: match.distance, default=None)
 
     @property
     def differs(self) -> bool:
-        """Whether anything that is in both made something of another range."""
+        """Whether any operation in both made values of different ranges."""
         return self.first is not None
 
     @property
@@ -66,7 +66,7 @@ class Diff:
 
     @property
     def agrees(self) -> bool:
-        """Whether something was compared, and the ranges of all of it agree."""
+        """Whether something was compared, and all compared ranges agree."""
         return self.compared > 0 and not self.differs
 
     def _differing(self) -> Iterator[Match]:

@@ -151,12 +151,12 @@ def _place(frame: Frame) -> str:
 
 def _nearest_lines(batches: Sequence[TracedBatch]) -> list[str]:
     """The operation that came nearest to the limit of its dtype."""
-    found = nearest(frame for batch in batches for frame in batch.frames)
-    if found is None:
+    closest = nearest(frame for batch in batches for frame in batch.frames)
+    if closest is None:
         return []
-    largest, dtype = found.largest, found.row.dtype
+    largest, dtype = closest.largest, closest.row.dtype
     return [
-        f"nearest to its limit: {_place(found.frame)}",
+        f"nearest to its limit: {_place(closest.frame)}",
         f"  it made {largest:.4g}; {dtype} holds {FORMATS[dtype].max / largest:.3g} times that, "
-        f"{found.bits:.1f} bits of headroom",
+        f"{closest.bits:.1f} bits of headroom",
     ]

@@ -1,5 +1,5 @@
 // Magnitudes over depth: uPlot draws lines, axes and zoom; limits and modules are drawn around them.
-// What it is given are decimal logarithms: its own logarithmic axis has no labels beyond 1e17.
+// uPlot receives decimal logarithms: its own logarithmic axis has no labels beyond 1e17.
 
 const PALETTE = {
   light: ["#0b57a4", "#b35900", "#1b7a4b", "#a3338b", "#00798c", "#8a6d00", "#5b4bb5", "#b3435a"],
@@ -130,16 +130,16 @@ class Chart {
     // A gap, null, where there is an inf or a NaN; where nothing was measured, undefined, none.
     const inside = (x, bad) =>
       bad ? null : x === null ? undefined : x.value > 0 ? Math.min(Math.max(Math.log10(x.value), low), high) : low;
-    const found = [this.frames.map((frame) => frame.index)];
+    const columns = [this.frames.map((frame) => frame.index)];
     SIDES.forEach((_, side) => {
-      const all = this.frames.map((frame) => frame.made[side]);
-      found.push(
+      const all = this.frames.map((frame) => frame.ranges[side]);
+      columns.push(
         all.map((it) => inside(it.high, it.bad)),
         all.map((it) => inside(it.low, it.bad && it.low === null)),
         all.map((it) => (it.bad ? high - 0.1 : null)),
       );
     });
-    return found;
+    return columns;
   }
 
   /** Called by uPlot for each new range: by dragging, by a double click, and by zoomTo. */
@@ -244,11 +244,11 @@ class Chart {
       return;
     }
     this.at = idx;
-    this.tell(left, top);
+    this.showTip(left, top);
   }
 
   /** Show the frame under the mouse, or where the keyboard has gone, beside that place. */
-  tell(left, top) {
+  showTip(left, top) {
     this.tip.replaceChildren(...summary(this.frames[this.at]));
     this.tip.hidden = false;
     const box = this.plot.over.getBoundingClientRect();
@@ -315,7 +315,7 @@ class Chart {
     queueMicrotask(() => { // when the new range is in force
       const left = this.plot.valToPos(index, "x");
       this.plot.setCursor({ left, top: 20 }, false);
-      this.tell(left, 20);
+      this.showTip(left, 20);
     });
     this.host.setAttribute("aria-label", `${this.described} Now at ${spoken(this.frames[index])}`);
   }
@@ -334,7 +334,7 @@ class Chart {
 
 /** A frame in one sentence. */
 function spoken(frame) {
-  const ranges = frame.made.map((it, side) => {
+  const ranges = frame.ranges.map((it, side) => {
     const range = it.high === null ? "nothing finite" : `${it.low.text} to ${it.high.text}`;
     return `${SIDES[side]} made ${range}${it.bad ? ", with inf or NaN" : ""}`.trim();
   });

@@ -16,9 +16,9 @@ const range = (row) =>
 
 /** Rows of which a number refers to an equal one: 0 to the same place before, else so many rows back. */
 function resolve(rows, before) {
-  const found = [];
-  rows.forEach((row, i) => found.push(typeof row !== "number" ? range(row) : row ? found[i - row] : before[i]));
-  return found;
+  const resolved = [];
+  rows.forEach((row, i) => resolved.push(typeof row !== "number" ? range(row) : row ? resolved[i - row] : before[i]));
+  return resolved;
 }
 
 DATA.sheets.forEach((sheet, number) => {
@@ -31,10 +31,10 @@ const $ = (id) => document.getElementById(id);
 
 /** A new element. Text is never read as HTML. */
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
 /** Module and kind; the bare kind for the root module. */
@@ -62,23 +62,23 @@ function framesOf(number) {
       note: sheet.notes[index] || "",
       bad: bits === "bad",
       headroom: bits === "bad" ? -Infinity : bits ?? Infinity,
-      made: SIDES.map((_, side) => drawnRange(plan.outputs[index].map((i) => rows[i].sides[side]))),
+      ranges: SIDES.map((_, side) => drawnRange(plan.outputs[index].map((i) => rows[i].sides[side]))),
     };
   });
 }
 
 /** What the chart draws of a frame: the range over its outputs, and whether it goes on to infinity. */
 function drawnRange(outputs) {
-  const found = { low: null, high: null, bad: false };
+  const drawn = { low: null, high: null, bad: false };
   for (const { low, high } of outputs) {
     if (high === null) continue;
     const finite = Number.isFinite(high.value);
-    if (!finite) found.bad = true;
+    if (!finite) drawn.bad = true;
     if (!finite && !Number.isFinite(low.value)) continue;
-    if (found.low === null || low.value < found.low.value) found.low = low;
-    if (finite && (found.high === null || high.value > found.high.value)) found.high = high;
+    if (drawn.low === null || low.value < drawn.low.value) drawn.low = low;
+    if (finite && (drawn.high === null || high.value > drawn.high.value)) drawn.high = high;
   }
-  return found;
+  return drawn;
 }
 
 const place = (source) => `${source.file.split(/[\\/]/).pop()}:${source.line}`;

@@ -27,22 +27,22 @@ class Table {
       all: () => true, op: (it) => it.isOp, module: (it) => !it.isOp, bad: (it) => it.bad, marked: (it) => it.marked,
     };
     const kind = kinds[$("kind").value];
-    this.found = this.frames.filter(
+    this.matching = this.frames.filter(
       (frame, i) => kind(frame) && wanted.every((word) => this.words[i].includes(word)),
     );
-    const of = this.found.length === this.frames.length ? "" : ` of ${this.frames.length}`;
-    $("count").textContent = `${this.found.length}${of} frames`;
+    const of = this.matching.length === this.frames.length ? "" : ` of ${this.frames.length}`;
+    $("count").textContent = `${this.matching.length}${of} frames`;
     this.turn(page);
   }
 
   turn(page) {
-    const last = Math.max(Math.ceil(this.found.length / PAGE) - 1, 0);
+    const last = Math.max(Math.ceil(this.matching.length / PAGE) - 1, 0);
     this.page = Math.min(Math.max(page, 0), last);
     const from = this.page * PAGE;
-    const part = this.found.slice(from, from + PAGE);
+    const part = this.matching.slice(from, from + PAGE);
     for (const body of [...this.table.tBodies]) body.remove();
     this.table.append(...part.map((frame) => this.body(frame)));
-    $("page-name").textContent = part.length ? `${from + 1} to ${from + part.length} of ${this.found.length}` : "no frame";
+    $("page-name").textContent = part.length ? `${from + 1} to ${from + part.length} of ${this.matching.length}` : "no frame";
     $("previous").disabled = this.page === 0;
     $("next").disabled = this.page === last;
   }
@@ -65,7 +65,7 @@ class Table {
   /** Turn to a frame; what hides it is cleared. */
   select(index) {
     this.chosen = index;
-    let at = this.found.findIndex((frame) => frame.index === index);
+    let at = this.matching.findIndex((frame) => frame.index === index);
     if (at < 0) {
       $("search").value = "";
       $("kind").value = "all";

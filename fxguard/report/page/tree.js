@@ -58,9 +58,9 @@ function modulesOf(frames) {
     const around = [root];
     path.forEach((part, depth) => {
       if (!module.parts.has(part)) {
-        const made = { name: path.slice(0, depth + 1).join("."), part, kind: "", headroom: Infinity, first: frame.index, inside: [], parts: new Map() };
-        module.parts.set(part, made);
-        module.inside.push(made);
+        const child = { name: path.slice(0, depth + 1).join("."), part, kind: "", headroom: Infinity, first: frame.index, inside: [], parts: new Map() };
+        module.parts.set(part, child);
+        module.inside.push(child);
       }
       module = module.parts.get(part);
       around.push(module);
