@@ -1,4 +1,4 @@
-"""Everything that touches TorchDynamo. The only file that may use its underscored names.
+"""What touches TorchDynamo's underscored names.
 
 What is used, why, and what breaks without it (all present in torch 2.11 to 2.13):
 
@@ -38,19 +38,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import gc
 import inspect
 import threading
 import types
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.modules.module as module_hooks
-from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, skip_code
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -59,60 +58,45 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from fxguard.batch import active, observer
 from fxguard.batch import module_hooks as module_calls
-from fxguard.batch.events import GraphRun, Postponed
+from fxguard.batch import observer
 from fxguard.capture import plain_python
 from fxguard.graph import marks
-from fxguard.graph.overwritten_inputs import spoiled_inputs
-from fxguard.graph.random_state import RandomState
-from fxguard.graph.torch_settings import changes_settings, settings_now
-from fxguard.measure import eager, func_levels, inductor, traceable
-from fxguard.passes.checkpointing import keep_random_state
-from fxguard.passes.checks import Arithmetic, with_checks, without_marks
-from fxguard.plan.plan import Plan
-from fxguard.plan.reader import make_plan
-from fxguard.records import Role
-from fxguard.rerun.whole_graph import leaving_of, measure_leaving
 
 __all__ = [
     "HOOK_ID",
-    "CheckingBackend",
+    "Backend",
     "OuterCompiler",
+    "backend_of_tracing",
+    "cached_with",
     "captured_code",
     "compile_again",
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
     "is_compiled",
-    "is_inlined",
     "leave_to_python",
+    "let_backend_fail",
     "module_hooks_on",
     "object_at",
     "outer_compiler",
+    "take_for_constant",
+    "wrap_backend_of_whole_graph",
 ]
 
 # Compilations of one guarded forward before TorchDynamo gives up and leaves it to the observer.
 # TorchDynamo's own limit, 8, is soon reached by changing shapes and train/eval switches.
 RECOMPILE_LIMIT = 64
 
-NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
-
-# What checks call, in AOTAutograd's words.
-FUNCTIONS_IN_GRAPHS = tuple(
-    f"{function.__module__}.{function.__name__}"
-    for function in (inductor.abs_min_max, inductor.collect, func_levels.without_levels)
-)
-
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 
 
+@dataclass(frozen=True, slots=True)
 class OuterCompiler:
     """The ``torch.compile`` that the guarded model runs under."""
 
-    def __init__(self, backend: Backend, fullgraph: bool) -> None:
-        self.backend = backend
-        self.fullgraph = fullgraph
+    backend: Backend
+    fullgraph: bool
 
 
 # Called by a frame that TorchDynamo skips, this says who would compile what that frame calls.
@@ -124,10 +108,37 @@ def outer_compiler(callback: Any) -> OuterCompiler | None:
     if not callable(callback) or not hasattr(callback, "_torchdynamo_orig_backend"):
         return None
     convert = callback._torchdynamo_orig_backend
-    backend = innermost_backend(callback)
-    if isinstance(backend, CheckingBackend):
-        backend = backend.inner
-    return OuterCompiler(backend, isinstance(convert, ConvertFrameAssert))
+    return OuterCompiler(innermost_backend(callback), isinstance(convert, ConvertFrameAssert))
+
+
+def backend_of_tracing() -> Any:
+    """The backend that a graph which is being traced in this thread is meant for, else None."""
+    try:
+        root = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
+        return None
+    return plain_python.backend_of(root)
+
+
+def wrap_backend_of_whole_graph(wrap: Callable[[Backend], Backend]) -> bool:
+    """Put another backend around that of a graph which is being traced, and must not break.
+
+    Args:
+        wrap: makes a backend of the user's.
+
+    Returns:
+        False where the graph may break, or nothing is traced: nothing has changed then.
+    """
+    try:
+        root = InstructionTranslator.current_tx()
+    except AttributeError:  # nothing is traced in this thread
+        return False
+    if not root.one_graph:
+        return False
+    output = root.output
+    assert output.compiler_fn is not None
+    output.compiler_fn = wrap(innermost_backend(output.compiler_fn))
+    return True
 
 
 def object_at(address: int) -> Any:
@@ -139,50 +150,9 @@ def object_at(address: int) -> Any:
     return ctypes.cast(address, ctypes.py_object).value
 
 
-def is_inlined(guard_id: int) -> bool:
-    """Whether what TorchDynamo traces now is to hold the plain forward of a guarded model.
-
-    TorchDynamo calls this while it traces a function around the model, and takes the answer for a
-    constant. A break of the graph in front of the model lets the guard run it. Where breaks are
-    errors (``fullgraph=True``) the graph around it is checked instead: its backend is wrapped, as
-    that of the guarded forward is.
-
-    Args:
-        guard_id: ``id`` of the model's guard, whose ``compiled_around`` makes a backend of one.
-    """
-    if torch.compiler.is_exporting():
-        return True
-    if is_checked():
-        return True  # the model calls itself, or is part of one that is guarded
-    try:
-        root = InstructionTranslator.current_tx()
-    except AttributeError:  # nothing is traced in this thread
-        return False
-    if not root.one_graph:
-        return False
-    output = root.output
-    assert output.compiler_fn is not None
-    guard = object_at(guard_id)
-    output.compiler_fn = guard.compiled_around(innermost_backend(output.compiler_fn))
-    return True
-
-
-def is_checked() -> bool:
-    """Whether what TorchDynamo traces now is part of a graph that is checked."""
-    try:
-        root = InstructionTranslator.current_tx()
-    except AttributeError:  # nothing is traced in this thread
-        return False
-    return isinstance(plain_python.backend_of(root), CheckingBackend)
-
-
 def take_for_constant(function: Callable[..., Any]) -> None:
     """Let TorchDynamo call a function while it traces, and take what it returns for a constant."""
     torch._dynamo.assume_constant_result(function)
-
-
-take_for_constant(is_inlined)
-take_for_constant(is_checked)
 
 
 def is_compiled(model: Any) -> bool:
@@ -203,7 +173,7 @@ def compile_again(model: torch.nn.Module) -> None:
 
 def compile_forward(
     forward: Callable[..., Any],
-    backend: CheckingBackend,
+    backend: Backend,
     *,
     fullgraph: bool,
     leave_what_fails: bool,
@@ -270,187 +240,21 @@ def captured_code() -> types.CodeType | None:
     return code
 
 
-class CheckingBackend:
-    """A TorchDynamo backend: plan, insert checks, hand on to the inner backend.
+def cached_with(keys: Mapping[str, str]) -> contextlib.AbstractContextManager[object]:
+    """Let AOTAutograd's cache keep graphs that call functions which it does not know.
+
+    It does not keep them by itself, because it cannot tell when such functions change.
 
     Args:
-        inner: the name of a backend, or a backend.
-        report: called with each run of a graph and what it returned; None when it raised.
-        names: ``id(module)`` to qualified name.
-        tensors: ``id(parameter or buffer)`` to its role and its qualified name.
-        refresh: brings both up to date; called before a graph is read, because modules and
-            parameters may have been replaced since the last one.
-        weights_stay: whether weights are still there when a report is made.
-        replay: whether only what leaves a graph is measured, until that turns bad.
-        follows_python: whether nobody asked for a compiler, so that the model has to take the path
-            that plain Python takes.
-        has_marks: whether modules leave marks in the graphs; otherwise their frames come from
-            data flow.
+        keys: qualified name of a function to what changes when the function does.
     """
-
-    def __init__(
-        self,
-        inner: str | Backend,
-        report: Callable[[GraphRun, Any], None],
-        names: Mapping[int, str] | None = None,
-        tensors: Mapping[int, tuple[Role, str]] | None = None,
-        refresh: Callable[[], None] = lambda: None,
-        *,
-        weights_stay: bool = True,
-        replay: bool = False,
-        follows_python: bool = False,
-        has_marks: bool = True,
-    ) -> None:
-        self.has_marks = has_marks
-        self.follows_python = follows_python
-        self.weights_stay = weights_stay
-        self.replay = replay
-        self.inner: Backend = lookup_backend(inner) if isinstance(inner, str) else inner
-        self.arithmetic = arithmetic_for(self.inner)
-        self.report = report
-        self.names = names
-        self.tensors = {} if tensors is None else tensors
-        self.refresh = refresh
-        self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
-        self.graphs: list[GraphModule] = []  # without checks, for selftest()
-
-    def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        if self.follows_python:
-            plain_python.leave_try_blocks(graph_module)
-        self.refresh()
-        let_backend_fail(graph_module)
-        forward = active.current()
-        captured_in = forward.batch.module if forward is not None else ""
-        with torch._C.DisableTorchFunction():
-            arguments = {
-                position: self.tensors[id(example)]
-                for position, example in enumerate(example_inputs)
-                if id(example) in self.tensors
-            }
-            plan = make_plan(
-                graph_module,
-                self.names,
-                arguments,
-                captured_in,
-                weights_stay=self.weights_stay,
-                has_marks=self.has_marks,
-            )
-            handed_on = without_marks if self.replay else functools.partial(self.checked, plan)
-            changed = handed_on(graph_module)
-            if self.arithmetic is eager:  # no compiler follows
-                changed = keep_random_state(changed)
-        with observer.unobserved(forward), self.kept_between_processes():
-            compiled = self.inner(changed, example_inputs)
-        self.plans.append(plan)
-        self.graphs.append(graph_module)
-        spoiled = spoiled_inputs(graph_module)
-        way = Unchecked(self, plan, graph_module, spoiled) if self.replay else None
-        restores = self.follows_python and changes_settings(graph_module)
-
-        def run(*args: Any) -> Any:
-            forward = active.current()
-            random_state = RandomState.now(args) if plan.random else None
-            names = (captured_in, forward.batch.module if forward is not None else "")
-            calls = forward.batch.calls if forward is not None else ()
-            kept = copied(args, spoiled) if spoiled else args
-            restore = settings_now() if restores else None
-            graph_run = GraphRun(
-                plan, graph_module, NOTHING, kept, random_state, names, calls, live=args
-            )
-            try:
-                # What a captured graph does is checked by the graph: no observer has to see it.
-                with observer.unobserved(forward):
-                    outputs = compiled(*args)
-            except Exception:
-                if restore is not None:
-                    restore()
-                self.report(graph_run, None)
-                raise
-            if way is None:
-                *outputs, graph_run.statistics = outputs
-            with torch._C.DisableTorchFunction():
-                if way is not None:
-                    graph_run.postponed = way.measure(outputs)
-                self.report(graph_run, outputs)
-            return outputs
-
-        return run
-
-    def kept_between_processes(self) -> contextlib.AbstractContextManager[object]:
-        """Let AOTAutograd's cache keep a graph with checks, as it keeps the one without them.
-
-        It does not keep graphs that call functions it does not know, because it cannot tell
-        when these change. Ours are the same as long as their files are.
-        """
-        option = "unsafe_marked_cacheable_functions"
-        if self.replay or self.arithmetic is not inductor or not hasattr(inductor_config, option):
-            return contextlib.nullcontext()
-        version = inductor.version()
-        if version is None:
-            return contextlib.nullcontext()
-        known = getattr(inductor_config, option)
-        ours = dict.fromkeys(FUNCTIONS_IN_GRAPHS, version)
-        patch: contextlib.AbstractContextManager[object]
-        patch = inductor_config.patch({option: {**known, **ours}})
-        return patch
-
-    def checked(self, plan: Plan, graph_module: GraphModule) -> GraphModule:
-        """The graph with its checks."""
-        return with_checks(graph_module, plan, flat=True, arithmetic=self.arithmetic)
-
-
-def arithmetic_for(backend: Backend) -> Arithmetic:
-    """What measures under a backend, at the least cost."""
-    # A backend is looked up by name, or an object that torch.compile makes of it and its options.
-    name = getattr(backend, "compiler_name", None)
-    if name == "eager" or backend is lookup_backend("eager"):
-        return eager
-    if name == "inductor" or backend is lookup_backend("inductor"):
-        return inductor
-    return traceable
-
-
-@torch.no_grad()
-def copied(args: Sequence[Any], spoiled: Sequence[int]) -> tuple[Any, ...]:
-    """The arguments of a run, those copied that it is going to change."""
-    kept = list(args)
-    with torch._C.DisableTorchFunction():
-        for position in spoiled:
-            kept[position] = kept[position].detach().clone()
-    return tuple(kept)
-
-
-class Unchecked:
-    """A graph that runs as it is: only what leaves it is measured."""
-
-    def __init__(
-        self,
-        backend: CheckingBackend,
-        plan: Plan,
-        graph_module: GraphModule,
-        spoiled: Collection[int],
-    ) -> None:
-        self.backend = backend
-        self.plan = plan
-        self.graph_module = graph_module
-        self.leaving = leaving_of(plan)
-        self.values = tuple(value for _, value in self.leaving)
-        not_copied = {position for position, _ in plan.written if position not in spoiled}
-        given = (*plan.inputs, *plan.buffers)
-        self.overwritten = tuple(value for position, value in given if position in not_copied)
-
-    def measure(self, outputs: Sequence[Any]) -> Postponed:
-        """What is known of a run that returned this."""
-        numbers = measure_leaving(outputs, self.leaving)
-        return Postponed(self.values, numbers, self.checked_forms, self.overwritten)
-
-    def checked_forms(self) -> Iterator[Callable[..., Any]]:
-        """The graph with checks: under its own backend, and then without one."""
-        inner = self.backend.inner
-        if self.backend.arithmetic is not eager:
-            checked = self.backend.checked(self.plan, self.graph_module)
-            yield lambda *args: inner(checked, list(args))(*args)
-        yield with_checks(self.graph_module, self.plan, flat=True, arithmetic=eager)
+    option = "unsafe_marked_cacheable_functions"
+    if not keys or not hasattr(inductor_config, option):
+        return contextlib.nullcontext()
+    known = getattr(inductor_config, option)
+    patch: contextlib.AbstractContextManager[object]
+    patch = inductor_config.patch({option: {**known, **keys}})
+    return patch
 
 
 def let_backend_fail(graph_module: GraphModule) -> None:

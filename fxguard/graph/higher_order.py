@@ -46,17 +46,20 @@ class BodyGraph:
     statistics: Node | None = None  # shape [count, 2]
     count: int = 0
     wide: bool = False  # whether the statistics are float64
-    # Slices of the rows in which an inf is nothing that was intended.
-    telling: tuple[tuple[int, int], ...] = ()
+    # Slices of the rows in which an inf was not written on purpose.
+    unintended: tuple[tuple[int, int], ...] = ()
 
 
 class HigherOrder(abc.ABC):
     """How fxguard enters one kind of higher-order operation."""
 
-    # What the operation's results are: None, the body's; "either" body's; those of a "loop" that
-    # may not have run at all; "later", something else, which the body is a part of. No statistics
-    # get out of such a body: it is looked at in a second run, when the results are bad.
-    merges: ClassVar[str | None] = None
+    # Whether a call may leave a body out: a branch that is not taken, a loop over nothing.
+    may_not_run: ClassVar[bool] = False
+    # Whether a call may run its body more than once.
+    runs_many_times: ClassVar[bool] = False
+    # Whether the body is a part of what the operation computes inside one kernel: no statistics get
+    # out of it. It is looked at in a second run, when the results are bad.
+    only_a_second_run_sees: ClassVar[bool] = False
     # Positions of the bodies that have to change for the statistics to get out.
     rewritten: tuple[int, ...] = ()
 
@@ -123,7 +126,7 @@ def _result_at(graph: Graph, node: Node, index: int) -> Node:
         return graph.call_function(operator.getitem, (node, index))
 
 
-class Call(HigherOrder):
+class RunsOnce(HigherOrder):
     """Runs its body once: activation checkpointing, nested compile regions and the like."""
 
     def __init__(self, position: int = 0, operands: int = 1) -> None:
@@ -178,7 +181,7 @@ class AutogradFunction(HigherOrder):
 class Cond(HigherOrder):
     """Runs one of two bodies."""
 
-    merges = "either"
+    may_not_run = True
     rewritten = (1, 2)
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
@@ -205,7 +208,8 @@ class Cond(HigherOrder):
 class WhileLoop(HigherOrder):
     """Runs its second body as long as its first one says so; the results are its next inputs."""
 
-    merges = "loop"
+    may_not_run = True
+    runs_many_times = True
     rewritten = (0, 1)
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
@@ -220,7 +224,7 @@ class WhileLoop(HigherOrder):
         insert_input(condition.graph, len(carried), "statistics")
         condition.graph.output(condition.result)
         before = insert_input(body.graph, len(carried), "statistics")
-        numbers = (before, body.statistics, body.telling)
+        numbers = (before, body.statistics, body.unintended)
         after = body.graph.call_function(branches_and_loops.next_iteration, numbers)
         body.graph.output((*body.result, after))
         like = next((n for n in carried if isinstance(n, Node)), None)
@@ -243,7 +247,8 @@ class WhileLoop(HigherOrder):
 class Scan(HigherOrder):
     """Runs its body for each slice of some tensors, handing on others."""
 
-    merges = "loop"
+    may_not_run = True
+    runs_many_times = True
     rewritten = (0,)
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
@@ -256,7 +261,9 @@ class Scan(HigherOrder):
         body.graph.output([*body.result, body.statistics])
         result = _result_at(graph, node, len(body.result))
         with graph.inserting_after(result):
-            return graph.call_function(branches_and_loops.worst_iteration, (result, body.telling))
+            return graph.call_function(
+                branches_and_loops.worst_iteration, (result, body.unintended)
+            )
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
         _, init, slices, additional = args
@@ -271,7 +278,8 @@ class Scan(HigherOrder):
 class Map(HigherOrder):
     """Runs its body for each slice of some tensors."""
 
-    merges = "loop"
+    may_not_run = True
+    runs_many_times = True
     rewritten = (0,)
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
@@ -283,7 +291,9 @@ class Map(HigherOrder):
         body.graph.output((*body.result, body.statistics))
         result = _result_at(graph, node, len(body.result))
         with graph.inserting_after(result):
-            return graph.call_function(branches_and_loops.worst_iteration, (result, body.telling))
+            return graph.call_function(
+                branches_and_loops.worst_iteration, (result, body.unintended)
+            )
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
         _, slices, additional = args
@@ -296,7 +306,7 @@ class Map(HigherOrder):
 class FlexAttention(HigherOrder):
     """Runs its body for every score, inside one kernel."""
 
-    merges = "later"
+    only_a_second_run_sees = True
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
         others: Any = node.args[7] if len(node.args) > 7 else ()
@@ -327,12 +337,12 @@ def insert_input(graph: Graph, position: int, name: str) -> Node:
 
 
 ENTERED: dict[str, HigherOrder] = {
-    "tag_activation_checkpoint": Call(),
-    "wrap_activation_checkpoint": Call(),
-    "wrap": Call(),
-    "invoke_subgraph": Call(operands=2),
-    "wrap_with_set_grad_enabled": Call(position=1, operands=2),
-    "wrap_with_autocast": Call(position=4, operands=5),
+    "tag_activation_checkpoint": RunsOnce(),
+    "wrap_activation_checkpoint": RunsOnce(),
+    "wrap": RunsOnce(),
+    "invoke_subgraph": RunsOnce(operands=2),
+    "wrap_with_set_grad_enabled": RunsOnce(position=1, operands=2),
+    "wrap_with_autocast": RunsOnce(position=4, operands=5),
     "autograd_function_apply": AutogradFunction(),
     "cond": Cond(),
     "while_loop": WhileLoop(),

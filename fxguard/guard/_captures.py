@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fxguard.batch import observer
 from fxguard.capture import dynamo
+from fxguard.capture.backend import CheckingBackend
 from fxguard.guard._names import Names
 from fxguard.guard.plugins import Hear
 from fxguard.plan.plan import Plan
@@ -41,7 +42,7 @@ class Captures:
         self.hear = hear
         self.replay = replay
         self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
-        self._backends: list[dynamo.CheckingBackend] = []
+        self._backends: list[CheckingBackend] = []
         self._lock = threading.RLock()
 
     def form_of(
@@ -80,7 +81,7 @@ class Captures:
         )
         return inner, compiled
 
-    def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.CheckingBackend:
+    def around(self, inner: dynamo.Backend, hear: Hear) -> CheckingBackend:
         """The backend for a graph that holds the model and what somebody compiled around it.
 
         Args:
@@ -90,11 +91,9 @@ class Captures:
         self.names.read()
         return self._backend(inner, hear, has_marks=False)
 
-    def _backend(
-        self, inner: str | dynamo.Backend, hear: Hear, **how: bool
-    ) -> dynamo.CheckingBackend:
+    def _backend(self, inner: str | dynamo.Backend, hear: Hear, **how: bool) -> CheckingBackend:
         names = self.names
-        backend = dynamo.CheckingBackend(
+        backend = CheckingBackend(
             inner,
             hear,
             names.modules,

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn import Module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fxguard.capture import dynamo
+from fxguard.capture import backend, dynamo
 from fxguard.guard.instrumented import GUARD
 
 __all__ = ["RUN_LATER", "reason_to_stand_aside", "stand_in_for"]
@@ -56,7 +56,7 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
     def wrapper(model: Module, /, *args: Any, **kwargs: Any) -> Any:
         guard = model.__dict__[GUARD]
         if torch.compiler.is_dynamo_compiling():
-            is_plain = dynamo.is_inlined(id(guard))
+            is_plain = backend.is_inlined(id(guard))
         else:
             is_plain = torch.compiler.is_exporting()
         if not is_plain:
@@ -93,4 +93,4 @@ def run_guarded(guard: Any, method: str, callback: Any, args: Any, kwargs: Any) 
     if reason := reason_to_stand_aside(args, kwargs):
         guard.unchecked_calls[reason] += 1
         return guard.installation.original(method)(*args, **kwargs)
-    return guard.run(method, dynamo.outer_compiler(callback), args, kwargs)
+    return guard.run(method, backend.outer_compiler(callback), args, kwargs)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
+from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import UsageError
 from fxguard.guard._coverage import NOTHING_YET, coverage_of
 from fxguard.guard._delivery import Delivery, raised_now
@@ -78,7 +79,7 @@ class CompilerBackend:
         self.delivery = Delivery(self.recorder)
         self._begins: Any = None  # the code that the first graph was captured from
         self._part_of = _Running()
-        self._checking = dynamo.CheckingBackend(inner, self._graph_ran, replay=options.replay)
+        self._checking = CheckingBackend(inner, self._graph_ran, replay=options.replay)
 
     def __call__(
         self, graph_module: GraphModule, example_inputs: list[Any], **options: Any

@@ -20,6 +20,7 @@ from fxguard.batch.arguments import ModelCall
 from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
 from fxguard.capture import dynamo
+from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
@@ -390,7 +391,7 @@ class Guard:
             return self.installation.original(method)
         return self.captures.form_of(method, outer, fallback=self.fallback)
 
-    def compiled_around(self, inner: dynamo.Backend) -> dynamo.CheckingBackend:
+    def compiled_around(self, inner: dynamo.Backend) -> CheckingBackend:
         """The backend for a graph that holds the model and what somebody compiled around it.
 
         Args:

@@ -16,7 +16,7 @@ import torch
 from torch._guards import CompileContext
 from torch.nn import Module
 
-from fxguard.capture import dynamo
+from fxguard.capture import backend, dynamo
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
@@ -104,7 +104,7 @@ class OutermostModules:
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
                 # Somebody compiles a function around the module, or a guard the module itself.
-                if dynamo.is_checked() or is_inlined(id(self), id(module)):
+                if backend.is_checked() or is_inlined(id(self), id(module)):
                     return original(module, *args, **kwargs)
                 return call_apart(module, args, kwargs)
             # What a compiler runs is no model; is_compiling() is true for all threads at once.
@@ -132,7 +132,7 @@ class OutermostModules:
         if watched is None:
             return True
         if watched.guard.capture:
-            return dynamo.is_inlined(id(watched.guard))
+            return backend.is_inlined(id(watched.guard))
         self.on_refusal(type(target).__name__, "compiled around")
         return True
 

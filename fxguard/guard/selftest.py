@@ -14,7 +14,9 @@ from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.graph import nodes
-from fxguard.passes.checks import Planting, with_checks
+from fxguard.measure.ways import TRACEABLE
+from fxguard.passes.checks import with_checks
+from fxguard.passes.faults import Planting
 from fxguard.plan.plan import Plan
 from fxguard.records import Role, SelfTest, Severity
 from fxguard.verdict import origins
@@ -51,7 +53,7 @@ def selftest_of(
     wanted = [slot for slot, index in values.items() if plan.values[index].can_be_bad]
     try:
         with torch.no_grad():
-            planted = with_checks(graph, plan, flat=True, planting=planting)
+            planted = with_checks(graph, plan, TRACEABLE, planting)
             compiled = backend(planted, inputs)
             healthy = _blames(graph, plan, compiled, inputs)
     except Exception:  # such as an index that made-up numbers do not fit

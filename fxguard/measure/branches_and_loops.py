@@ -64,19 +64,19 @@ def no_iteration(count: int, wide: bool, like: Tensor | None) -> Tensor:
     return torch.cat([rows, torch.full((1, 2), RUNS, dtype=dtype, device=device)])
 
 
-def next_iteration(before: Tensor, current: Tensor, telling: Slices) -> Tensor:
+def next_iteration(before: Tensor, current: Tensor, unintended: Slices) -> Tensor:
     """A loop's statistics after one more iteration.
 
     Args:
         before: those after the one before, shape ``[count + 1, 2]``.
         current: those of this iteration alone, shape ``[count, 2]``.
-        telling: the rows in which an inf is nothing that was intended.
+        unintended: the rows in which an inf was not written on purpose.
     """
     rows, state = before[:-1], before[-1:]
     current = current.to(before.device, before.dtype)
     decided = state == DECIDED
-    bad = _is_bad(current[None], telling)
-    new = torch.where(bad, current, _together(torch.stack([rows, current])))
+    bad = _is_bad(current[None], unintended)
+    new = torch.where(bad, current, _range_of_all(torch.stack([rows, current])))
     state = torch.where(decided | bad, DECIDED, RUNS).to(before.dtype)
     return torch.cat([torch.where(decided, rows, new), state])
 
@@ -86,12 +86,12 @@ def iterations(statistics: Tensor) -> Tensor:
     return statistics[:-1]
 
 
-def worst_iteration(stacked: Tensor, telling: Slices) -> Tensor:
+def worst_iteration(stacked: Tensor, unintended: Slices) -> Tensor:
     """The same for iterations that are all at hand: shape ``[iterations, count, 2]``."""
-    bad = _is_bad(stacked, telling)
+    bad = _is_bad(stacked, unintended)
     # The first of the largest.
     chosen = stacked.index_select(0, bad.to(torch.int32).argmax().view(1))[0]
-    return torch.where(bad.any(), chosen, _together(stacked))
+    return torch.where(bad.any(), chosen, _range_of_all(stacked))
 
 
 def slices(chosen: Iterable[bool]) -> Slices:
@@ -106,17 +106,17 @@ def slices(chosen: Iterable[bool]) -> Slices:
     return tuple(runs)
 
 
-def _is_bad(stacked: Tensor, telling: Slices) -> Tensor:
-    """For each iteration, whether it holds NaN, or inf in one of the telling rows."""
+def _is_bad(stacked: Tensor, unintended: Slices) -> Tensor:
+    """For each iteration, whether it holds NaN, or inf in one of the unintended rows."""
     highs = stacked[..., 1]
     bad = torch.isnan(highs).any(dim=1)
-    for begin, end in telling:
+    for begin, end in unintended:
         bad = bad | torch.isinf(highs[:, begin:end]).any(dim=1)
     return bad
 
 
-def _together(stacked: Tensor) -> Tensor:
-    """The range of all iterations."""
+def _range_of_all(stacked: Tensor) -> Tensor:
+    """One range for all iterations: the smallest and the largest magnitude in any of them."""
     lows, highs = stacked[..., 0], stacked[..., 1]
     lows = torch.where(highs < 0, math.inf, lows)  # a reason in place of a number
     high = highs.amax(dim=0)

@@ -156,6 +156,6 @@ def collect(items: Sequence[traceable.Pair | Tensor]) -> Tensor:
         numbers += item
     if not numbers or not all(number.is_cpu for number in numbers):
         return traceable.collect(items)
-    together = torch.stack(numbers)  # in a dtype that holds all of them
-    wide = torch.float64 if together.dtype is torch.float64 else torch.float32
-    return together.to(wide).view(-1, 2)
+    joined = torch.stack(numbers)  # in a dtype that holds all of them
+    wide = torch.float64 if joined.dtype is torch.float64 else torch.float32
+    return joined.to(wide).view(-1, 2)

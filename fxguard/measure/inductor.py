@@ -9,10 +9,7 @@ and the C++ compiler runs more often.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +17,7 @@ from torch import Tensor
 
 from fxguard.measure import traceable
 
-__all__ = ["abs_min_max", "collect", "version"]
+__all__ = ["abs_min_max", "collect"]
 
 
 def abs_min_max(value: Any) -> traceable.Pair:
@@ -40,9 +37,9 @@ def abs_min_max(value: Any) -> traceable.Pair:
 @torch.library.custom_op("fxguard::join", mutates_args=())
 def join(numbers: Sequence[Tensor]) -> Tensor:
     """Pairs of numbers, shape [] each, as a tensor of shape ``[pairs, 2]``, the first negated."""
-    together = traceable.stacked(numbers)
-    together[:, 0].neg_()
-    return together
+    pairs = traceable.stacked(numbers)
+    pairs[:, 0].neg_()
+    return pairs
 
 
 @join.register_fake
@@ -55,17 +52,3 @@ def _(numbers: Sequence[Tensor]) -> Tensor:
 def collect(items: Sequence[traceable.Pair | Tensor]) -> Tensor:
     """Join the results of many checks, as :func:`fxguard.measure.traceable.collect` does."""
     return traceable.collect(items, join)
-
-
-@functools.cache
-def version() -> str | None:
-    """What changes when the functions in a graph with checks do: a hash of this package's files.
-
-    None where the package has no files to read, such as in an archive.
-    """
-    try:
-        files = sorted(Path(__file__).parent.glob("*.py"))
-        text = b"".join(file.read_bytes() for file in files)
-        return hashlib.sha256(text).hexdigest() if text else None
-    except OSError:
-        return None

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from torch.nn import Module
 from torch.utils.checkpoint import checkpoint
 
-from fxguard.passes.checks import without_marks
+from fxguard.passes.unmark import without_marks
 
-__all__ = ["keep_random_state", "tag_activation_checkpoint"]
+__all__ = ["tag_activation_checkpoint", "with_repeatable_checkpoints"]
 
 
 def tag_activation_checkpoint(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -27,14 +27,14 @@ def tag_activation_checkpoint(body: GraphModule, *args: Any, **kwargs: Any) -> A
     return checkpoint(body, *args, **{**kwargs, "use_reentrant": False, "early_stop": False})
 
 
-def keep_random_state(graph_module: GraphModule) -> GraphModule:
+def with_repeatable_checkpoints(graph_module: GraphModule) -> GraphModule:
     """Let checkpoints in a graph and in its bodies repeat the random numbers of the forward.
 
     The graph is changed; bodies, which other graphs may run too, are copied.
     """
     for name, body in list(graph_module.named_children()):
         if isinstance(body, GraphModule) and any(map(_checkpoints, body.modules())):
-            setattr(graph_module, name, keep_random_state(without_marks(body)))
+            setattr(graph_module, name, with_repeatable_checkpoints(without_marks(body)))
     found = _checkpoints(graph_module)
     for node in found:
         node.target = tag_activation_checkpoint

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.node import map_arg
 
 from fxguard.errors import UsageError
-from fxguard.graph import higher_order, marks, nodes
+from fxguard.graph import higher_order, nodes
 from fxguard.graph.higher_order import BodyGraph
-from fxguard.measure import func_levels, traceable
+from fxguard.measure import func_levels
 from fxguard.measure.branches_and_loops import slices
+from fxguard.measure.ways import TRACEABLE, Way
+from fxguard.passes import faults
+from fxguard.passes.unmark import copy_of, erase_marks
 from fxguard.plan.plan import Check, Plan
 from fxguard.plan.reader import make_plan
 
-__all__ = ["Arithmetic", "Planting", "insert_checks", "with_checks", "without_marks"]
+__all__ = ["PROVENANCE", "insert_checks", "with_checks"]
+
+PROVENANCE = "fxguard"  # where the node that measures has its Check, in Node.meta
 
 
 def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
@@ -54,70 +56,35 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
             f"insert_checks needs a torch.fx.GraphModule, got {type(graph_module).__name__}"
         )
     plan = make_plan(graph_module)
-    return with_checks(graph_module, plan, flat=False), plan
-
-
-class Arithmetic(Protocol):
-    """How values are measured: :mod:`~fxguard.measure.traceable`, or a faster way."""
-
-    def abs_min_max(self, value: Any) -> Any:
-        """Measure one value."""
-
-    def collect(self, items: Sequence[Any]) -> Tensor:
-        """Join what was measured, and statistics of bodies: shape ``[rows, 2]``."""
+    checked = _Checked(graph_module, plan.checks, TRACEABLE)
+    if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
+        # torch.export: the graph returns leaves, and the code generator the structure.
+        checked.graph.set_codegen(_with_statistics(codegen))
+        return checked.returning((*checked.result, checked.statistics)), plan
+    return checked.returning((checked.result, checked.statistics)), plan
 
 
 def with_checks(
     graph_module: GraphModule,
     plan: Plan,
-    *,
-    flat: bool,
-    arithmetic: Arithmetic = traceable,
-    planting: Planting | None = None,
+    way: Way,
+    planting: faults.Planting | None = None,
 ) -> GraphModule:
     """A copy of the graph that takes the measurements of the plan.
 
     Args:
-        graph_module: the graph that the plan was made of.
+        graph_module: the graph that the plan was made of. It returns a tuple, as those that
+            TorchDynamo hands to a backend do.
         plan: its plan.
-        flat: whether the statistics are one more item of the output, which has to be a tuple
-            then (what TorchDynamo's backends expect), or the second of a pair.
-        arithmetic: what measures.
+        way: what measures.
         planting: where to plant faults, for a test of the checks.
+
+    Returns:
+        A graph that returns one item more: the statistics, one row for each check.
     """
-    changed = _Changed(graph_module, plan.checks, arithmetic, planting=planting)
-    graph, result, statistics = changed.graph, changed.result, changed.statistics
-    if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
-        # torch.export: the graph returns leaves, and the code generator the structure.
-        graph.set_codegen(_with_statistics(codegen))
-        flat = True
-    graph.output((*result, statistics) if flat else (result, statistics))
-    return changed.module()
-
-
-def without_marks(graph_module: GraphModule) -> GraphModule:
-    """The graph as the model alone would have it."""
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    graph.output(graph.graph_copy(graph_module.graph, copies))
-    _keep_sources(copies)
-    _erase_marks(graph)
-    bare = GraphModule(graph_module, graph)
-    bare.meta.update(graph_module.meta)
-    return bare
-
-
-def _keep_sources(copies: dict[Node, Node]) -> None:
-    """AOTAutograd reads where the inputs come from."""
-    for node, copied in copies.items():
-        if hasattr(node, "_dynamo_source"):
-            copied._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
-
-
-def _erase_marks(graph: Graph) -> None:
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in marks.MARKS:
-            graph.erase_node(node)
+    checked = _Checked(graph_module, plan.checks, way, planting=planting)
+    assert isinstance(checked.result, (tuple, list)), "statistics need a place among the results"
+    return checked.returning((*checked.result, checked.statistics))
 
 
 def _add_examples(body: Graph) -> None:
@@ -135,35 +102,7 @@ def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
     return _PyTreeCodeGen(info._replace(out_spec=pair))
 
 
-@dataclass(slots=True)
-class Planting:
-    """Makes what a check reads NaN, when its switch says so, for everything that reads it too."""
-
-    switch: Tensor  # shape [], int64: which check, -1 for none
-    slots: dict[Check, int]
-    planted: list[int] = field(default_factory=list)  # those for which there is a place
-
-    def can_plant(self, check: Check, example: Any) -> bool:
-        """Whether a NaN can stand there."""
-        for index in check.path:
-            example = example[index]
-        return (
-            isinstance(example, Tensor)
-            and example.dtype in traceable.FLOATS
-            and example.layout is torch.strided
-            and not example.is_nested
-        )
-
-
-def plant(value: Tensor, switch: Tensor, slot: int) -> Tensor:
-    """``value``, or NaN in each of its elements."""
-    return torch.where(switch == slot, math.nan, value)
-
-
-SWITCH = "fxguard_switch"  # the buffer that holds it
-
-
-class _Changed:
+class _Checked:
     """A graph that is being given checks, and with it the bodies of higher-order operations.
 
     Attributes:
@@ -176,28 +115,27 @@ class _Changed:
         self,
         original: GraphModule,
         checks: Sequence[Check],
-        arithmetic: Arithmetic,
+        way: Way,
         depth: int = 0,
-        planting: Planting | None = None,
+        planting: faults.Planting | None = None,
     ) -> None:
         self.original = original
-        self.arithmetic = arithmetic
+        self.way = way
         self.planting = planting
-        self.graph = Graph()
-        copies: dict[Node, Node] = {}
-        self.result: Any = self.graph.graph_copy(original.graph, copies)
-        _keep_sources(copies)
+        self.graph, self.result, copies = copy_of(original.graph)
         self.originals = {node.name: node for node in copies}
         self.copies = {node.name: copied for node, copied in copies.items()}
+        self.checks = checks
+        self.count = 0  # rows of the statistics
         self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.behind: dict[Node, Node] = {}  # the last node that was put behind another one
         self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new ones, by id of the old
-        self.spoiled: dict[Node, Node] = {}  # results that may be made NaN, to what is read then
+        self.planted: dict[Node, Node] = {}  # results that may be made NaN, to what is read then
         items: list[Node] = []
         if planting is not None:
             first = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
             with self.graph.inserting_before(first):
-                self.switch = self.graph.get_attr(SWITCH)
+                self.switch = self.graph.get_attr(faults.SWITCH)
             if self.inputs:
                 self.behind[self.inputs[-1]] = self.switch
 
@@ -210,8 +148,8 @@ class _Changed:
                 items.append(self.enter(operation, list(group), depth))
             else:
                 items += map(self.measure, group)
-        self.statistics = self.graph.call_function(arithmetic.collect, (items,))
-        self.result = map_arg(self.result, lambda node: self.spoiled.get(node, node))
+        self.statistics = self.graph.call_function(way.collect, (items,))
+        self.result = map_arg(self.result, lambda node: self.planted.get(node, node))
 
     def put(self, anchor: Node, function: Callable[..., Any], *args: Any) -> Node:
         """Call a function behind a node, and behind what was put there before."""
@@ -229,23 +167,26 @@ class _Changed:
             node = self.put(anchor, operator.getitem, node, index)
         example = nodes.example_of(self.originals[check.node])
         if self.planting is not None and self.planting.can_plant(check, example):
-            node = self.spoil(check, source, anchor, node)
+            node = self.plant(check, source, anchor, node)
         if check.region_end is not None:
             node = self.put(anchor, func_levels.without_levels, node)
             anchor = self.copies[check.region_end]
-        return self.put(anchor, self.arithmetic.abs_min_max, node)
+        measured = self.put(anchor, self.way.abs_min_max, node)
+        measured.meta[PROVENANCE] = check
+        self.count += 1
+        return measured
 
-    def spoil(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
+    def plant(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
         """Let everything behind a check read what was planted there."""
         assert self.planting is not None
         slot = self.planting.slots[check]
-        planted = self.put(anchor, plant, node, self.switch, slot)
+        planted = self.put(anchor, faults.plant, node, self.switch, slot)
         self.planting.planted.append(slot)
         read = [source]
         if check.path:
             read = [user for user in source.users if user.args[1:] == check.path]
         for result in read:
-            self.spoiled[result] = planted
+            self.planted[result] = planted
             result.replace_all_uses_with(planted, lambda user: user > planted)
         return planted
 
@@ -254,29 +195,30 @@ class _Changed:
         original, node = self.originals[operation], self.copies[operation]
         kind = higher_order.kind_of(original)
         assert kind is not None
-        changed: dict[int, _Changed] = {}
+        changed: dict[int, _Checked] = {}
         bodies: dict[int, BodyGraph] = {}
         for body in higher_order.bodies_of(original, self.original):
             if body.position in kind.rewritten:
                 mine = [c for c in checks if c.inside[depth] == (operation, body.position)]
                 # A loop's and a branch's own arguments leave no room for a switch.
-                planting = self.planting if kind.merges is None else None
-                inner = _Changed(body.graph_module, mine, self.arithmetic, depth + 1, planting)
+                planting = None if kind.may_not_run else self.planting
+                inner = _Checked(body.graph_module, mine, self.way, depth + 1, planting)
                 changed[body.position] = inner
+                self.count += inner.count
                 bodies[body.position] = BodyGraph(
                     inner.graph,
                     inner.result,
                     inner.statistics,
                     count=len(mine),
                     wide=any(check.wide for check in mine),
-                    telling=slices(not check.may_be_infinite for check in mine),
+                    unintended=slices(not check.may_be_infinite for check in mine),
                 )
         statistics = kind.let_out(self.graph, node, bodies)
         for position, inner in changed.items():
             self.replace_body(node, position, inner)
         return statistics
 
-    def replace_body(self, node: Node, position: int, inner: _Changed) -> None:
+    def replace_body(self, node: Node, position: int, inner: _Checked) -> None:
         """Let an operation run the changed body."""
         old = id(inner.original)
         if old not in self.bodies:  # some bodies are run by more than one operation
@@ -286,14 +228,20 @@ class _Changed:
         with self.graph.inserting_before(node):
             node.update_arg(position, self.graph.get_attr(self.bodies[old][0]))
 
+    def returning(self, result: tuple[Any, ...]) -> GraphModule:
+        """The finished copy, which returns this."""
+        self.graph.output(result)
+        assert self.count == len(self.checks), "one row of the statistics for each check"
+        return self.module()
+
     def module(self) -> GraphModule:
         """The copy, once it has an output node."""
-        _erase_marks(self.graph)
+        erase_marks(self.graph)
         root = copy.copy(self.original)
         for name, body in self.bodies.values():
             root.add_module(name, body)
         if self.planting is not None:
-            root.register_buffer(SWITCH, self.planting.switch, persistent=False)
+            root.register_buffer(faults.SWITCH, self.planting.switch, persistent=False)
         checked = GraphModule(root, self.graph)
         checked.meta.update(self.original.meta)
         self.graph.lint()

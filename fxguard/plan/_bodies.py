@@ -40,12 +40,12 @@ def enter(reading: Reading, node: Node, read: Walk) -> bool:
     except (LookupError, TypeError, ValueError) as reason:  # another version's arguments
         return _hide(reading, node, read, f"inside {kind} ({reason})")
     results = [_read_body(reading, node, entered, body, read) for body in bodies]
-    if entered.merges is None:
+    if entered.may_not_run or entered.only_a_second_run_sees:
+        _merge(reading, node, entered, results)
+    else:  # the results are those of the body
         reading.table.elements[node] = {
             (index,): value for index, value in enumerate(results[0]) if value is not None
         }
-    else:
-        _merge(reading, node, entered, results)
     return True
 
 
@@ -66,12 +66,12 @@ def _read_body(
 ) -> list[int | None]:
     """Read one body; returns the values of its results."""
     child = reading.child(node, body)
-    child.table.is_later |= entered.merges == "later"
+    child.table.is_later |= entered.only_a_second_run_sees
     inputs = [n for n in child.nodes if n.op == "placeholder"]
     first_check = len(reading.table.checks)
     for index, (name, operand) in enumerate(zip(inputs, body.operands, strict=True)):
         value = reading.table.value_of(operand)
-        if operand is None and index == 0 and entered.merges == "later":
+        if operand is None and index == 0 and entered.only_a_second_run_sees:
             # What the operation itself computes and gives to its body.
             value = child.table.add(name, (), Role.MADE, name.name, measure=True)
             operands = [operand for _, operand in reading.operands(node)]
@@ -83,7 +83,7 @@ def _read_body(
             value = carried
         child.body_inputs[name] = value
     read(child)
-    if entered.merges == "loop":
+    if entered.runs_many_times:
         _mark_intended(reading, first_check)
     reading.random = reading.random or child.random
     reading.hidden += child.hidden
@@ -120,7 +120,8 @@ def _merge(
         return
     inputs = [value for body in results for value in body if value is not None]
     inputs = [value for value in inputs if reading.has_range(value)]
-    if entered.merges in ("loop", "later"):  # a loop may not have run at all
+    # A loop may not have run at all; what hides its body makes more of them than that shows.
+    if entered.runs_many_times or entered.only_a_second_run_sees:
         inputs += [value for _, value in operands]
     reading.steps.append(reading.step_of(node, inputs, outputs))
     reading.frames.append(reading.operation_frame(node, operands, outputs))

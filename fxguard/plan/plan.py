@@ -117,6 +117,8 @@ class Plan:
     # Likewise of those that the graph wrote, with the value that they hold when it ends; None where
     # that is not known.
     written: tuple[tuple[int, int | None], ...] = ()
+    # Positions of the inputs that are to be copied before a run, to make a second one possible.
+    overwritten: tuple[int, ...] = ()
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
     # Of values that only a second run can see, with the operations in which they are.

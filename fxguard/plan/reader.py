@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from fxguard.graph import marks, nodes, tables
 from fxguard.graph.higher_order import is_higher_order
 from fxguard.graph.operations import Call
+from fxguard.graph.overwritten_inputs import overwritten_inputs
 from fxguard.measure import func_levels
 from fxguard.plan import _bodies
 from fxguard.plan._module_frames import frames_by_data_flow, with_root_frame
@@ -64,6 +65,7 @@ def make_plan(
         inputs=tuple(reading.inputs_with(Role.INPUT)),
         buffers=tuple(reading.inputs_with(Role.BUFFER)),
         written=tuple(reading.inputs_written),
+        overwritten=overwritten_inputs(graph_module, reading.calls),
         outputs=reading.outputs,
         checks=tuple(reading.table.checks),
         later=tuple(reading.table.later),

@@ -109,7 +109,7 @@ class NodeByNode(Interpreter):
         kind = higher_order.kind_of(node)
         if kind is None or not any(name == node.name for name, _ in self.bodies):
             return super().call_function(target, args, kwargs)
-        repeats = self.repeats or kind.merges == "loop"
+        repeats = self.repeats or kind.runs_many_times
 
         def body(position: int, *operands: Any) -> Any:
             module: Any = args[position]

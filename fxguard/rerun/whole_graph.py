@@ -10,37 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, Postponed, expect_rows
-from fxguard.measure import eager, traceable
+from fxguard.measure import traceable
 from fxguard.measure.at_hand import range_of
-from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
 from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
 
-__all__ = ["leaving_of", "measure_leaving", "measure_postponed", "measure_run"]
-
-
-def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """What leaves a graph and can be bad: (position among the outputs, value)."""
-    found: dict[int, int] = {}
-    for position, value in enumerate(plan.outputs):
-        if value is not None and plan.values[value].can_be_bad:
-            found.setdefault(value, position)
-    return tuple((position, value) for value, position in found.items())
-
-
-@torch.no_grad()
-def measure_leaving(outputs: Sequence[Any], leaving: Sequence[tuple[int, int]]) -> list[Any]:
-    """The ranges of what left a graph, for :func:`fxguard.measure.eager.collect`."""
-    with torch._C.DisableTorchFunction():
-        return [eager.abs_min_max(without_levels(outputs[position])) for position, _ in leaving]
+__all__ = ["measure_postponed", "measure_run"]
 
 
 def measure_postponed(batch: Batch) -> None:

@@ -17,7 +17,7 @@ from fxguard.graph.nodes import elements_of
 from fxguard.graph.operations import read_node
 from fxguard.graph.random_state import RandomState
 from fxguard.measure.func_levels import without_levels
-from fxguard.passes.checks import without_marks
+from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Step
 from fxguard.records import Source
 from fxguard.rerun.same_start import copies_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.graph import higher_order
-from fxguard.measure import traceable
+from fxguard.guard import selftest
+from fxguard.measure.ways import TRACEABLE
 from support import zoo
 from support.models import Block, Checkpointed
 from support.same_results import assert_same, results
@@ -47,7 +49,7 @@ def test_a_body_with_arguments_that_nobody_expected_is_counted(
     def unexpected(*_: Any) -> list[Any]:
         raise LookupError("3 operands for 4 inputs")
 
-    monkeypatch.setattr(higher_order.Call, "bodies", unexpected)
+    monkeypatch.setattr(higher_order.RunsOnce, "bodies", unexpected)
     model = fxguard.instrument(Checkpointed())
     model(torch.randn(3, 4))
     assert (
@@ -133,7 +135,7 @@ def test_the_self_test_enters_bodies() -> None:
 
 def test_the_self_test_finds_a_check_that_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that looks away is named."""
-    measured = traceable.abs_min_max
+    measured = TRACEABLE.abs_min_max
 
     def blind(value: Any) -> Any:
         low, high = measured(value)
@@ -141,7 +143,7 @@ def test_the_self_test_finds_a_check_that_is_broken(monkeypatch: pytest.MonkeyPa
 
     model = fxguard.instrument(Block())
     model(torch.randn(3, 4))
-    monkeypatch.setattr(traceable, "abs_min_max", blind)
+    monkeypatch.setattr(selftest, "TRACEABLE", replace(TRACEABLE, abs_min_max=blind))
     result = fxguard.guard_of(model).selftest()
     assert not result
     assert "exp" in result.missed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
-from fxguard.capture import dynamo
-from fxguard.measure import inductor, traceable
+from fxguard.capture import backend
+from fxguard.measure import inductor, traceable, ways
+from fxguard.measure.ways import EAGER, INDUCTOR, TRACEABLE, WAYS
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +74,7 @@ def test_no_kernel_joins_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code.count("fxguard.join.default(") == 1
     assert not re.search(r"cpp_fused\w*_stack", code)
     torch._dynamo.reset()
-    monkeypatch.setattr(inductor, "collect", traceable.collect)
+    monkeypatch.setitem(WAYS, "inductor", replace(INDUCTOR, collect=traceable.collect))
     assert re.search(r"cpp_fused\w*_stack", generated_code()), "this test could not fail"
 
 
@@ -154,10 +156,11 @@ def own_backend(graph_module: Any, inputs: Any) -> Callable[..., Any]:
 
 def test_only_under_inductor() -> None:
     wrapper = torch._TorchCompileInductorWrapper("max-autotune-no-cudagraphs", None, False)
-    assert dynamo.arithmetic_for(torch._dynamo.lookup_backend("inductor")) is inductor
-    assert dynamo.arithmetic_for(wrapper) is inductor
-    assert dynamo.arithmetic_for(torch._dynamo.lookup_backend("aot_eager")) is traceable
-    assert dynamo.arithmetic_for(own_backend) is traceable
+    assert backend.way_under(torch._dynamo.lookup_backend("inductor")) is INDUCTOR
+    assert backend.way_under(wrapper) is INDUCTOR
+    assert backend.way_under(torch._dynamo.lookup_backend("eager")) is EAGER
+    assert backend.way_under(torch._dynamo.lookup_backend("aot_eager")) is TRACEABLE
+    assert backend.way_under(own_backend) is TRACEABLE
 
 
 def cache_hits_of_a_second_compilation() -> int:
@@ -181,15 +184,15 @@ def cache_hits_of_a_second_compilation() -> int:
 
 def test_kept_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_hits_of_a_second_compilation() == 1
-    monkeypatch.setattr(dynamo, "FUNCTIONS_IN_GRAPHS", ())
+    monkeypatch.setitem(WAYS, "inductor", replace(INDUCTOR, cacheable=()))
     assert cache_hits_of_a_second_compilation() == 0, "this test could not fail"
 
 
 def test_a_package_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "__file__", "archive.zip/joined.py")
-    version = inductor.version.__wrapped__()
-    assert version is None
-    monkeypatch.setattr(inductor, "version", lambda: version)
+    assert INDUCTOR.cache_keys()
+    monkeypatch.setattr(ways, "__file__", "archive.zip/ways.py")
+    monkeypatch.setattr(ways, "_version", ways._version.__wrapped__)
+    assert INDUCTOR.cache_keys() == {}
     torch.compile(fxguard.instrument(Layer()))(torch.randn(2, 4, 64))
 
 
@@ -229,5 +232,5 @@ def test_nothing_more_is_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) 
         low, high = traceable.abs_min_max(value)
         return low.neg(), high
 
-    monkeypatch.setattr(inductor, "abs_min_max", with_amin)
+    monkeypatch.setitem(WAYS, "inductor", replace(INDUCTOR, abs_min_max=with_amin))
     assert bytes_for_backward(torch.compile(fxguard.instrument(Gelu()))) > plain

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import fxguard
-from fxguard.capture import dynamo
+from fxguard.capture import backend
 from support.needs import TORCH
 
 
@@ -87,7 +87,7 @@ def test_dropout_is_repeated(model_class: type[nn.Module], replay: bool, backend
 @pytest.mark.skipif(TORCH < (2, 12), reason="torch 2.11 draws the same numbers by itself")
 def test_without_it_gradients_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch makes of it, and why this is here. If it fails, checkpointing.py can go."""
-    monkeypatch.setattr(dynamo, "keep_random_state", lambda graph: graph)
+    monkeypatch.setattr(backend, "with_repeatable_checkpoints", lambda graph: graph)
     plain = Block()
     model = fxguard.instrument(copy.deepcopy(plain))
     assert not same(gradients(model, model), gradients(plain, plain))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.capture import dynamo
-from fxguard.graph.overwritten_inputs import spoiled_inputs
+from fxguard.graph.overwritten_inputs import overwritten_inputs
+from fxguard.plan import reader
 from fxguard.rerun import whole_graph
 from support import zoo
 from support.models import Checkpointed
@@ -257,25 +257,25 @@ def test_without_a_copy_the_second_run_is_spoiled(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the test above protects: without copies the report is another, or says so."""
-    monkeypatch.setattr(dynamo, "spoiled_inputs", lambda graph: ())
+    monkeypatch.setattr(reader, "overwritten_inputs", lambda graph, calls: ())
     with pytest.raises(AssertionError, match=r"^another report"):
         assert_same_reports(*HARD[case])
 
 
 def test_a_cache_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large cache into which rows are written is no reason to copy it at each token."""
-    spoiled: list[tuple[int, ...]] = []
+    copied: list[tuple[int, ...]] = []
 
-    def noted(graph: Any) -> tuple[int, ...]:
-        spoiled.append(spoiled_inputs(graph))
-        return spoiled[-1]
+    def noted(graph: Any, calls: Any) -> tuple[int, ...]:
+        copied.append(overwritten_inputs(graph, calls))
+        return copied[-1]
 
-    monkeypatch.setattr(dynamo, "spoiled_inputs", noted)
+    monkeypatch.setattr(reader, "overwritten_inputs", noted)
     reports_of(Cached, decode, True)
-    assert spoiled == [()]
-    spoiled.clear()
+    assert copied == [()]
+    copied.clear()
     reports_of(Accumulates, times(1), True)
-    assert [len(positions) for positions in spoiled] == [1]
+    assert [len(positions) for positions in copied] == [1]
 
 
 @pytest.mark.filterwarnings("ignore:.*use_reentrant")

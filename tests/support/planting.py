@@ -29,7 +29,8 @@ from torch.fx.node import map_arg
 
 import fxguard
 from fxguard.batch import observer
-from fxguard.capture import dynamo, plain_python
+from fxguard.capture import plain_python
+from fxguard.capture.backend import CheckingBackend
 from fxguard.graph import marks
 
 __all__ = ["ENTERED", "FAULTS", "NOTHING", "Planter", "Site"]
@@ -123,7 +124,7 @@ class Planter:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """What is captured and observed in the meantime is replaced."""
-        capture, observe = dynamo.CheckingBackend.__call__, observer.observe
+        capture, observe = CheckingBackend.__call__, observer.observe
 
         def planted_capture(backend: Any, graph_module: GraphModule, inputs: list[Any]) -> Any:
             if backend.follows_python:
@@ -147,7 +148,7 @@ class Planter:
         code = planted_observe.__code__.replace(co_filename="<planted>")
         planted_observe.__code__ = code
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dynamo.CheckingBackend, "__call__", planted_capture)
+            patch.setattr(CheckingBackend, "__call__", planted_capture)
             patch.setattr(observer, "observe", torch.compiler.disable(planted_observe))
             yield
 

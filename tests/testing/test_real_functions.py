@@ -214,14 +214,14 @@ def test_a_model_that_is_instrumented_is_not_searched() -> None:
 def test_examples_do_not_capture_again() -> None:
     """What was captured for one example serves the next one."""
     graphs = []
-    original = fxguard.guard.guard.dynamo.CheckingBackend.__call__
+    original = fxguard.capture.backend.CheckingBackend.__call__
 
     def counting(self: Any, *args: Any) -> Any:
         graphs.append(1)
         return original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fxguard.guard.guard.dynamo.CheckingBackend, "__call__", counting)
+        patch.setattr(fxguard.capture.backend.CheckingBackend, "__call__", counting)
         for value in range(5):
             assert_finite(torch.sin, torch.full((2, 2), float(value)))
     assert len(graphs) == 1

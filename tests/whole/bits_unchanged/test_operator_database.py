@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fxguard.measure import eager, traceable
+from fxguard.measure.ways import EAGER, WAYS
 from support.operator_trials import (
     Operation,
     Result,
@@ -175,7 +177,7 @@ def test_a_trial_finds_what_it_looks_for(
 ) -> None:
     """A guarded model that differs, raises, is measured wrong or not at all is a mistake."""
     if measure is not None:
-        monkeypatch.setattr(eager, "abs_min_max", measure)
+        monkeypatch.setitem(WAYS, "eager", replace(EAGER, abs_min_max=measure))
     result = Result()
     try_subject("exp", Subject(Changing(*functions), (X,), {}), "default", result)
     assert [wrong for wrong in result.wrong if re.search(mistake, wrong)], result.wrong

@@ -1,0 +1,69 @@
+"""Graphs that run without checks: only what leaves them is measured, until that turns bad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxguard.batch.events import Postponed
+from fxguard.measure import eager
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.func_levels import without_levels
+from fxguard.measure.ways import EAGER, Way
+from fxguard.plan.plan import Plan
+
+__all__ = ["Unchecked"]
+
+
+class Unchecked:
+    """A graph that runs as it is.
+
+    Args:
+        plan: its plan.
+        way: how its values would be measured under its backend.
+        checked: makes the graph with checks.
+        compile_graph: what compiles that: the backend.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        way: Way,
+        checked: Callable[[Way], GraphModule],
+        compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
+    ) -> None:
+        self.way = way
+        self.checked = checked
+        self.compile_graph = compile_graph
+        self.leaving = leaving_of(plan)
+        self.values = tuple(value for _, value in self.leaving)
+        written = {position for position, _ in plan.written}
+        not_copied = written.difference(plan.overwritten)
+        entered = (*plan.inputs, *plan.buffers)
+        self.overwritten = tuple(value for position, value in entered if position in not_copied)
+
+    def measure(self, outputs: Sequence[Any]) -> Postponed:
+        """What is known of a run that returned this."""
+        with own_arithmetic():
+            numbers = [
+                eager.abs_min_max(without_levels(outputs[position])) for position, _ in self.leaving
+            ]
+        return Postponed(self.values, numbers, self.checked_forms, self.overwritten)
+
+    def checked_forms(self) -> Iterator[Callable[..., Any]]:
+        """The graph with checks: under its own backend, and then without one."""
+        if self.way.is_traceable:
+            checked = self.checked(self.way)
+            yield lambda *args: self.compile_graph(checked, list(args))(*args)
+        yield self.checked(EAGER)
+
+
+def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """What leaves a graph and can be bad: (position among the outputs, value)."""
+    found: dict[int, int] = {}
+    for position, value in enumerate(plan.outputs):
+        if value is not None and plan.values[value].can_be_bad:
+            found.setdefault(value, position)
+    return tuple((position, value) for value, position in found.items())

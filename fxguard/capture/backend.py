@@ -1,0 +1,201 @@
+"""From a captured graph to one that is checked and runs: a backend around the user's own.
+
+``CheckingBackend.__call__`` is the whole way: plan, checks, inner backend, and what happens at each
+run. Who compiles a guarded model, and whether its graph is checked already, is asked here too,
+because only this file knows a backend of ours from one of the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.registry import lookup_backend
+from torch.fx import GraphModule
+
+from fxguard.batch import active, observer
+from fxguard.batch.events import GraphRun
+from fxguard.capture import dynamo, plain_python
+from fxguard.capture._leaving import Unchecked
+from fxguard.graph.random_state import RandomState
+from fxguard.graph.torch_settings import changes_settings, settings_now
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.ways import TRACEABLE, WAYS, Way
+from fxguard.passes.checkpointing import with_repeatable_checkpoints
+from fxguard.passes.checks import with_checks
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Plan
+from fxguard.plan.reader import make_plan
+from fxguard.records import Role
+
+__all__ = ["CheckingBackend", "is_checked", "is_inlined", "outer_compiler"]
+
+NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
+
+
+class CheckingBackend:
+    """A TorchDynamo backend: plan, insert checks, hand on to the inner backend.
+
+    Args:
+        inner: the name of a backend, or a backend.
+        report: called with each run of a graph and what it returned; None when it raised.
+        names: ``id(module)`` to qualified name.
+        tensors: ``id(parameter or buffer)`` to its role and its qualified name.
+        refresh: brings both up to date; called before a graph is read, because modules and
+            parameters may have been replaced since the last one.
+        weights_stay: whether weights are still there when a report is made.
+        replay: whether only what leaves a graph is measured, until that turns bad.
+        follows_python: whether nobody asked for a compiler, so that the model has to take the path
+            that plain Python takes.
+        has_marks: whether modules leave marks in the graphs; otherwise their frames come from
+            data flow.
+    """
+
+    def __init__(
+        self,
+        inner: str | dynamo.Backend,
+        report: Callable[[GraphRun, Any], None],
+        names: Mapping[int, str] | None = None,
+        tensors: Mapping[int, tuple[Role, str]] | None = None,
+        refresh: Callable[[], None] = lambda: None,
+        *,
+        weights_stay: bool = True,
+        replay: bool = False,
+        follows_python: bool = False,
+        has_marks: bool = True,
+    ) -> None:
+        self.has_marks = has_marks
+        self.follows_python = follows_python
+        self.weights_stay = weights_stay
+        self.replay = replay
+        self.inner: dynamo.Backend = lookup_backend(inner) if isinstance(inner, str) else inner
+        self.way = way_under(self.inner)
+        self.report = report
+        self.names = names
+        self.tensors = {} if tensors is None else tensors
+        self.refresh = refresh
+        self.plans: list[Plan] = []  # of every graph that was captured, for coverage()
+        self.graphs: list[GraphModule] = []  # without checks, for selftest()
+
+    def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        if self.follows_python:
+            plain_python.leave_try_blocks(graph_module)
+        self.refresh()
+        dynamo.let_backend_fail(graph_module)
+        forward = active.current()
+        captured_in = forward.batch.module if forward is not None else ""
+        with torch._C.DisableTorchFunction():
+            arguments = {
+                position: self.tensors[id(example)]
+                for position, example in enumerate(example_inputs)
+                if id(example) in self.tensors
+            }
+            plan = make_plan(
+                graph_module,
+                self.names,
+                arguments,
+                captured_in,
+                weights_stay=self.weights_stay,
+                has_marks=self.has_marks,
+            )
+            if self.replay:
+                handed_on, cache_keys = without_marks(graph_module), {}
+            else:
+                handed_on = with_checks(graph_module, plan, self.way)
+                cache_keys = self.way.cache_keys()
+            if not self.way.is_traceable:  # no compiler follows
+                handed_on = with_repeatable_checkpoints(handed_on)
+        with observer.unobserved(forward), dynamo.cached_with(cache_keys):
+            compiled = self.inner(handed_on, example_inputs)
+        self.plans.append(plan)
+        self.graphs.append(graph_module)
+        checked = functools.partial(with_checks, graph_module, plan)
+        unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
+        restores = self.follows_python and changes_settings(graph_module)
+
+        def run(*args: Any) -> Any:
+            forward = active.current()
+            random_state = RandomState.now(args) if plan.random else None
+            names = (captured_in, forward.batch.module if forward is not None else "")
+            calls = forward.batch.calls if forward is not None else ()
+            kept = copied(args, plan.overwritten) if plan.overwritten else args
+            restore = settings_now() if restores else None
+            graph_run = GraphRun(
+                plan, graph_module, NOTHING, kept, random_state, names, calls, live=args
+            )
+            try:
+                # What a captured graph does is checked by the graph: no observer has to see it.
+                with observer.unobserved(forward):
+                    outputs = compiled(*args)
+            except Exception:
+                if restore is not None:
+                    restore()
+                self.report(graph_run, None)
+                raise
+            if unchecked is None:
+                *outputs, graph_run.statistics = outputs
+            with torch._C.DisableTorchFunction():
+                if unchecked is not None:
+                    graph_run.postponed = unchecked.measure(outputs)
+                self.report(graph_run, outputs)
+            return outputs
+
+        return run
+
+
+def way_under(backend: dynamo.Backend) -> Way:
+    """How to measure under a backend, at the least cost."""
+    # A backend is looked up by name, or an object that torch.compile makes of it and its options.
+    called = getattr(backend, "compiler_name", None)
+    for name, way in WAYS.items():
+        if called == name or backend is lookup_backend(name):
+            return way
+    return TRACEABLE
+
+
+def copied(args: Sequence[Any], positions: Sequence[int]) -> tuple[Any, ...]:
+    """The arguments of a run, those at some positions copied."""
+    kept = list(args)
+    with own_arithmetic():
+        for position in positions:
+            kept[position] = kept[position].detach().clone()
+    return tuple(kept)
+
+
+def outer_compiler(callback: Any) -> dynamo.OuterCompiler | None:
+    """Who compiles the code that is running, if anybody does, without a backend of ours."""
+    outer = dynamo.outer_compiler(callback)
+    if outer is not None and isinstance(outer.backend, CheckingBackend):
+        return dynamo.OuterCompiler(outer.backend.inner, outer.fullgraph)
+    return outer
+
+
+def is_inlined(guard_id: int) -> bool:
+    """Whether what TorchDynamo traces now is to hold the plain forward of a guarded model.
+
+    TorchDynamo calls this while it traces a function around the model, and takes the answer for a
+    constant. A break of the graph in front of the model lets the guard run it. Where breaks are
+    errors (``fullgraph=True``) the graph around it is checked instead: its backend is wrapped, as
+    that of the guarded forward is.
+
+    Args:
+        guard_id: ``id`` of the model's guard, whose ``compiled_around`` makes a backend of one.
+    """
+    if torch.compiler.is_exporting():
+        return True
+    if is_checked():
+        return True  # the model calls itself, or is part of one that is guarded
+    return dynamo.wrap_backend_of_whole_graph(
+        lambda backend: dynamo.object_at(guard_id).compiled_around(backend)
+    )
+
+
+def is_checked() -> bool:
+    """Whether what TorchDynamo traces now is part of a graph that is checked."""
+    return isinstance(dynamo.backend_of_tracing(), CheckingBackend)
+
+
+dynamo.take_for_constant(is_inlined)
+dynamo.take_for_constant(is_checked)
