@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
-__all__: list[str] = []
+__all__ = ["main"]
 
-# Of what cannot be reached torch prints pages of C++ frames, between the lines that say what it is.
-# It reads this variable when it is imported.
-if __name__ == "__main__" and "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
-from fxguard.ranks.netcheck import main
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the network, and return the exit status.
+
+    Args:
+        arguments: of the command line; those of this process where not given.
+    """
+    # Of what cannot be reached torch prints pages of C++ frames, between the lines that say what it
+    # is. It reads this variable when it is imported.
+    if "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    from fxguard.ranks import netcheck
+
+    return netcheck.main(arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main())

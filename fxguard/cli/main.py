@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import fxguard
+from fxguard import netcheck
 from fxguard.cli._ending import DETECTED, end, last_line, say
 from fxguard.cli._processes import SWITCH
 from fxguard.cli._script import find_module, run_module, run_script
@@ -111,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["netcheck"]:
-        return _netcheck(argv[1:])
+        return netcheck.main(argv[1:])
     own, rest = _split(argv)
     given, unknown = parser().parse_known_args(own)
     if unknown:
@@ -127,15 +128,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # of `| head`: Python would complain when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-
-
-def _netcheck(args: list[str]) -> int:
-    # As in fxguard.netcheck, before torch is imported.
-    if "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from fxguard.ranks import netcheck
-
-    return netcheck.main(args)
 
 
 def _start(given: argparse.Namespace, rest: list[str]) -> int:

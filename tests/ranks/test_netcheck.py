@@ -252,7 +252,7 @@ def faulty(name: str, folder: Path) -> list[str]:
     """The network check, in which rank 1 has a fault."""
     script = folder / "rank.py"
     script.write_text(
-        f"import os, sys, time, torch\nfrom fxguard import netcheck\n"
+        f"import os, sys, time, torch\nfrom fxguard.ranks import netcheck\n"
         f"if os.environ['RANK'] == '1':\n{textwrap.indent(FAULTS[name][0], '    ')}\n"
         "sys.exit(netcheck.main())"
     )
