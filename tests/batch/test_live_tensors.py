@@ -1,0 +1,109 @@
+"""Which value a live tensor holds: until it is written, freed, or given other memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxguard.batch._live_tensors import LiveTensors
+from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+
+FIRST, SECOND = Key(0, 1), Key(BETWEEN_GRAPHS, 0)
+
+
+def remembered(tensor: Tensor, key: Key = FIRST) -> LiveTensors:
+    live = LiveTensors()
+    live.remember(tensor, key)
+    return live
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x[0].zero_(),
+        lambda x: x.view(-1)[:2].mul_(2),
+        lambda x: torch.add(x, 1, out=x),
+    ],
+)
+def test_a_tensor_holds_its_value_until_it_is_written(write: Callable[[Tensor], object]) -> None:
+    """Through whatever view: then nobody has measured it, but its memory is known."""
+    x = torch.ones(2, 2)
+    live = remembered(x)
+    assert live.key_of(x) == FIRST
+    write(x)
+    assert live.key_of(x) is None
+    assert live.origin_of(x) == FIRST
+    live.remember(x, SECOND)
+    assert live.key_of(x) == live.origin_of(x) == SECOND
+
+
+def test_a_view_stands_in_the_memory_of_its_base_and_a_copy_does_not() -> None:
+    """A view is another tensor: it holds no value, and its origin is that of the base."""
+    x = torch.ones(2, 3)
+    live = remembered(x)
+    for view in (x[0], x.t(), x.detach(), x.view(6)):
+        assert live.key_of(view) is None
+        assert live.origin_of(view) == FIRST
+    for other in (x.clone(), x + 0, torch.ones(2, 3)):
+        assert live.key_of(other) is live.origin_of(other) is None
+
+
+def test_no_tensor_is_kept_alive_and_none_inherits_its_place() -> None:
+    """What was freed is forgotten, also where the next tensor has its address."""
+    x = torch.ones(1000)
+    live, gone = remembered(x), weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    for _ in range(100):  # the allocator gives the same memory, Python the same id
+        fresh = torch.ones(1000)
+        assert live.key_of(fresh) is live.origin_of(fresh) is None
+        del fresh
+
+
+def test_a_tensor_with_other_memory_is_forgotten() -> None:
+    """``x.data = y`` leaves the version as it was: the observer says so."""
+    x = torch.ones(3)
+    live = remembered(x)
+    x.data = torch.zeros(3)
+    live.forget(x)
+    assert live.key_of(x) is live.origin_of(x) is None
+
+
+def test_inference_tensors_have_no_version() -> None:
+    """They are known as long as they live."""
+    with torch.inference_mode():
+        x = torch.ones(2)
+        live = remembered(x)
+        assert live.key_of(x) == FIRST
+
+
+def test_tensors_under_vmap_are_found_by_what_is_inside() -> None:
+    """A level of torch.func is a wrapper: the memory is that of the tensor inside."""
+    x = torch.ones(2, 3)
+    live, origins = remembered(x), []
+
+    def function(row: Tensor) -> Tensor:
+        origins.append(live.origin_of(row))
+        return row
+
+    torch.func.vmap(function)(x)
+    assert origins == [FIRST]
+
+
+def test_anything_else_is_left_out_and_clear_forgets_all() -> None:
+    """Graphs also take and return numbers."""
+    live = LiveTensors()
+    for value in (3, None, [torch.ones(1)]):
+        live.remember(value, FIRST)
+        assert live.key_of(value) is live.origin_of(value) is None
+    x = torch.ones(1)
+    live.remember(x, FIRST)
+    live.clear()
+    assert live.key_of(x) is live.origin_of(x) is None
