@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from support.needs import needs
+
 TEXT = Path(__file__).resolve().parents[2].joinpath("LICENSE").read_bytes()
 
 
@@ -156,8 +158,7 @@ TRANSFORMERS: dict[str, tuple[str, Any, bool, dict[str, Any]]] = {
 
 
 def of_transformers(name: str) -> nn.Module:
-    import transformers
-
+    transformers = needs("transformers")
     model_class, *_, config = TRANSFORMERS[name]
     made = getattr(transformers, model_class)
     return made(made.config_class(**config))
