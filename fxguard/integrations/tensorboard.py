@@ -22,7 +22,7 @@ MOST_NAMES = 6  # that a message gives as examples
 
 
 class ScalarWriter(Protocol):
-    """What is asked of a writer; ``torch.utils.tensorboard.SummaryWriter`` is one."""
+    """The one method that a writer needs; ``torch.utils.tensorboard.SummaryWriter`` has it."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
         """Write one number."""
@@ -36,19 +36,19 @@ def log_ranges(
 ) -> int:
     """Write the smallest and the largest magnitude of the outputs of chosen frames as scalars.
 
-    A tag is ``abs max/`` or ``abs min/``, by which TensorBoard groups charts, and then module and
-    operation as a glob has them: ``abs max/encoder.block.0.layer.1.DenseReluDense:mul``. Further
-    outputs have their label behind it, ``…:split output[1]``, and what runs again in the same
-    module is counted, ``…:mul 2``: tags are unique in a batch, and the same in each batch that
-    runs the same operations. Infinities and NaN are written as they are, and TensorBoard marks
-    them. Outputs without a number are left out.
+    A tag begins with ``abs max/`` or ``abs min/``, by which TensorBoard groups charts. Module and
+    operation follow as in a glob: ``abs max/encoder.block.0.layer.1.DenseReluDense:mul``. Further
+    outputs add their label, ``…:split output[1]``. Operations that run again in the same module
+    are counted, ``…:mul 2``. So tags are unique in a batch, and equal in batches that run the same
+    operations. Infinities and NaN are written as they are, and TensorBoard marks them. Outputs
+    without a number are left out.
 
     Args:
         writer: anything with ``add_scalar(tag, value, step)``. TensorBoard's keeps float32:
             beyond its range it shows infinities and zeros.
         frames: of one batch, such as ``guard_of(model).frames()``. Without any, nothing is
             written.
-        step: where the numbers stand on the x axis.
+        step: the position on the x axis.
         select: a glob, or several, in the form of ``ignore``: ``"decoder.*"`` for modules and all
             that runs in them, ``"*.SelfAttention:log"`` for one operation there. The default
             writes two scalars for each output in the model.

@@ -29,12 +29,11 @@ MAX_COLOR, MIN_COLOR, BAD_COLOR, LIMIT_COLOR = "C0", "C1", "tab:red", "0.45"
 def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Axes:
     """Draw the largest and the smallest magnitude of every frame's outputs, in order of execution.
 
-    The y axis is logarithmic, with dashed lines where the dtypes of the frames end: at the largest
-    number and at the smallest normal one. It shows the narrowest of these dtypes as a whole, and
-    all that was measured; lines further out are there and come into view with ``ax.set_ylim``.
-    Dots are values in that dtype, rings values in a wider one, which may lie beyond its lines.
-    Outputs that hold an inf or a NaN are marked at the upper edge, zeros at the lower one. A frame
-    without numbers is a gap.
+    The y axis is logarithmic. Dashed lines show the largest and the smallest normal number of each
+    dtype of the frames. The axis covers the narrowest of these dtypes and everything that was
+    measured; ``ax.set_ylim`` brings lines further out into view. Dots are values in the narrowest
+    dtype, rings values in a wider one, which may lie beyond its lines. Outputs that hold an inf or
+    a NaN are marked at the upper edge, zeros at the lower one. A frame without numbers is a gap.
 
     Args:
         frames: of one batch, such as ``guard_of(model).frames()``, ``report.frames`` or
@@ -126,7 +125,7 @@ def _draw(ax: Axes, values: list[float], color: str, label: str) -> None:
 
 
 def _hollow(ax: Axes, values: list[float], where: list[bool], color: str, label: str) -> None:
-    """Rings over the dots: the narrowest dtype's limits are not those of such a value."""
+    """Rings over the dots of values in wider dtypes, to which the narrowest limits do not apply."""
     shown = [x if x > 0 and ring else math.nan for x, ring in zip(values, where, strict=True)]
     face = ax.get_facecolor()
     ax.plot(shown, "o", color=color, markerfacecolor=face, markersize=3.5, mew=0.8, label=label)
@@ -190,7 +189,7 @@ def _name_frames(ax: Axes, frames: Sequence[Frame]) -> None:
 
 
 def _short_title(frame: Frame) -> str:
-    """``DenseReluDense.wi_1 Linear``: what tells neighbours apart stands at a name's end."""
+    """``DenseReluDense.wi_1 Linear``: neighbours differ in the last parts of their names."""
     return title_of(".".join(frame.name.split(".")[-2:]), frame.kind)
 
 

@@ -1,10 +1,10 @@
 """Which frame of one trace is which frame of another.
 
 First by name, as ``git diff`` aligns lines: equal ends, then frames that are unique in both
-(patience diff, Bram Cohen), and so on in what is left between them; loops, where no frame is
-unique, by the fewest insertions and deletions (Eugene Myers, "An O(ND) Difference Algorithm and Its
-Variations", 1986). What remains are the places where the models differ: there a frame may have
-another name, or stand for several, and the numbers help. Knows nothing of torch.
+(patience diff, Bram Cohen), then the same between them. In loops no frame is unique; they are
+aligned by the fewest insertions and deletions (Eugene Myers, "An O(ND) Difference Algorithm and Its
+Variations", 1986). The remaining frames stand where the models differ: a frame may have another
+name there, or correspond to several, and the numbers help to decide. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["align"]
 LARGE = 100_000  # pairs of frames between two anchors; more are not weighed one by one
 MOST_EDITS = 400  # insertions and deletions in a loop; with more, its steps are counted
 
-# What speaks for two frames being the same. Order is kept in any case, and less than SURE needs
-# numbers that agree.
+# Weights of the evidence that two frames are the same. Order is always kept. Evidence below SURE
+# counts only if the numbers agree too.
 SAME_KIND, SAME_NAME, SAME_LAST_NAME, SAME_CODE, SAME_NUMBERS = 4, 4, 2, 2, 1
 SURE = 6
 

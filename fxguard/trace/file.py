@@ -2,8 +2,8 @@
 
 A file holds JSON lines. The first says what the file is; a ``plan`` line lists frames with the
 labels of their rows, and is written again only when a batch has other frames; a ``batch`` line
-holds the numbers. Each line is written when its batch has finished: what a crash leaves behind can
-be read up to there. Knows nothing of torch.
+holds the numbers. Each line is written when its batch has finished, so that a file is readable up
+to the point of a crash. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ LONGEST = 50  # characters of a class name in a file name, which has at most 255
 class TraceWriter:
     """Writes the batches of one guarded model into a file of its own.
 
-    A batch is in the file as a whole or not at all. Where it cannot be written, what stands before
-    it stays readable, and the next one is tried as if it were the first to fail. Threads write one
-    after the other; a process that was forked writes a file of its own.
+    A batch is in the file as a whole or not at all. If it cannot be written, the batches before it
+    stay readable, and the next batch is tried again. Threads write one after the other. A forked
+    process writes a file of its own.
 
     Args:
         folder: where to; made when the first batch is written.
