@@ -14,7 +14,7 @@ from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
 from fxguard.graph.random_state import RandomState
 from fxguard.measure import eager, traceable
-from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value
+from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
 from fxguard.records import Range, Role, Source
 
 __all__ = [
@@ -166,8 +166,7 @@ class GraphRun(Event):
             place.append(flow.place[key])
             if local in self.derived:
                 origin = flow.place[self.derived[local]]
-                link = Step("view", self.names[1], (origin,), (place[local],), counts=False)
-                flow.steps.append(link)
+                flow.steps.append(link(self.names[1], (origin,), place[local]))
         steps_before = len(flow.steps)
         for step in self.plan.steps:
             flow.steps.append(

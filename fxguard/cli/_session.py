@@ -151,7 +151,7 @@ def headroom_of(guard: Guard) -> Headroom | None:
             if limit is None or not isinstance(stat, Range) or not 0 < stat.abs_max < limit:
                 continue  # at the limit itself stand masks
             if least is None or limit / stat.abs_max < least.times:
-                title = f"{step.module} {step.kind}".strip()
+                title = step.title
                 least = Headroom(limit / stat.abs_max, f"{title}: {stat.abs_max:.2e} in {dtype}")
     return least
 

@@ -128,6 +128,8 @@ class Reading:
             infinite_literal=call.infinite_literal,
             limit_literal=call.limit_literal,
             source=source_of_trace(node.meta.get("stack_trace")),
+            node=node.name,
+            inside=self.table.inside,
         )
 
     # Questions about an operation.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fxguard.records import Role, Source
+from fxguard.records import Role, Source, title_of
 
 __all__ = [
     "LATER",
@@ -21,6 +21,7 @@ __all__ = [
     "RowPlan",
     "Step",
     "Value",
+    "link",
     "merge_root",
     "merge_single_operations",
 ]
@@ -64,6 +65,20 @@ class Step:
     # False where it is no operation of its own: what an operation wrote besides its results, or a
     # link that says that one value stands in the memory of another.
     counts: bool = True
+    # The node that made it, and the bodies around that, as in :class:`Check`; "" where it stands
+    # for no node of a graph.
+    node: str = ""
+    inside: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """``encoder.block.0 mul``."""
+        return title_of(self.module, self.kind)
+
+
+def link(module: str, inputs: tuple[int, ...], output: int) -> Step:
+    """The step that says that a value stands in the memory of others. It is no operation."""
+    return Step("view", module, inputs, (output,), counts=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +121,19 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a graph computes and what of it is measured."""
+    """What a graph computes and what of it is measured.
+
+    What holds of every plan:
+
+    - ``values``, ``steps`` and ``checks`` are in the order in which a run makes them: a step reads
+      values that entered the graph, or that a step before it made. No two steps make one value.
+    - The value with ``slot`` ``i`` is what ``checks[i]`` measures, and no other value has that
+      slot: the statistics of a run have one row for each check, in their order. The same holds of
+      ``later`` and :attr:`Value.later`, for a second run.
+    - A value has no ``slot`` where a ``note`` says why, where it is read with the report (weights,
+      constants), or where ``later`` says that a second run measures it.
+    - Checks in the bodies of one higher-order operation follow each other.
+    """
 
     values: tuple[Value, ...] = ()
     steps: tuple[Step, ...] = ()  # in order of execution

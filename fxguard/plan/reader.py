@@ -18,7 +18,7 @@ from fxguard.measure import func_levels
 from fxguard.plan import _bodies
 from fxguard.plan._module_frames import frames_by_data_flow, with_root_frame
 from fxguard.plan._reading import Reading
-from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, merge_single_operations
+from fxguard.plan.plan import FramePlan, Plan, RowPlan, link, merge_single_operations
 from fxguard.records import NOT_MEASURED, Role, RowRole
 
 __all__ = ["make_plan", "read"]
@@ -104,8 +104,7 @@ def _read_end(reading: Reading) -> None:
         name, before = placeholder.name, reading.table.now[placeholder]
         value = reading.table.add(placeholder, (), Role.MADE, name, measure=True, after=last)
         reading.table.now[placeholder] = value
-        link = Step("view", reading.module_of(last), (before, *parts), (value,), counts=False)
-        reading.steps.append(link)
+        reading.steps.append(link(reading.module_of(last), (before, *parts), value))
     # Running statistics that nothing in the graph reads again have no value.
     unknown = {operand for call in reading.calls.values() for _, operand in call.apart}
     for position, node, before in reading.entered:

@@ -106,7 +106,7 @@ class SideBySide:
                 made = self.by_name[check.node]  # another node, where its memory was written
                 self.errors[made] = _largest_error(self.low.env[made], self.high.env[made])
                 error = max(error, self.errors[made])
-            title = f"{step.module} {step.kind}".strip()
+            title = step.title
             self.deviations.append(Deviation(title, error, before, step.source))
 
 

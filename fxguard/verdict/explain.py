@@ -58,7 +58,7 @@ def _walk(flow: DataFlow, blame: Blame) -> Iterator[tuple[int, Climb]]:
         step = flow.steps[index]
         operand = _largest(flow, step)
         if operand is not None and (before := _magnitude(flow, operand)):
-            title = f"{step.module} {step.kind}".strip()
+            title = step.title
             yield index, Climb(title, before, _magnitude(flow, value) or 0.0, step.source)
         value = operand
 
@@ -88,7 +88,7 @@ def spread_of(flow: DataFlow, verdict: Verdict, blame: Blame) -> tuple[tuple[str
         if index == blame.step or not step.counts:
             continue
         if any(blame in verdict.sources.get(value, ()) for value in step.outputs):
-            reached.append(f"{step.module} {step.kind}".strip())
+            reached.append(step.title)
     titles = tuple(dict.fromkeys(reached))
     returned = any(blame in verdict.sources.get(value, ()) for value in flow.results)
     return titles[:MOST_NAMES], len(reached), returned
