@@ -199,7 +199,8 @@ class GraphRun(Event):
         return replace(value, name=self.running_name(value.name))
 
     def frame_count(self, of_operations: bool) -> int:
-        return sum(of_operations or not frame.is_op for frame in self.plan.frames)
+        frames = self.plan.frames
+        return len(frames) if of_operations else sum(not frame.is_op for frame in frames)
 
     def identity(self) -> Hashable | None:
         if self.plan.later:

@@ -60,14 +60,14 @@ def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> li
         statistics: the second output of the graph, shape ``[len(plan.checks), 2]``.
         model: the model that the graph was made of, for the rows of weights and buffers.
     """
-    found = ranges_of(plan, statistics)
-    return [render(frame, plan.values, found, model) for frame in plan.frames]
+    ranges = ranges_of(plan, statistics)
+    return [render(frame, plan.values, ranges, model) for frame in plan.frames]
 
 
 def render(
     frame: FramePlan,
     values: Sequence[Value],
-    found: Sequence[Range | str],
+    ranges: Sequence[Range | str],
     model: Module | None,
     unlike: Callable[[Tensor], str] | None = None,
 ) -> Frame:
@@ -76,7 +76,7 @@ def render(
     Args:
         frame: the frame.
         values: what its rows refer to.
-        found: the range of each value.
+        ranges: the range of each value.
         model: for the rows of weights and buffers, which no graph measures.
         unlike: says of one of those why it may no longer be what it was in the batch; "" where it
             still is. They all are where it is not given.
@@ -88,12 +88,12 @@ def render(
 
     rows = []
     if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
-        rows += own_rows(frame.name, module, values, found, standing_row)
+        rows += parameter_rows(frame.name, module, values, ranges, standing_row)
     for row in frame.rows:
         if row.value is None:
             rows.append(Row(row.label, note=row.note))
             continue
-        number, value = found[row.value], values[row.value]
+        number, value = ranges[row.value], values[row.value]
         standing = _at(model, value.name) if value.role.is_standing else None
         if standing is not None and not isinstance(number, Range):
             rows.append(standing_row(row.label, standing))
@@ -102,24 +102,24 @@ def render(
     return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
 
 
-def own_rows(
+def parameter_rows(
     name: str,
     module: Module,
     values: Sequence[Value],
-    found: Sequence[Range | str],
+    ranges: Sequence[Range | str],
     standing_row: Callable[[str, Tensor], Row],
 ) -> list[Row]:
     """The rows of a module's own parameters: what the graph measured, where FSDP gathered them."""
-    own = dict(module.named_parameters(recurse=False))
+    parameters = dict(module.named_parameters(recurse=False))
     measured = {}
-    if any(map(traceable.inside, own.values())):
+    if any(map(traceable.inside, parameters.values())):
         measured = {
             value.name: number
-            for value, number in zip(values, found, strict=True)
+            for value, number in zip(values, ranges, strict=True)
             if value.role is Role.WEIGHT and isinstance(number, Range)
         }
     rows = []
-    for label, parameter in own.items():
+    for label, parameter in parameters.items():
         number = measured.get(f"{name}.{label}".lstrip("."))
         if number is None:
             rows.append(standing_row(label, parameter))
@@ -130,10 +130,10 @@ def own_rows(
 
 def _at(model: Module | None, name: str) -> Any:
     """The submodule, parameter or buffer of a qualified name, None where there is none."""
-    found: Any = model
+    value: Any = model
     for part in filter(None, name.split(".")):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def row_of(label: str, tensor: Tensor) -> Row:

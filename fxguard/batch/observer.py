@@ -105,7 +105,7 @@ def is_watched_by_others() -> bool:
     return any(not isinstance(mode, (DeviceContext, Observer)) for mode in modes)
 
 
-# TorchDynamo is active while gaps run, and would compile fxguard's own functions one by one.
+# TorchDynamo is active between graphs, and would compile fxguard's own functions one by one.
 @torch.compiler.disable
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation and report what it read and made."""
@@ -130,7 +130,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         result = func(*args, **kwargs)
     except Exception as error:
-        batch.raised = happened(batch, call, inputs, []), error
+        batch.raised = operation_of(batch, call, inputs, []), error
         raise
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
@@ -150,16 +150,16 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         add_float64_details(batch, call, func, made)
     if outputs:
-        batch.events.append(happened(batch, call, inputs, outputs))
+        batch.events.append(operation_of(batch, call, inputs, outputs))
     if apart:
         read = [*inputs[:1], *(("", before) for before, _ in apart)]
         written = [("", batch.measure(x, Role.MADE, kind)) for _, x in apart]
-        beside = happened(batch, call, read, written)
-        batch.events.append(replace(beside, framed=False, counts=False))
+        written_apart = operation_of(batch, call, read, written)
+        batch.events.append(replace(written_apart, framed=False, counts=False))
     return result
 
 
-def happened(
+def operation_of(
     batch: Batch, call: Call, inputs: list[tuple[str, Key]], outputs: list[tuple[str, Key]]
 ) -> UncapturedOperation:
     """An operation that has run, or raised, with the values that it read and made."""

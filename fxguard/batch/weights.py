@@ -76,11 +76,11 @@ class StandingTensors:
 
     def read(self) -> None:
         """Look which tensors the model has now: some may have been replaced."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         if self._model is not None:
-            found = [*self._model.parameters(), *self._model.buffers()]
-        is_plain = [type(tensor) in (Tensor, Parameter) for tensor in found]
-        pairs = list(zip(found, is_plain, strict=True))
+            tensors = [*self._model.parameters(), *self._model.buffers()]
+        is_plain = [type(tensor) in (Tensor, Parameter) for tensor in tensors]
+        pairs = list(zip(tensors, is_plain, strict=True))
         self._plain = tuple(weakref.ref(tensor) for tensor, plain in pairs if plain)
         self._wrapped = tuple(weakref.ref(tensor) for tensor, plain in pairs if not plain)
 
@@ -156,7 +156,7 @@ def _place(tensor: Tensor) -> int:
 @torch.no_grad()
 def magnitudes(model: Module) -> dict[str, float]:
     """The largest magnitude of each weight that is trained, by name; one pass, without copies."""
-    found = {
+    trained = {
         name: parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
@@ -167,8 +167,8 @@ def magnitudes(model: Module) -> dict[str, float]:
         and has_memory(parameter)
     }
     # All are begun before the first is waited for.
-    norms = [torch.linalg.vector_norm(parameter, math.inf) for parameter in found.values()]
-    return dict(zip(found, map(float, norms), strict=True))
+    norms = [torch.linalg.vector_norm(parameter, math.inf) for parameter in trained.values()]
+    return dict(zip(trained, map(float, norms), strict=True))
 
 
 class WeightGrowth:
@@ -210,9 +210,9 @@ def grown(now: Mapping[str, float], before: Mapping[str, float], batch: int) -> 
         before: those at the end of an earlier batch.
         batch: the number of that one.
     """
-    found = [
+    growths = [
         Growth(name, largest, before[name], batch)
         for name, largest in now.items()
         if math.isfinite(largest) and 0 < before.get(name, 0.0) < largest / GROWTH
     ]
-    return tuple(sorted(found, key=lambda weight: weight.before / weight.now))
+    return tuple(sorted(growths, key=lambda weight: weight.before / weight.now))

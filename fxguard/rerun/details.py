@@ -84,11 +84,11 @@ def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
     values = {value.later: i for i, value in enumerate(run.plan.values) if value.later is not None}
     if run.args is None or bool(torch.isfinite(run.statistics).all()):
         return {}
-    found: dict[int, Range | str] = {}
+    ranges: dict[int, Range | str] = {}
 
     def visit(later: int, value: Any, repeats: bool) -> None:
         low, high = traceable.abs_min_max(value)
-        found[values[later]] = traceable.decode(float(low), float(high))
+        ranges[values[later]] = traceable.decode(float(low), float(high))
 
     try:
         with as_before(run):
@@ -96,4 +96,4 @@ def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
             NodeByNode(run.graph_module, checks, visit).run(*copies_of(run))
     except Exception:  # the operation around them is blamed then
         return {}
-    return found
+    return ranges

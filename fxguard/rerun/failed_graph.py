@@ -69,10 +69,10 @@ def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
     Returns:
         The values, and whether the operation had read something else that came from outside.
     """
-    found: list[int] = []
+    read: list[int] = []
     from_outside = True
     if second.last_body is not None:
-        found, from_outside = _read_by(second.last_body, run)
+        read, from_outside = _read_by(second.last_body, run)
     holders = _holders(second, run)
     todo = list(second.node.all_input_nodes) if second.node is not None and from_outside else []
     seen: set[Node] = set()
@@ -82,11 +82,11 @@ def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
         if node in seen:
             continue
         seen.add(node)
-        found += holders.get(node.name, ())
+        read += holders.get(node.name, ())
         if node.name not in holders:
             todo += node.all_input_nodes
             from_outside |= node.op == "placeholder"
-    return list(dict.fromkeys(found)), from_outside
+    return list(dict.fromkeys(read)), from_outside
 
 
 def _holders(second: NodeByNode, run: GraphRun) -> dict[str, list[int]]:

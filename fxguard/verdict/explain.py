@@ -24,9 +24,9 @@ def climb_to(flow: DataFlow, blame: Blame) -> tuple[Climb, ...]:
     Walks back from the origin along the largest operand of each operation, and keeps the steps
     whose output is largest compared with what they read, in order of execution.
     """
-    found = list(_walk(flow, blame))
-    found.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
-    kept = [pair for pair in found if pair[1].after / pair[1].before >= LEAST_GROWTH]
+    steps = list(_walk(flow, blame))
+    steps.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
+    kept = [pair for pair in steps if pair[1].after / pair[1].before >= LEAST_GROWTH]
     return tuple(climb for _, climb in sorted(kept[:MOST_STEPS], key=lambda pair: pair[0]))
 
 

@@ -104,8 +104,8 @@ class Judgment:
 
     def beyond_autocast(self, blame: origins.Blame) -> list[int]:
         """Finite operands of an operation that autocast cast to a dtype that cannot hold them."""
-        found = beyond(self.flow, blame, self.abs_max)
-        return found if found and self._was_autocast(blame.value) else []
+        operands = beyond(self.flow, blame, self.abs_max)
+        return operands if operands and self._was_autocast(blame.value) else []
 
     def _was_autocast(self, value: int) -> bool:
         if self.batch.autocast or torch._C._is_any_autocast_enabled():
@@ -128,7 +128,7 @@ class Judgment:
         steps = [flow.steps[blame.step] for blame in verdict.origins if blame.step is not None]
         todo = [value for step in steps for value in step.inputs]
         maker = {value: step for step in flow.steps for value in step.outputs}
-        found: set[int] = set()
+        overflowed: set[int] = set()
         seen: set[int] = set()
         while todo:
             value = todo.pop()
@@ -141,8 +141,8 @@ class Judgment:
             if of_finite and step.kind in ADDITIONS and not step.infinite_literal:
                 detail = self.detail(origins.Blame(value, 0, Severity.INF))
                 if detail is not None and detail.posinf_count:
-                    found.add(value)
-        return found
+                    overflowed.add(value)
+        return overflowed
 
     def detail(self, blame: origins.Blame) -> Detail | None:
         """What a blamed tensor holds, where that can still be seen."""

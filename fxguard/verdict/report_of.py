@@ -123,10 +123,10 @@ def last_frames(
         earlier: see :data:`EarlierFrames`.
     """
     shown = [(index, i) for index, i in enumerate(view.shown(flow)) if i <= position]
-    found = [view.render(flow, i, index) for index, i in shown[-wanted:]]
-    if len(found) < wanted:
-        found = earlier(wanted - len(found)) + found
-    return tuple(found)
+    frames = [view.render(flow, i, index) for index, i in shown[-wanted:]]
+    if len(frames) < wanted:
+        frames = earlier(wanted - len(frames)) + frames
+    return tuple(frames)
 
 
 class _Description:
@@ -226,11 +226,11 @@ def _all_finite(numbers: Tensor) -> bool:
 
 def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     """What several graphs of one batch have read is one origin."""
-    found: dict[object, Origin] = {}
+    unique: dict[object, Origin] = {}
     for origin in origins:
         is_one = origin.standing or origin.what.startswith("argument ")
-        found.setdefault(origin.what if is_one else origin, origin)
-    return tuple(found.values())
+        unique.setdefault(origin.what if is_one else origin, origin)
+    return tuple(unique.values())
 
 
 def _one_line(error: Exception) -> str:
