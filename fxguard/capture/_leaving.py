@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from fxguard.batch.events import Postponed
 from fxguard.measure import eager
-from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.func_levels import without_levels
 from fxguard.measure.ways import EAGER, Way
 from fxguard.plan.plan import Plan
@@ -46,7 +46,8 @@ class Unchecked:
 
     def measure(self, outputs: Sequence[Any]) -> Postponed:
         """What is known of a run that returned this."""
-        with own_arithmetic():
+        # At each run of a graph: what `own_arithmetic` does, without a generator.
+        with torch._C.DisableTorchFunction(), torch.no_grad():
             numbers = [
                 eager.abs_min_max(without_levels(outputs[position])) for position, _ in self.leaving
             ]

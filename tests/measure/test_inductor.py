@@ -15,9 +15,8 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
-from fxguard.capture import backend
 from fxguard.measure import inductor, traceable, ways
-from fxguard.measure.ways import EAGER, INDUCTOR, TRACEABLE, WAYS
+from fxguard.measure.ways import INDUCTOR, WAYS
 
 
 @pytest.fixture(autouse=True)
@@ -148,19 +147,6 @@ def test_with_the_wrapper_in_cpp() -> None:
         assert len(fxguard.guard_of(model).frames()) > 5
         with pytest.raises(fxguard.NonFiniteError, match="argument `x` of"):
             torch.compile(model, options=options)(torch.full((2, 4, 64), float("nan")))
-
-
-def own_backend(graph_module: Any, inputs: Any) -> Callable[..., Any]:
-    return graph_module.forward  # type: ignore[no-any-return]
-
-
-def test_only_under_inductor() -> None:
-    wrapper = torch._TorchCompileInductorWrapper("max-autotune-no-cudagraphs", None, False)
-    assert backend.way_under(torch._dynamo.lookup_backend("inductor")) is INDUCTOR
-    assert backend.way_under(wrapper) is INDUCTOR
-    assert backend.way_under(torch._dynamo.lookup_backend("eager")) is EAGER
-    assert backend.way_under(torch._dynamo.lookup_backend("aot_eager")) is TRACEABLE
-    assert backend.way_under(own_backend) is TRACEABLE
 
 
 def cache_hits_of_a_second_compilation() -> int:
