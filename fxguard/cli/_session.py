@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import multiprocessing.util
 import os
 from collections import Counter
@@ -16,13 +17,13 @@ from fxguard.cli._ending import say
 from fxguard.cli._processes import Note, Notes
 from fxguard.cli._settings import options_of
 from fxguard.cli._summary import Headroom, Summary
+from fxguard.formats import FORMATS, headroom
 from fxguard.graph.nodes import class_name
 from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Range
 from fxguard.report.report import Report
-from fxguard.verdict.origins import LIMITS
 
 __all__ = ["Session"]
 
@@ -146,13 +147,12 @@ def headroom_of(guard: Guard) -> Headroom | None:
     least: Headroom | None = None
     for step in flow.steps:
         for value in step.outputs:
-            stat, dtype = flow.ranges[value], flow.values[value].dtype
-            limit = LIMITS.get(dtype)
-            if limit is None or not isinstance(stat, Range) or not 0 < stat.abs_max < limit:
-                continue  # at the limit itself stand masks
-            if least is None or limit / stat.abs_max < least.times:
-                title = step.title
-                least = Headroom(limit / stat.abs_max, f"{title}: {stat.abs_max:.2e} in {dtype}")
+            number, dtype = flow.ranges[value], flow.values[value].dtype
+            if not isinstance(number, Range) or not math.isfinite(headroom(dtype, number.abs_max)):
+                continue
+            times = FORMATS[dtype].max / number.abs_max
+            if least is None or times < least.times:
+                least = Headroom(times, f"{step.title}: {number.abs_max:.2e} in {dtype}")
     return least
 
 

@@ -142,5 +142,5 @@ def _hint(size: Any) -> Any:
 def _name_of(plan: Plan, value: int) -> str:
     for step in plan.steps:
         if value in step.outputs:
-            return f"{step.module} {step.kind}".strip()
+            return step.title
     return f"{plan.values[value].role.value} {plan.values[value].name}"

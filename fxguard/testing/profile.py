@@ -96,7 +96,7 @@ class Profile:
             ranges = [(dtype, stat) for dtype, stat in made if isinstance(stat, Range)]
             if not ranges or ranges[0][0] not in FORMATS:
                 continue
-            name = f"{step.module} {step.kind}".strip()
+            name = step.title
             count[name] += 1
             numbered = name if count[name] == 1 else f"{name} #{count[name]}"
             found.append(headroom(numbered, ranges[0][0], [stat for _, stat in ranges]))
