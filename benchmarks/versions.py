@@ -29,7 +29,7 @@ from harness.quiet import quieten
 from harness.timing import spread
 
 HERE = Path(__file__).resolve()
-SECONDS = 0.2  # that one process runs in one round, roughly
+SECONDS = 0.05  # that one process runs in one round, roughly
 
 
 class Broken(nn.Module):
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, and print a line for each case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("other", nargs="?", type=Path, help="the checkout to compare this one with")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

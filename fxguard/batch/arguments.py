@@ -17,8 +17,9 @@ DEPTH = 8  # of containers in containers: one may hold itself
 class ModelCall:
     """One call of a guarded model, while it runs."""
 
-    place: str  # "Linear.forward"
-    function: Callable[..., Any]  # the method without the guard
+    owner: str  # the model's class, "Linear"
+    method: str  # "forward"
+    original: Callable[[str], Callable[..., Any]]  # gives a method without the guard
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -26,18 +27,20 @@ class ModelCall:
         """What the signature calls a tensor of this call; None for one that it was not given.
 
         Example:
-            >>> ModelCall("Model.forward", model.forward, (), {"batch": {"x": x}}).name_of(x)
+            >>> original = functools.partial(getattr, model)
+            >>> ModelCall("Model", "forward", original, (), {"batch": {"x": x}}).name_of(x)
             "argument `batch['x']` of Model.forward"
         """
         for name, value in self._arguments():
             for path, item in _leaves(name, value, DEPTH):
                 if item is tensor:
-                    return f"argument `{path}` of {self.place}"
+                    return f"argument `{path}` of {self.owner}.{self.method}"
         return None
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
         try:
-            bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+            signature = inspect.signature(self.original(self.method))
+            bound = signature.bind(*self.args, **self.kwargs)
         except (TypeError, ValueError):  # what it was called with is not what it says that it takes
             yield "args", self.args
             yield from self.kwargs.items()

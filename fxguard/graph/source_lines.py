@@ -35,6 +35,7 @@ Place = tuple[str, int]  # file and line
 ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
 
 
+@functools.lru_cache(maxsize=4096)  # asked of each frame of the stack, for each operation
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch or fxguard, or is no file at all."""
     return file.startswith("<") or file.startswith(INTERNAL)

@@ -351,9 +351,9 @@ class Guard:
                 names.weights_stay,
             )
             try:
-                place = f"{class_name(type(self.model))}.{method}"
-                original = self.installation.original(method)
-                running.batch.call = ModelCall(place, original, args, kwargs)
+                name = class_name(type(self.model))
+                original = self.installation.original
+                running.batch.call = ModelCall(name, method, original, args, kwargs)
                 running.batch.caller = calling_line()
                 active.here.forward = running
                 with dynamo.module_hooks_on():
@@ -363,7 +363,6 @@ class Guard:
                         with observer:
                             output = forward(*args, **kwargs)
                 with torch._C.DisableTorchFunction():
-                    name = class_name(type(self.model))
                     module_hooks.record_return(running, "", name, (), args, kwargs, output)
             except Exception as error:
                 with torch._C.DisableTorchFunction():

@@ -126,7 +126,7 @@ def test_the_smallest_input_is_at_the_edge() -> None:
     assert torch.equal(found.inputs, torch.full((3, 8), 256.0, dtype=HALF))
     text = str(found)
     assert "inputs = torch.full((3, 8), 256.0, dtype=torch.float16)" in text
-    assert "square made inf (test_numerics.py:" in text
+    assert "square made inf (test_real_functions.py:" in text
     assert f"with seed {found.seed}" in text
 
 
