@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from fxguard.guard.instrumented import check_can_instrument
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.measure import traceable
-from fxguard.measure.at_hand import range_of
+from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.measure.details import describe
 from fxguard.records import Origin, Severity
 from fxguard.report.report import Report
@@ -187,7 +186,6 @@ def get_abs_min_max(var: Tensor, ctx: str) -> str:
 @torch.compiler.disable  # it needs the numbers at once: inside a captured graph this is a break
 def _row_text(var: Tensor, ctx: str) -> str:
     forward = active.current()
-    unseen = nullcontext() if forward is None else forward.batch.own_arithmetic()
-    with torch._C.DisableTorchFunction(), unseen:
+    with own_arithmetic() if forward is None else forward.batch.own_arithmetic():
         row = row_of(ctx, var)
     return row_text(row)

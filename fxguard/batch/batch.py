@@ -141,8 +141,7 @@ class Batch:
         note = "meta" if tensor.is_meta else ""
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.values.append(Value(role, name, dtype, None if note else index, note))
-        # Neither the user's autograd nor an observer is to see this.
-        with self.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with self.own_arithmetic():
             try:
                 bare = without_levels(tensor)  # it may run under vmap or grad
                 pair = traceable.abs_min_max(bare)
@@ -160,10 +159,11 @@ class Batch:
 
     @contextlib.contextmanager
     def own_arithmetic(self) -> Iterator[None]:
-        """What runs in here is fxguard's, not the model's."""
+        """What runs in here is fxguard's: neither autograd nor an observer sees it."""
         before, self.measuring = self.measuring, True
         try:
-            yield
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                yield
         finally:
             self.measuring = before
 

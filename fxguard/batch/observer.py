@@ -188,7 +188,7 @@ def add_float64_details(
         if index not in batch.details or batch.float64_runs >= FLOAT64_RUNS:
             continue
         batch.float64_runs += 1
-        with batch.own_arithmetic(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with batch.own_arithmetic():
             needed = needed_by(func, call.args, call.kwargs, path)
             masked = reads_masked_row(call.args, call.kwargs)
         batch.details[index] = replace(batch.details[index], needed=needed, masked_row=masked)
