@@ -6,13 +6,15 @@ Every protection is taken away once, to show that the check fails.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fxguard.measure import eager, traceable
+from fxguard.capture import backend
+from fxguard.measure import eager, traceable, ways
 from support.odd_tensors import BY_NAME, QUIET, Case, Model, check
 from support.subclasses import (
     QuantizedByFunction,
@@ -149,6 +151,10 @@ def test_without_its_protection_the_check_fails(
 ) -> None:
     """Each line of the table above is what its case is a test of, and fails as it says."""
     monkeypatch.setattr(place, name, instead)
+    if place is eager:
+        monkeypatch.setitem(ways.WAYS, "eager", replace(ways.EAGER, **{name: instead}))
+    elif name in ("abs_min_max", "collect"):  # graphs are given the functions of a way
+        monkeypatch.setattr(backend, "TRACEABLE", replace(ways.TRACEABLE, **{name: instead}))
     way = EAGER if place is eager else PYTHON if name == "numbers" else AOT
     with pytest.raises(failure[0], match=failure[1]):
         check(BY_NAME[case], way)
