@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from fxguard.guard.backend import backend as backend
     from fxguard.guard.compare import compare as compare
     from fxguard.guard.guard import Guard as Guard
-    from fxguard.guard.guard import guard_of as guard_of
-    from fxguard.guard.guard import instrument as instrument
-    from fxguard.guard.guard import remove as remove
+    from fxguard.guard.instrument import guard_of as guard_of
+    from fxguard.guard.instrument import instrument as instrument
+    from fxguard.guard.instrument import remove as remove
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.plan.plan import Plan as Plan
     from fxguard.records import Climb as Climb
@@ -87,11 +87,11 @@ _HOME = {
     "diff": "trace.diff",
     "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",
-    "guard_of": "guard.guard",
+    "guard_of": "guard.instrument",
     "insert_checks": "passes.checks",
-    "instrument": "guard.guard",
+    "instrument": "guard.instrument",
     "load_trace": "trace.file",
-    "remove": "guard.guard",
+    "remove": "guard.instrument",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "Format", "headroom", "is_mask"]
+__all__ = ["FORMATS", "LIMITS", "Format", "headroom", "is_mask", "limit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,26 @@ FORMATS: dict[str, Format] = {
 }
 
 
+# The largest finite number of each dtype that models compute in. Masks made of it turn into -inf
+# when something is added to them.
+LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+def limit_of(dtype: str) -> float:
+    """The largest finite number of a dtype; NaN, which nothing is equal to, where it is not known.
+
+    Example:
+        >>> limit_of("float16") == 65504.0
+        True
+    """
+    return LIMITS.get(dtype, math.nan)
+
+
 def is_mask(dtype: str, magnitude: float) -> bool:
     """Whether a magnitude is the largest number of its dtype, which masks are made of.
 
-    Numbers in files have six digits, so that one in 100,000 more or less is the same.
+    Of numbers in files, which have six digits: one in 100,000 more or less is the same. Of numbers
+    at hand, compare with :func:`limit_of`: one next to the limit may be an activation.
 
     Example:
         >>> is_mask("float16", 65504.0)

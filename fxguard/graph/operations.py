@@ -7,11 +7,9 @@ is a Python function, and of :mod:`fxguard.graph.tables` where neither says so.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,15 +17,22 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
-from fxguard.formats import FORMATS
+from fxguard.formats import LIMITS
 from fxguard.graph import nodes, tables
+from fxguard.graph._signatures import (
+    FIRST,
+    NOTHING_SAID,
+    Signature,
+    is_custom,
+    name_of,
+    operation_of,
+)
 
 __all__ = ["Call", "is_custom", "is_move", "name_of", "read_call", "read_node"]
 
 _NO_WRITE = tables.UnsaidWrite(())
 
-# The largest finite magnitude of each dtype.
-LARGEST = frozenset(FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64"))
+_LIMITS = frozenset(LIMITS.values())
 
 Slot = int | str  # position or keyword of an argument
 
@@ -81,7 +86,7 @@ class Call:
         """Whether it was given a dtype's largest magnitude, as masks of ``finfo.min`` are."""
         if self.kind in tables.LIMITERS:
             return False
-        return any(abs(value) in LARGEST for value in _literals((self.args, self.kwargs)))
+        return any(abs(value) in _LIMITS for value in _literals((self.args, self.kwargs)))
 
 
 def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -99,8 +104,8 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     """
     module = target if isinstance(target, Module) else None
     called: Any = target if module is None else type(module)
-    operation = _operation(called)
-    signature = next((s for s in operation.signatures if s.takes(args, kwargs)), _NOTHING_SAID)
+    operation = operation_of(called)
+    signature = next((s for s in operation.signatures if s.takes(args, kwargs)), NOTHING_SAID)
     given = _Given(args, kwargs, signature)
 
     first = given.first()
@@ -187,54 +192,13 @@ def _known(shape: Sequence[Any]) -> list[int]:
     return [size for size in shape if isinstance(size, int)]
 
 
-def is_custom(target: Any) -> bool:
-    """Whether an operation is not torch's own: it may do what no tensor shows."""
-    if inspect.isfunction(target):
-        return target.__module__.partition(".")[0] != "torch"
-    if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return False
-    return _packet(target)._qualified_op_name.partition("::")[0] not in TORCH_NAMESPACES
-
-
-TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")
-
-
-# What is known of an operation, whatever it is called with.
-
-# The first operand's names in schemas and in Python.
-FIRST = ("self", "input", "tensor")
-
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """One way to call an operation."""
-
-    positional: tuple[str, ...] = ()
-    keywords: frozenset[str] = frozenset()  # all that may be given by keyword
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Parameters whose memory changes: those in which a result stands then, and the others.
-    results: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    outs: frozenset[str] = frozenset()  # of the results those that are there to be overwritten
-    returns: bool = True
-
-    def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it can be called so."""
-        return len(args) <= len(self.positional) and all(
-            name in self.keywords or name in FIRST for name in kwargs
-        )
-
-
-_NOTHING_SAID = _Signature()
-
-
 @dataclass(frozen=True, slots=True)
 class _Given:
     """The arguments of one call."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    signature: _Signature
+    signature: Signature
 
     def first(self) -> Slot | None:
         """The first parameter, also where it was given by keyword."""
@@ -267,102 +231,6 @@ class _Given:
         if slot is None:
             return self.signature.defaults.get(name)
         return self.args[slot] if isinstance(slot, int) else self.kwargs[slot]
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """One operation."""
-
-    name: str
-    in_place: bool  # its name says that it writes its first operand
-    random: bool
-    # The ways to call it, where they matter: where one of them writes something, or has a parameter
-    # that lets it write.
-    signatures: tuple[_Signature, ...] = ()
-
-
-@functools.lru_cache(maxsize=4096)
-def _operation(target: Any) -> _Operation:
-    name = name_of(target)
-    in_place = name.endswith("_") and not name.endswith("__") and name not in tables.NOT_IN_PLACE
-    in_place = in_place or name in tables.IN_PLACE
-    random = name in tables.RANDOM
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        overloads = _overloads(target)
-        random = random or any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
-        signatures = tuple(_of_schema(overload._schema) for overload in overloads)
-        return _Operation(name, False, random, signatures)
-    if inspect.isfunction(target):
-        return _Operation(name, in_place, random, _of_function(target))
-    # A function of torch that is made in C++ has no signature, but mostly a schema of its name.
-    packet = None if in_place or isinstance(target, type) else getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return _Operation(name, in_place, random)
-    found = tuple(_of_schema(each._schema) for each in _overloads(packet))
-    matters = name in tables.UNSAID_WRITES or any(each.written for each in found)
-    return _Operation(name, in_place, random, found if matters else ())
-
-
-def _packet(target: Any) -> Any:
-    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-
-
-def _overloads(target: Any) -> list[Any]:
-    if isinstance(target, torch._ops.OpOverload):
-        return [target]
-    return [getattr(target, name) for name in target.overloads()]
-
-
-def _of_schema(schema: Any) -> _Signature:
-    def stands_in(argument: Any) -> bool:
-        places = argument.alias_info.before_set
-        returned = [result.alias_info for result in schema.returns]
-        return any(other is not None and other.before_set & places for other in returned)
-
-    arguments = schema.arguments
-    tensors = [a for a in arguments if "Tensor" in str(a.type)]
-    changed = [a for a in tensors if a.alias_info is not None and a.alias_info.is_write]
-    return _Signature(
-        positional=tuple(a.name for a in arguments if not a.kwarg_only),
-        keywords=frozenset(a.name for a in arguments),
-        defaults={a.name: a.default_value for a in arguments if a.has_default_value()},
-        results=tuple(a.name for a in changed if stands_in(a)),
-        written=tuple(a.name for a in changed if not stands_in(a)),
-        outs=frozenset(a.name for a in changed if a.kwarg_only),
-        returns=bool(schema.returns),
-    )
-
-
-def _of_function(function: Any) -> tuple[_Signature, ...]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    names = {p.name for p in parameters}
-    if "inplace" not in names and name_of(function) not in tables.UNSAID_WRITES:
-        return ()
-    return (
-        _Signature(
-            positional=tuple(
-                p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ),
-            keywords=frozenset(names),
-            defaults={p.name: p.default for p in parameters if p.default is not p.empty},
-        ),
-    )
-
-
-def name_of(target: Any) -> str:
-    """The operation's name as the field writes it: ``mul``, ``softmax``, ``masked_fill_``."""
-    if isinstance(target, str):
-        name = target
-    elif isinstance(target, torch._ops.OpOverload):
-        name = target._schema.name.split("::")[-1]
-    else:
-        name = getattr(target, "__name__", None) or type(target).__name__
-    if name.startswith("__") and name.endswith("__") and name not in tables.NOT_OPERATIONS:
-        name = name.strip("_")
-    return tables.OPERATORS.get(name, name)
 
 
 def _overwrites(name: str, args: Sequence[Any]) -> bool:

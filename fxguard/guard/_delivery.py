@@ -65,7 +65,6 @@ class Delivery:
 
     Attributes:
         last_report: the report of the last detection, or None.
-        trace_writer: writes ``trace_to``'s file; None where no folder was given.
         warns_of_idle_globs: whether globs of ``ignore`` that name nothing in the first batch are
             still to be warned of.
     """
@@ -76,15 +75,21 @@ class Delivery:
         self.options = options
         self.last_report: Report | None = None
         self.warns_of_idle_globs = bool(options.ignore)
-        self.trace_writer: TraceWriter | None = None
+        self._file: _ToFile | None = None
         self._reported = _Seen()
         self._receivers: list[Receiver] = []
         if options.trace_to is not None:
             model = recorder.model
             name = "graph" if model is None else class_name(type(model))
-            self.trace_writer = TraceWriter(Path(options.trace_to), name, torch.__version__)
-            self._receivers.append(_ToFile(self.trace_writer, recorder))
+            writer = TraceWriter(Path(options.trace_to), name, torch.__version__)
+            self._file = _ToFile(writer, recorder)
+            self._receivers.append(self._file)
         self._receivers += _receivers_for(options.on_detect, stream)
+
+    @property
+    def trace_path(self) -> Path | None:
+        """The file of the traces; None before the first batch in it."""
+        return None if self._file is None else self._file.writer.path
 
     @contextlib.contextmanager
     def batch(self, number: int | None = None) -> Iterator[Batch]:
@@ -115,10 +120,10 @@ class Delivery:
         finished = self.recorder.finish()
         number = finished.batch.number
         if number in self.options.trace_batch_nums:
-            if self.trace_writer is None:
+            if self._file is None:
                 terminal.write(_trace_text(self.recorder, finished), sys.stdout)
             else:
-                _ToFile(self.trace_writer, self.recorder).write(finished)
+                self._file.write(finished)
         self._deliver(finished, None)
         return number
 

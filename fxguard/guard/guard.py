@@ -1,12 +1,11 @@
-"""The one place that wires everything: ``instrument``, ``remove``, ``guard_of``."""
+"""A guarded model: what runs at each of its calls, and what users ask of it."""
 
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
 from fxguard.guard._stand_in import RUN_LATER
-from fxguard.guard.instrumented import INSTALLED, check_can_instrument, find_guard
+from fxguard.guard.instrumented import INSTALLED
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
@@ -39,103 +38,9 @@ from fxguard.plan.plan import Plan
 from fxguard.records import Frame, Origin, SelfTest
 from fxguard.report.report import Report
 
-__all__ = ["Guard", "guard_of", "instrument", "remove"]
+__all__ = ["Guard", "in_backward"]
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
-
-
-def instrument(
-    model: Module,
-    *,
-    max_frames_to_save: int = 21,
-    trace_batch_nums: Iterable[int] = (),
-    abort_after_batch_num: int | None = None,
-    on_detect: str | Callable[[Report], Any] = "raise",
-    granularity: str = "op",
-    strict: bool = False,
-    ignore: Iterable[str] = (),
-    replay: bool = False,
-    sync_ranks: bool = False,
-    trace_to: str | os.PathLike[str] | None = None,
-) -> Module:
-    """Check every operation of a model's forward for inf and NaN, in place.
-
-    The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and
-    gradients stay what they were. ``torch.compile`` it afterwards if you like.
-
-    Args:
-        model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped).
-        max_frames_to_save: how many frames a report shows, the first bad one included.
-        trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
-            ``trace_to`` is given. Detection is off when any is given.
-        abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
-        on_detect: ``"raise"`` writes the report to stderr and raises; ``"warn"`` writes it and
-            warns, once for each origin, and goes on. Both tell the logger ``fxguard``. A callable
-            is given each :class:`Report`, and nothing is printed.
-        granularity: ``"op"`` shows frames of operations and modules, ``"module"`` of modules.
-        strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
-            ``where`` discards.
-        ignore: globs of modules (``"decoder.*"``) or of operations in them
-            (``"*.SelfAttention:log"``) that are no cause for a report.
-        replay: measure only what leaves each captured graph, and when that turns bad run the
-            graph again, with its inputs and random state, every operation checked. Cheaper; bad
-            values that reach no output of a graph are not seen then.
-        sync_ranks: with several processes (``torch.distributed``), let all of them know at the
-            end of each batch what any of them found, and raise together. Each rank has to call
-            the model equally often.
-        trace_to: a folder in which a file keeps every frame of the traced batches, and of a batch
-            in which something was found (once for each first origin);
-            :func:`fxguard.load_trace` reads it.
-
-    Returns:
-        The same object.
-
-    Raises:
-        FxguardError: when the arguments cannot work; the model is unchanged then.
-
-    Example:
-        >>> model = fxguard.instrument(model)
-        >>> loss = model(**batch).loss  # raises fxguard.NonFiniteError at the first inf or NaN
-    """
-    options = Options(
-        max_frames_to_save=max_frames_to_save,
-        trace_batch_nums=trace_batch_nums,
-        abort_after_batch_num=abort_after_batch_num,
-        on_detect=on_detect,
-        granularity=granularity,
-        strict=strict,
-        ignore=ignore,
-        replay=replay,
-        sync_ranks=sync_ranks,
-        trace_to=trace_to,
-    )
-    check_can_instrument(model)
-    Guard(model, options).install()
-    dynamo.compile_again(model)
-    return model
-
-
-def remove(model: Module) -> Module:
-    """Undo :func:`instrument`: the model is exactly what it was. Returns the same object.
-
-    Raises:
-        FxguardError: when the model is not instrumented.
-    """
-    guard_of(model).uninstall()
-    dynamo.compile_again(model)
-    return model
-
-
-def guard_of(model: Module) -> Guard:
-    """The :class:`Guard` of an instrumented model, also through ``torch.compile``'s wrapper.
-
-    Raises:
-        FxguardError: when the model is not instrumented.
-    """
-    found = find_guard(getattr(model, "_orig_mod", model))
-    if not isinstance(found, Guard):
-        raise UsageError(f"this {type(model).__name__} is not instrumented")
-    return found
 
 
 # What a Guard has for users; the rest is for what stands in for the model's methods.
@@ -205,8 +110,7 @@ class Guard:
     @property
     def trace_path(self) -> Path | None:
         """The file that ``trace_to`` has written to; None before the first batch in it."""
-        writer = self.delivery.trace_writer
-        return None if writer is None else writer.path
+        return self.delivery.trace_path
 
     @property
     def optimizer_step(self) -> int | None:

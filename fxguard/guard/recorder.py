@@ -34,8 +34,9 @@ class Recorder:
     """Keeps the batches of one guarded model and judges each when it ends.
 
     Threads may call one model at the same time. What belongs to one call is a :class:`Batch`,
-    which is kept for each thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, and
-    :meth:`end` whatever happened, all from the thread that calls the model. What calls share:
+    which is kept for each thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, all
+    from the thread that calls the model. Whatever happened, that thread sets ``here.batch`` to None
+    at the end: an assignment, which an interrupt does not come between. What calls share:
 
     - ``next_number`` is changed under the lock.
     - ``earlier`` has a lock of its own.
@@ -105,10 +106,6 @@ class Recorder:
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
         return batch
-
-    def end(self) -> None:
-        """No batch runs in this thread any more."""
-        self.here.batch = None
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""

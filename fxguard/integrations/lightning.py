@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn import Module
 
-from fxguard.guard.guard import Guard, guard_of, remove
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrument import guard_of, remove
 from fxguard.guard.instrumented import check_can_instrument, find_guard
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Methods, Plugins

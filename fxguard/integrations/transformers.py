@@ -10,7 +10,7 @@ from torch.nn import Module
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fxguard.debug_utils import DebugUnderflowOverflow
-from fxguard.guard.guard import guard_of, instrument
+from fxguard.guard.instrument import guard_of, instrument
 from fxguard.guard.instrumented import find_guard
 
 __all__ = ["FxguardCallback", "use_for_debug_option"]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard, remove
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrument import remove
 from fxguard.guard.instrumented import find_guard, unwrapped
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins

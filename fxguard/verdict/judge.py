@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
+from fxguard.formats import limit_of
 from fxguard.graph.tables import ADDITIONS
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.measure.details import Detail, describe
@@ -166,5 +167,5 @@ def _extreme(tensor: Tensor, number: Range | str) -> float | None:
     """Its largest magnitude, where that is NaN, inf or the dtype's limit."""
     if isinstance(number, str):
         return None
-    limit = origins.limit_of(dtype_of(tensor))
+    limit = limit_of(dtype_of(tensor))
     return number.abs_max if number.severity or number.abs_max == limit else None

@@ -7,31 +7,17 @@ an output; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fxguard.formats import FORMATS
+from fxguard.formats import limit_of
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS, UNINITIALISED
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity
 
-__all__ = ["LIMITS", "Blame", "Verdict", "find_origins", "limit_of"]
-
-# The largest finite number of each dtype. Masks made of it turn into -inf when they are added.
-LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
+__all__ = ["Blame", "Verdict", "find_origins"]
 
 MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
-
-
-def limit_of(dtype: str) -> float:
-    """The largest finite number of a dtype; NaN, which nothing is equal to, where it is not known.
-
-    Example:
-        >>> limit_of("float16") == 65504.0
-        True
-    """
-    return LIMITS.get(dtype, math.nan)
 
 
 @dataclass(frozen=True, slots=True)

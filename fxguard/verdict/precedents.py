@@ -16,8 +16,8 @@ from torch import Tensor
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
+from fxguard.formats import limit_of
 from fxguard.plan.plan import Plan
-from fxguard.verdict import origins
 
 __all__ = ["Answer", "Precedents", "Question"]
 
@@ -79,7 +79,7 @@ class Precedents:
             values = [plan.values[index] for index in run.postponed.values]
         key = id(plan), run.postponed is not None
         if key not in self._limits:  # the plan is kept: nobody else gets its id
-            limits = [origins.limit_of(value.dtype) for value in values]
+            limits = [limit_of(value.dtype) for value in values]
             self._limits[key] = plan, torch.tensor(limits, dtype=highs.dtype)
         limit = self._limits[key][1]
         pattern = torch.isnan(highs).to(torch.uint8)

@@ -13,6 +13,7 @@ from fxguard.batch.assemble import assemble, reached_by_failure
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
+from fxguard.formats import LIMITS
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Growth, Origin, Role, Row, Severity
@@ -161,7 +162,7 @@ class _Description:
         origin = replace(
             self.origin(blame),
             dtype=dtype,
-            limit=cause.LIMITS.get(dtype),
+            limit=LIMITS.get(dtype),
             follows=any(verdict.sources.get(value) for value in read),
             autocast=self.autocast(blame),
             climb=climb_to(flow, blame) if is_inf else (),

@@ -14,25 +14,15 @@ import torch
 
 import fxguard
 from fxguard.cli import _settings as settings
-from fxguard.cli import main
 from fxguard.errors import UsageError
+from support.command_line import status
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    tmp_path.joinpath("train.py").write_text("import sys\nprint('ran', sys.argv[1:])\n")
-    return tmp_path
-
-
-def status(*argv: str) -> Any:
-    try:
-        return main.main([*argv])
-    except SystemExit as end:
-        return end.code
+def here(here: Path) -> Path:
+    """With a script in it."""
+    here.joinpath("train.py").write_text("import sys\nprint('ran', sys.argv[1:])\n")
+    return here
 
 
 @pytest.mark.parametrize(

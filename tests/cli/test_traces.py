@@ -8,40 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 import fxguard
 from fxguard import Frame, Report, Row, TracedBatch
 from fxguard.cli import main
 from fxguard.trace.file import TraceWriter
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x)) + x
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.Sequential(Block(), Block(), Block())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x).sum()
+from support.residual_net import Net, X
 
 
 class Overflows(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.exp() * 2
-
-
-X = torch.linspace(-1, 1, 32).view(4, 8)
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

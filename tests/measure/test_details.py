@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from fxguard.measure.details import describe
@@ -23,9 +23,6 @@ pytestmark = [  # torch's own, where it first meets what is tested here
     pytest.mark.filterwarnings("ignore:Sparse CSR"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
-
-seldom = settings(deadline=None, max_examples=25)  # where each example is traced
-
 
 NONZERO = torch.tensor([[0.0, -3.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.5]])
 LAYOUTS = {

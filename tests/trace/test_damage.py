@@ -14,30 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 import fxguard
 from fxguard import Frame, Row, Source, TracedBatch, load_trace
 from fxguard.cli import main
 from fxguard.report.load import load_report
 from fxguard.trace.file import TraceWriter
+from support.exp_net import Net, X
 from support.needs import OF_PYTHON_3_13_0
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        return (self.linear(x) * scale).exp()
-
-
-X = torch.ones(2, 4)
 
 
 def numbers(path: Path) -> list[int]:

@@ -18,6 +18,7 @@ from fxguard.records import RowRole
 from fxguard.trace.batch_diff import Match
 from fxguard.trace.file import TraceWriter
 from support import zoo
+from support.residual_net import Block, Net, X
 
 INF, NAN = math.inf, math.nan
 
@@ -32,28 +33,6 @@ def frames_of(model: nn.Module, *args: Any, backend: str | None = None, **kwargs
     fxguard.remove(model)
     torch._dynamo.reset()
     return found
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x)) + x
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.Sequential(Block(), Block(), Block())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x).sum()
-
-
-X = torch.linspace(-1, 1, 32).view(4, 8)
 
 
 IN_CI = [("bert", torch.float16), ("lstm", torch.bfloat16), ("containers", torch.float16)]

@@ -24,19 +24,7 @@ from fxguard import Frame, Row, Source, TracedBatch, load_trace
 from fxguard.cli import main
 from fxguard.trace.file import TraceWriter
 from support import zoo
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        return (self.linear(x) * scale).exp()
-
-
-X = torch.ones(2, 4)
+from support.exp_net import Net, X
 
 
 def files(folder: Path) -> list[str]:
