@@ -10,6 +10,7 @@ from dataclasses import dataclass
 __all__ = [
     "NOT_MEASURED",
     "Climb",
+    "Fix",
     "Frame",
     "Growth",
     "Origin",
@@ -229,6 +230,19 @@ class Climb:
     source: Source | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What to do about an origin: one line."""
+
+    # "exact": the same function in exact arithmetic. "tried": this batch was run so. "advice": a
+    # change of data or of the set-up, or one that changes the function.
+    kind: str
+    text: str  # "scale q before the product"
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.kind})"
+
+
 # How `Origin.what` begins where no operation made the value.
 GIVEN = {
     "weight ": Role.WEIGHT,
@@ -272,6 +286,21 @@ class Origin:
     spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
     spread_count: int = 0  # how many it reached in all
     reached_output: bool = False  # whether it is in what the model returned
+    # "overflow", "underflow", "rounding", "zero divisor", "domain", "empty", "masked row",
+    # "no alignment", "data", "weight", "memory"; "unknown" where nobody could tell.
+    cause: str = "unknown"
+    operands: str = ""  # the numbers at the first bad element: "at [5, 0]: 0.0 / 0.0"
+    turn: str = ""  # which call in a loop: "call 37 of `cell`; grew 2.0 times a call since call 0"
+    # What an inf did that nothing bad is left of: "the model's output is finite and wrong: …".
+    harm: str = ""
+    fixes: tuple[Fix, ...] = ()  # what to do about it, the best first
+    # Why nobody knows whether an absorbed inf or NaN does harm: "no float64 kernel for X".
+    not_judged: str = ""
+
+    @property
+    def phase(self) -> str:
+        """``"data"`` where it came with what the model was given, else ``"forward"``."""
+        return "data" if self.role is Role.INPUT else "forward"
 
     @property
     def role(self) -> Role:

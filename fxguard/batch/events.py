@@ -241,6 +241,7 @@ class UncapturedOperation(Event):
     framed: bool
     infinite_literal: bool = False
     limit_literal: bool = False
+    literals: tuple[float, ...] = ()
     counts: bool = True  # see Step
 
     def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
@@ -252,6 +253,7 @@ class UncapturedOperation(Event):
                 outputs=tuple(flow.place[key] for _, key in self.outputs),
                 infinite_literal=self.infinite_literal,
                 limit_literal=self.limit_literal,
+                literals=self.literals,
                 source=self.source,
                 counts=self.counts,
             )

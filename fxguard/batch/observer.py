@@ -173,6 +173,7 @@ def operation_of(
         framed=not (outputs and call.selects),
         infinite_literal=call.infinite_literal,
         limit_literal=call.limit_literal,
+        literals=call.literals,
         counts=bool(outputs),
     )
 

@@ -77,6 +77,12 @@ class Call:
         return self.kind in tables.SELECTS
 
     @property
+    def literals(self) -> tuple[float, ...]:
+        """The Python numbers that the call was given, in order of use."""
+        given = nodes.leaves((self.args, dict(self.kwargs)))
+        return tuple(x for x in given if isinstance(x, (int, float)) and not isinstance(x, bool))
+
+    @property
     def infinite_literal(self) -> bool:
         """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
         return any(math.isinf(value) for value in _literals((self.args, self.kwargs)))

@@ -127,6 +127,7 @@ class Reading:
             outputs=tuple(outputs),
             infinite_literal=call.infinite_literal,
             limit_literal=call.limit_literal,
+            literals=call.literals,
             source=source_of_trace(node.meta.get("stack_trace")),
             node=node.name,
             inside=self.table.inside,
