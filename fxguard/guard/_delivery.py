@@ -201,7 +201,7 @@ def _raise(detection: Detection) -> None:
 
 def _warn(detection: Detection) -> None:
     if detection.is_new:
-        warn_user(detection.report.message)
+        warn_user(detection.report.one_line)
 
 
 class _Seen:
@@ -247,7 +247,7 @@ class _Printed:
         if report.rank != rank:
             text = f"rank {rank}: told by {text}"
         terminal.write(text, getattr(sys, self.stream), flush=rank is not None)
-        LOGGER.log(self.level, report.message, extra={"report": report})
+        LOGGER.log(self.level, report.one_line, extra={"report": report})
 
 
 _serials = itertools.count()

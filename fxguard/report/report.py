@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fxguard.records import Frame, Growth, Origin
+from fxguard.records import Fix, Frame, Growth, Origin
 from fxguard.report import text
 from fxguard.report.page import page
 from fxguard.report.sheet import Sheet
@@ -66,14 +66,17 @@ class Report:
     @property
     def verdict(self) -> list[str]:
         """What happened, in lines: each origin, what led to it, and what came of it."""
-        lines = [text.growth_line(self.grown)] if self.grown else []
+        lines: list[str] = []
+        if self.grown:
+            lines = [text.growth_line(self.grown)]
+            lines += [f"  {line}" for line in text.fix_lines(self._fixes)]
         for group in text.by_cause(self.origins):
-            lines += text.group_lines(group, self._totals)
+            lines += text.group_lines(group, self._totals, with_fixes=not self.grown)
         if not self.repeated:
             lines.append(text.NOT_REPEATED)
         if self.error:
             lines.append(f"forward then raised {self.error}")
-        return lines + [f"note: {o.message}, but it reached no output" for o in self.absorbed]
+        return lines + [text.absorbed_line(origin) for origin in self.absorbed]
 
     @property
     def summary(self) -> str:
@@ -81,24 +84,63 @@ class Report:
 
         Example:
             >>> print(report.summary)
-            batch 0: mul made inf (gated.py:11)
+            batch 0: mul made inf (gated.py:11): overflow
               gated.py:11: hidden = torch.nn.functional.gelu(self.gate(x)) * self.up(x)
-              it read input[0] up to 7.07e+02, input[1] up to 7.69e+02
-              it needs 2.634e+05, 4.02 times what float16 holds (65504)
+              at [0, 1]: 512.5 * 514; it needs 2.634e+05, 4.02 times what float16 holds (65504)
+              fix: compute this product in float32 (advice)
         """
-        growth = self.verdict[: bool(self.grown)]
-        rest = self.verdict[len(growth) + bool(self.origins) :]  # the message says the headline
-        return "\n".join([self.message, *growth, *rest])
+        if not (self.grown or self.origins):
+            return "\n".join([self.message, *self.verdict])
+        return self._where + "\n".join(self.verdict)
 
     @property
     def message(self) -> str:
-        """One line: rank, batch, optimizer step, operation, problem and the user's line."""
+        """One line: rank, batch, optimizer step, operation, problem and the user's line.
+
+        Weights that were blown up come before that: what overflowed is the effect.
+        """
+        growth = f"{text.growth_line(self.grown)}; " if self.grown else ""
+        return f"{self._where}{growth}{self._headline}"
+
+    @property
+    def phase(self) -> str:
+        """Of the first origin, see :attr:`Origin.phase`; ``""`` without one."""
+        return self.origins[0].phase if self.origins else ""
+
+    @property
+    def fix(self) -> str:
+        """What to do about the first origin: one or two lines, or ``""`` where nobody knows.
+
+        Example:
+            >>> report.fix
+            'scale q before the product (exact)'
+        """
+        return "\n".join(map(str, self._fixes[: text.MOST_FIXES]))
+
+    @property
+    def one_line(self) -> str:
+        """The message, the cause and the best fix: for logs, warnings and the end of a run."""
+        cause = text.cause_text(self.origins[0]) if self.origins else ""
+        return "; ".join([self.message + cause, *text.fix_lines(self._fixes[:1])])
+
+    @property
+    def _where(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
-        what = "inf/nan detected"
-        if self.origins:
-            what = text.group_headline(text.by_cause(self.origins)[0], self._totals)
-        return f"{rank}batch {self.batch_number}{step}: {what}"
+        return f"{rank}batch {self.batch_number}{step}: "
+
+    @property
+    def _headline(self) -> str:
+        if not self.origins:
+            return "inf/nan detected"
+        return text.group_headline(text.by_cause(self.origins)[0], self._totals)
+
+    @property
+    def _fixes(self) -> tuple[Fix, ...]:
+        """Of what the report begins with."""
+        if self.grown:
+            return (text.BLOWN_UP,)
+        return next((origin.fixes for origin in self.origins if not origin.follows), ())
 
     @property
     def _totals(self) -> dict[str, int]:
@@ -106,12 +148,14 @@ class Report:
 
     @property
     def advice(self) -> str:
-        """One line that says where to look: the user's line, or what was bad before any ran."""
+        """One line: where to look, or what was bad before any line ran; and the best fix."""
         origin = self.origins[0]
         source = origin.frame.source
-        if source is None or not origin.is_operation:  # that line only read it
-            return self.message
-        return f"look at {source.file}:{source.line}: {source.code}  ({origin.message})"
+        if self.grown or source is None or not origin.is_operation:  # that line only read it
+            return self.one_line
+        why = f"({origin.message}{text.cause_text(origin)})"
+        line = f"look at {source.file}:{source.line}: {source.code}  {why}"
+        return "; ".join([line, *text.fix_lines(self._fixes[:1])])
 
     def to_table(self, tablefmt: str = "github") -> str:
         """The frames as one table, a row for each value.

@@ -114,6 +114,8 @@ def _line(line: str) -> str:
         return f"{DIM}{line}{END}"
     if line.startswith(("note: ", "then ")):
         return f"{CYAN}{line}{END}"
+    if line.startswith(("  fix: ", "  or: ")):
+        return f"{GREEN}{line}{END}"
     if title := TITLE.match(line):
         name, source = title.groups()
         return f"{BOLD}{name}{END}" + (f"{CYAN}{source}{END}" if source else "")

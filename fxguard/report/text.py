@@ -6,14 +6,18 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxguard.records import Frame, Growth, Origin, Row, RowRole
+from fxguard.records import Fix, Frame, Growth, Origin, Row, RowRole
 
 __all__ = [
+    "BLOWN_UP",
     "HEADER",
     "INDENT",
     "NOT_REPEATED",
+    "absorbed_line",
     "by_cause",
+    "cause_text",
     "cells",
+    "fix_lines",
     "frame_text",
     "group_headline",
     "group_lines",
@@ -24,6 +28,19 @@ __all__ = [
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
 INDENT = " " * 18  # the width of two numbers and the blanks around them
 MOST_NAMES = 3  # of weights that hold the same
+MOST_FIXES = 2  # that are shown
+
+# What to do where weights have grown beyond reason: whatever overflowed is only the effect.
+BLOWN_UP = Fix("advice", "a smaller learning rate, a warm-up, or clipped gradients")
+
+# Causes whose name alone says too little.
+CAUSES = {
+    "domain": "outside its domain",
+    "empty": "empty, nothing or too little to compute it from",
+    "masked row": "masked row, every element of it is -inf",
+    "memory": "uninitialised memory",
+    "no alignment": "no alignment, the target is too long for its input",
+}
 
 NOT_REPEATED = (
     "a second run of the graph did not repeat this: the bad values were seen where they left the "
@@ -104,9 +121,48 @@ def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
     return f"{count} {held}s hold {problem}: {listed}"
 
 
-def group_lines(group: Sequence[Origin], totals: Mapping[str, int]) -> Iterator[str]:
-    """The headline of a group, what led to it, and what came of it."""
+def cause_text(origin: Origin) -> str:
+    """Why an operation made a bad value, ``: overflow``; "" where that says nothing new.
+
+    Example:
+        >>> origin.message + cause_text(origin)
+        'mul in encoder.block.0 made inf (modeling_t5.py:109): overflow'
+    """
+    cause = "masked row" if origin.masked_row else origin.cause
+    if not origin.is_operation or cause == "unknown":
+        return ""
+    return f": {CAUSES.get(cause, cause)}"
+
+
+def fix_lines(fixes: Sequence[Fix]) -> list[str]:
+    """The best fixes, a line each: ``fix: scale q before the product (exact)``."""
+    heads = ("fix", *["or"] * MOST_FIXES)
+    return [f"{head}: {fix}" for head, fix in zip(heads, fixes[:MOST_FIXES], strict=False)]
+
+
+def absorbed_line(origin: Origin) -> str:
+    """A note on an origin whose bad values reached no output: whether they do harm."""
+    start = f"note: {origin.message}{cause_text(origin)}"
+    if origin.not_judged:
+        return f"{start}; it reached no output; not judged: {origin.not_judged}"
+    if origin.cause == "unknown":
+        return f"{start}, but it reached no output"
+    return f"{start}; it reached no output, and does no harm"
+
+
+def group_lines(
+    group: Sequence[Origin], totals: Mapping[str, int], *, with_fixes: bool = True
+) -> Iterator[str]:
+    """The headline of a group, why it happened, what to do, what led to it, and what came of it.
+
+    Args:
+        group: one of :func:`by_cause`.
+        totals: as for :func:`group_headline`.
+        with_fixes: whether to show the fixes.
+    """
     first = group[0]
+    if not with_fixes:
+        first = dataclasses.replace(first, fixes=())
     if len(group) == 1:
         yield from _origin_lines(first)
         return
@@ -116,21 +172,28 @@ def group_lines(group: Sequence[Origin], totals: Mapping[str, int]) -> Iterator[
 
 
 def _origin_lines(origin: Origin) -> Iterator[str]:
+    """What happened and what to do about it; below that, everything else that is known."""
     if origin.follows:
         yield f"then {origin.message} of it"
         return
-    yield origin.message
+    yield origin.message + cause_text(origin)
+    needs = ""
     if origin.is_operation:
         if origin.frame.source is not None:
             yield f"  {origin.frame.source}"
-        yield from _operand_lines(origin)
+        needs = _needs(origin)
+    # One line for both: the fix has to be among the first lines.
+    for line in ("; ".join(filter(None, (origin.operands, needs))), origin.harm, origin.turn):
+        if line:
+            yield f"  {line}"
+    for line in fix_lines(origin.fixes):
+        yield f"  {line}"
+    if origin.is_operation:
+        yield from _read_lines(origin)
     if origin.nan_count is not None:
-        largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
-        yield (
-            f"  {origin.row}: {origin.nan_count} NaN, {origin.posinf_count} +inf, "
-            f"{origin.neginf_count} -inf of {origin.numel} elements; "
-            f"largest finite magnitude {largest}; first at {list(origin.first_index or ())}"
-        )
+        yield f"  {origin.row}: {_counts(origin)}"
+    if origin.not_judged:
+        yield f"  not judged: {origin.not_judged}"
     if origin.climb:
         yield "  where the magnitude grew most on the way:"
         for climb in origin.climb:
@@ -143,8 +206,8 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
         yield f"  it spread to {names}{end}"
 
 
-def _operand_lines(origin: Origin) -> Iterator[str]:
-    """What the operation read, and what it would need."""
+def _read_lines(origin: Origin) -> Iterator[str]:
+    """What the operation read."""
     ranges = [
         f"{row.label} up to {row.abs_max:.2e}"
         for row in origin.frame.rows
@@ -155,19 +218,33 @@ def _operand_lines(origin: Origin) -> Iterator[str]:
     for row in origin.autocast:
         limit = "" if origin.limit is None else f", which holds {_limit_text(origin.limit)}"
         yield f"  autocast casts {row.label} up to {row.abs_max:.2e} to {origin.dtype}{limit}"
-    if origin.masked_row:
-        yield "  row fully masked: it read a row in which every element is -inf"
+
+
+def _counts(origin: Origin) -> str:
+    """What the bad tensor holds, and from where on unless the operands have said that."""
+    largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
+    first = f"at {list(origin.first_index or ())}"
+    return (
+        f"{origin.nan_count} NaN, {origin.posinf_count} +inf, {origin.neginf_count} -inf "
+        f"of {origin.numel} elements; largest finite magnitude {largest}"
+    ) + ("" if origin.operands.startswith(first) else f"; first {first}")
+
+
+def _needs(origin: Origin) -> str:
+    """How far over the limit an operation went; "" where that is not what happened."""
     if origin.problem != "inf" or origin.limit is None:
-        return
-    limit = f"{origin.dtype} holds {_limit_text(origin.limit)}"
+        return ""
+    if origin.cause not in ("overflow", "unknown"):  # a pole: a larger dtype holds no more
+        return ""
     if origin.needed is None:
-        yield f"  {limit}"
-    elif math.isinf(origin.needed):
-        yield "  it is infinite in float64 too"
-    elif origin.needed > origin.limit:
-        ratio = f"{origin.needed / origin.limit:.3g}"
-        times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
-        yield f"  it needs {origin.needed:.4g}, {times} ({_limit_text(origin.limit)})"
+        return f"{origin.dtype} holds {_limit_text(origin.limit)}"
+    if math.isinf(origin.needed):
+        return "it is infinite in float64 too"
+    if origin.needed <= origin.limit:
+        return ""
+    ratio = f"{origin.needed / origin.limit:.3g}"
+    times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
+    return f"it needs {origin.needed:.4g}, {times} ({_limit_text(origin.limit)})"
 
 
 def _limit_text(value: float) -> str:

@@ -22,6 +22,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 REPORT = """\
 mul in mlp made inf (model.py:7)
   model.py:7: return a * b
+  fix: divide a by 8 first (exact)
 then dropout in mlp made NaN (model.py:8) of it
 note: log in mlp made inf (model.py:3), but it reached no output
 
@@ -38,6 +39,7 @@ abs min  abs max  metadata
 COLOURED = """\
 <bold><red>mul in mlp made inf (model.py:7)<end>
   model.py:7: return a * b
+<green>  fix: divide a by 8 first (exact)<end>
 <cyan>then dropout in mlp made NaN (model.py:8) of it<end>
 <cyan>note: log in mlp made inf (model.py:3), but it reached no output<end>
 

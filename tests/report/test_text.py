@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxguard import Report
-from fxguard.records import Frame, Origin, Row, Source
+from fxguard.records import Frame, Growth, Origin, Row, Source
 from fxguard.report.text import frame_text, row_text
 from support.t5_overflow import BLOCK, OVERFLOW
 
@@ -84,10 +84,75 @@ def test_the_verdict_tells_origins_errors_and_notes_in_order() -> None:
         "  weight: 4 NaN, 0 +inf, 0 -inf of 4 elements; largest finite magnitude none; "
         "first at [0, 0]",
         f"then mul in {BLOCK} made inf (modeling_t5.py:109) of it",
-        "softmax in head made NaN (train.py:7)",
+        "softmax in head made NaN (train.py:7): masked row, every element of it is -inf",
         "  train.py:7",
-        "  row fully masked: it read a row in which every element is -inf",
         "forward then raised IndexError: index out of range in self",
         "note: log in bias made inf (train.py:7), but it reached no output",
     ]
     assert str(report).startswith("\n".join(report.verdict) + "\n\nDetected inf/nan during")
+
+
+ABSORBED = dataclasses.replace(OVERFLOW, spread=(), spread_count=0, climb=())
+
+
+@pytest.mark.parametrize(
+    ("cause", "not_judged", "end"),
+    [
+        ("unknown", "", ", but it reached no output"),
+        ("zero divisor", "", ": zero divisor; it reached no output, and does no harm"),
+        (
+            "overflow",
+            "no float64 kernel for _mm",
+            ": overflow; it reached no output; not judged: no float64 kernel for _mm",
+        ),
+    ],
+)
+def test_a_note_says_whether_an_absorbed_value_does_harm(
+    cause: str, not_judged: str, end: str
+) -> None:
+    """It says so only where somebody has looked."""
+    origin = dataclasses.replace(ABSORBED, cause=cause, not_judged=not_judged)
+    report = Report(0, (), (), absorbed=(origin,))
+    assert report.verdict == [f"note: {origin.message}{end}"]
+
+
+def test_five_lines_suffice_for_the_right_fix() -> None:
+    """Headline and cause, line, numbers, harm, and the best fix; a loop comes before it, too."""
+    origin = dataclasses.replace(
+        OVERFLOW, harm="the model's output is finite and wrong: 0 instead of 1"
+    )
+    lines = Report(0, (), (origin,)).verdict
+    assert lines[:5] == [
+        f"{OVERFLOW.message}: overflow",
+        f"  {OVERFLOW.frame.source}",
+        f"  {OVERFLOW.operands}; it needs 2.203e+05, 3.36 times what float16 holds (65504)",
+        f"  {origin.harm}",
+        f"  fix: {OVERFLOW.fixes[0]}",
+    ]
+    turn = "call 37 of `cell`; grew 2.0 times a call since call 0"
+    looped = Report(0, (), (dataclasses.replace(OVERFLOW, turn=turn),)).verdict
+    assert looped[3:5] == [f"  {turn}", f"  fix: {OVERFLOW.fixes[0]}"]
+
+
+def test_the_fix_and_the_phase_are_those_of_the_first_origin() -> None:
+    """One line or two; what only follows has no say, and a bad input is data."""
+    report = Report(0, (), (dataclasses.replace(OVERFLOW, follows=True, fixes=()), OVERFLOW))
+    first, second = OVERFLOW.fixes
+    assert report.fix == f"{first}\n{second}"
+    assert report.phase == "forward"
+    given = dataclasses.replace(OVERFLOW, what="argument `x` of T5.forward", fixes=())
+    assert Report(0, (), (given,)).phase == "data"
+    assert Report(0, (), (given,)).fix == ""
+    assert (Report(0, (), ()).phase, Report(0, (), ()).fix) == ("", "")
+
+
+def test_blown_up_weights_take_the_place_of_other_fixes() -> None:
+    """What overflowed is only the effect: keeping it in float32 would help nobody."""
+    grown = Growth("conv1.weight", 3.1e27, 0.3, 0)
+    report = Report(5, (), (OVERFLOW,), grown=(grown,))
+    line = "conv1.weight up to 3.1e+27, it was 0.3 in batch 0"
+    assert report.verdict[:3] == [line, f"  fix: {report.fix}", f"{OVERFLOW.message}: overflow"]
+    assert "learning rate" in report.fix
+    assert not any("in float32" in shown for shown in report.verdict)
+    assert report.message == f"batch 5: {line}; {OVERFLOW.message}"
+    assert report.advice == f"{report.message}: overflow; fix: {report.fix}"

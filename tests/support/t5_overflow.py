@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from fxguard import Report
-from fxguard.records import Climb, Frame, Origin, Row, Source
+from fxguard.records import Climb, Fix, Frame, Origin, Row, Source
 
 INF = math.inf
 
@@ -48,15 +48,23 @@ OVERFLOW = Origin(
     spread=(f"{BLOCK}.dropout dropout", f"{BLOCK}.wo linear"),
     spread_count=344,
     reached_output=True,
+    cause="overflow",
+    operands="at [0, 3, 17]: 454.2 * 485.1",
+    fixes=(
+        Fix("tried", "keep `DenseReluDense` in float32: finite, error 2e-3"),
+        Fix("advice", "bfloat16"),
+    ),
 )
 REPORT = Report(0, (WI_1, MUL), (OVERFLOW,))
 
 VERDICT = """\
-mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109)
+mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109): overflow
   modeling_t5.py:109: hidden_states = hidden_gelu * hidden_linear
+  at [0, 3, 17]: 454.2 * 485.1; it needs 2.203e+05, 3.36 times what float16 holds (65504)
+  fix: keep `DenseReluDense` in float32: finite, error 2e-3 (tried)
+  or: bfloat16 (advice)
   it read input[0] up to 4.54e+02, input[1] up to 4.85e+02
-  it needs 2.203e+05, 3.36 times what float16 holds (65504)
-  output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04; first at [0, 3, 17]
+  output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04
   where the magnitude grew most on the way:
     4.07e+00 -> 4.74e+01  encoder.block.0.layer.1.layer_norm mul
     4.74e+01 -> 4.85e+02  encoder.block.0.layer.1.DenseReluDense.wi_1 linear  (modeling_t5.py:108)

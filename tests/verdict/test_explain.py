@@ -73,7 +73,7 @@ def test_what_no_dtype_holds_is_called_that(way: str) -> None:
     """log(0) is no matter of precision."""
     report = report_of(lambda x: torch.log(x - 1), X)
     assert report.origins[0].needed == math.inf
-    assert "  it is infinite in float64 too" in report.verdict
+    assert any("it is infinite in float64 too" in line for line in report.verdict)
 
 
 def test_where_the_magnitude_grew(way: str) -> None:
@@ -174,7 +174,7 @@ def test_a_fully_masked_row_is_called_that(name: str, way: str) -> None:
     function, masked = ROWS[name]
     report = report_of(function, X)
     text = "\n".join(report.verdict)
-    assert ("row fully masked" in text) == masked
+    assert ("masked row" in text) == masked
     assert any(origin.masked_row for origin in report.origins) == masked
 
 

@@ -47,8 +47,9 @@ def test_weights_that_blew_up_are_named_first(tmp_path: Any) -> None:
     assert worst.before == pytest.approx(first[worst.name])
     said = f"{worst.name} up to {float(now):.2g}, it was {first[worst.name]:.2g} in batch 0"
     assert report.verdict[0].startswith(said)
-    assert str(caught.value).splitlines()[:2] == [report.message, report.verdict[0]]
-    assert report.origins[0].message in report.message
+    assert str(caught.value).splitlines()[0] == f"batch {report.batch_number}: {report.verdict[0]}"
+    assert str(caught.value).splitlines()[1] == f"  fix: {report.fix}"
+    assert report.message == f"{str(caught.value).splitlines()[0]}; {report.origins[0].message}"
     assert str(report).startswith(said)
     path = tmp_path / "report.json"
     path.write_text(report.to_json())

@@ -75,7 +75,7 @@ def test_an_argument_is_named_as_the_signature_names_it(name: str, stance: str) 
     with torch.compiler.set_stance(stance):
         report = report_of(Model(), *args, **kwargs)
     assert report.message == f"batch 0: argument `{name}` of Model.forward: 1 NaN, in row 5"
-    assert report.advice == report.message  # no line of the model is to be looked at
+    assert report.advice == report.one_line  # no line of the model is to be looked at
 
 
 @pytest.mark.parametrize("call", [nn.Module.__call__, nn.Linear.forward])
@@ -149,7 +149,7 @@ def test_a_bad_weight_points_at_no_line() -> None:
         model[0].weight.fill_(math.nan)
     report = report_of(model, GOOD)
     assert report.message == "batch 0: weight 0.weight holds NaN"
-    assert report.advice == report.message
+    assert report.advice == report.one_line
 
 
 def stack(count: int) -> nn.Sequential:
