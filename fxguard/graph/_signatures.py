@@ -17,6 +17,7 @@ __all__ = [
     "NOTHING_SAID",
     "Operation",
     "Signature",
+    "is_collective",
     "is_custom",
     "name_of",
     "operation_of",
@@ -155,4 +156,13 @@ def is_custom(target: Any) -> bool:
     return _packet(target)._qualified_op_name.partition("::")[0] not in TORCH_NAMESPACES
 
 
+def is_collective(target: Any) -> bool:
+    """Whether an operation waits for other ranks: a second run on one rank must not issue it."""
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return _packet(target)._qualified_op_name.partition("::")[0] in COLLECTIVES
+    module = getattr(target, "__module__", None) or ""
+    return callable(target) and module.startswith("torch.distributed")
+
+
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")

@@ -23,12 +23,13 @@ from fxguard.graph._signatures import (
     FIRST,
     NOTHING_SAID,
     Signature,
+    is_collective,
     is_custom,
     name_of,
     operation_of,
 )
 
-__all__ = ["Call", "is_custom", "is_move", "name_of", "read_call", "read_node"]
+__all__ = ["Call", "is_collective", "is_custom", "is_move", "name_of", "read_call", "read_node"]
 
 _NO_WRITE = tables.UnsaidWrite(())
 

@@ -11,11 +11,18 @@ from dataclasses import dataclass
 
 __all__ = [
     "ADDITIONS",
+    "BIT_CASTS",
+    "BY_ROW",
     "CASTS",
     "DEQUANTIZES",
+    "DIM_IS_THIRD",
+    "DRAWS",
+    "DROPOUTS",
     "END_OF_MASKS",
     "IN_PLACE",
+    "LAST_DIMS",
     "LIMITERS",
+    "MATRIX_PRODUCTS",
     "MOVES",
     "NOT_IN_PLACE",
     "NOT_OPERATIONS",
@@ -120,6 +127,23 @@ RANDOM = frozenset(
     """.split()
 )
 
+# Of those, what the result holds: random numbers alone, or the first operand with a part of it set
+# to zero and the rest scaled.
+DRAWS = frozenset(
+    """
+    bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal normal_
+    poisson rand rand_like randint randint_like randn randn_like random_ randperm uniform_
+    """.split()
+)
+DROPOUTS = frozenset(
+    """
+    dropout dropout1d dropout2d dropout3d dropout_ feature_dropout native_dropout
+    """.split()
+)
+
+# These read the bits of a tensor as another dtype, where they are given one.
+BIT_CASTS = frozenset({"view"})
+
 # What is written. A trailing underscore, ``out=`` and ``inplace=True`` say it too.
 
 # These write their first operand, and their names do not say so.
@@ -175,6 +199,23 @@ UNSAID_WRITES = {
     "miopen_batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
     "native_batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
 }
+
+# What an element of a result is made of.
+
+# Of a row of the first operand, although the result has that operand's shape.
+BY_ROW = frozenset(
+    """
+    _safe_softmax _softmax _weight_norm batch_norm cummax cummin cumprod cumsum group_norm
+    instance_norm layer_norm log_softmax logcumsumexp logsumexp normalize rms_norm
+    scaled_dot_product_attention softmax softmin sort
+    """.split()
+)
+# Those rows are the last dimensions, whose shape is given.
+LAST_DIMS = frozenset(["layer_norm", "native_layer_norm", "rms_norm"])
+# The dimension stands behind another argument.
+DIM_IS_THIRD = frozenset(["_weight_norm", "logsumexp_", "norm", "normalize", "vector_norm"])
+# Of a row of the first operand and a column of the second one.
+MATRIX_PRODUCTS = frozenset("bmm imatmul linear matmul mm".split())
 
 # What becomes of masks.
 

@@ -1,0 +1,217 @@
+"""A closer look at one operation that made something bad: what stood at the first bad element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.graph import tables
+from fxguard.graph.evidence import Evidence, Operand
+from fxguard.graph.in_float64 import reads_masked_row
+from fxguard.graph.nodes import leaves
+from fxguard.graph.operations import Call
+
+__all__ = ["evidence_of"]
+
+
+def evidence_of(
+    call: Call,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    made: Tensor,
+    *,
+    same: Tensor | None = None,
+    wide_args: Sequence[Any] | None = None,
+    wide_kwargs: Mapping[str, Any] | None = None,
+    wide: Tensor | None = None,
+    samples: int | None = None,
+    not_judged: str = "",
+) -> Evidence | None:
+    """What an operation read and made at the first bad element.
+
+    Args:
+        call: the operation.
+        args: as the model had them before it ran.
+        kwargs: likewise.
+        made: what it made, in the model's form.
+        same: the same in float64 on the same operands.
+        wide_args: its arguments in the wide form.
+        wide_kwargs: likewise.
+        wide: what it made of those.
+        samples: how many there are in the batch of the model's inputs.
+        not_judged: why ``same`` or ``wide`` is not known.
+
+    Returns:
+        None where no element is bad.
+    """
+    bad = ~torch.isfinite(made)
+    found = bad.nonzero()
+    if not len(found):
+        return None
+    index = tuple(int(i) for i in found[0])
+    others: Iterator[Any] = iter(())
+    if wide_args is not None:
+        others = (other for _, other in _given(wide_args, wide_kwargs or {}))
+    part = _Part(call, args, kwargs, made, index)
+    operands = tuple(
+        part.operand(name, value, next(others, None)) for name, value in _given(args, kwargs)
+    )
+    first_is_sample = made.dim() > 1 and samples is not None and made.shape[0] == samples > 1
+    return Evidence(
+        kind=call.kind,
+        dtype=_name(made),
+        index=index,
+        number=_number(made[index]),
+        operands=operands,
+        same=_at(same, made, index),
+        wide=_at(wide, made, index),
+        share=len(found),
+        numel=made.numel(),
+        sample=index[0] if first_is_sample else None,
+        masked_row=reads_masked_row(args, kwargs),
+        not_judged=not_judged,
+    )
+
+
+def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers of a call, with the names of those given by keyword."""
+    for name, value in (*(("", arg) for arg in args), *kwargs.items()):
+        for leaf in leaves(value):
+            is_number = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+            if is_number or (isinstance(leaf, Tensor) and leaf.dtype is not torch.bool):
+                yield name, leaf
+
+
+class _Part:
+    """Which elements of an operand the first bad element of a result is made of."""
+
+    def __init__(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        made: Tensor,
+        index: tuple[int, ...],
+    ) -> None:
+        self.kind = call.kind
+        self.made = made
+        self.index = index
+        tensors = [x for _, x in _given(args, kwargs) if isinstance(x, Tensor)]
+        self.first = tensors[0] if tensors else None
+        self.second = tensors[1] if len(tensors) > 1 else None
+        self.dims = _dims(args, kwargs, self.first, self.kind)
+        shapes = [x.shape for x in tensors]
+        self.by_element = call.kind not in tables.BY_ROW and _broadcast(shapes) == made.shape
+        self.is_product = call.kind in tables.MATRIX_PRODUCTS
+
+    def operand(self, name: str, value: Any, other: Any) -> Operand:
+        """What the first bad element is made of, of one operand.
+
+        Args:
+            name: of the parameter, where it was given by keyword.
+            value: as the model had it.
+            other: in the wide form; None where that is not known.
+        """
+        if not isinstance(value, Tensor):
+            number = float(value)
+            return Operand(number, number, number, number, name=name)
+        part = self.of(value)
+        low, high = _range(part)
+        wide_low, wide_high = (None, None)
+        if isinstance(other, Tensor) and other.shape == value.shape:
+            wide_low, wide_high = _range(self.of(other))
+        return Operand(low, high, wide_low, wide_high, part.numel(), _name(value), name)
+
+    def of(self, value: Tensor) -> Tensor:
+        if self.by_element:
+            return value.expand(self.made.shape)[self.index]
+        if self.is_product and self.second is not None and self.first is not None:
+            return self.of_product(value)
+        if self.first is None or value.shape != self.first.shape or self.dims is None:
+            return value
+        place: list[Any] = list(self.index)
+        if self.made.dim() == value.dim():  # softmax, and reductions that keep their dimensions
+            for dim in self.dims:
+                place[dim] = slice(None)
+        elif self.made.dim() + len(self.dims) == value.dim():
+            for dim in sorted(self.dims):
+                place.insert(dim, slice(None))
+        else:
+            return value
+        return value[tuple(place)]
+
+    def of_product(self, value: Tensor) -> Tensor:
+        """The row of the first operand, and the column of the second."""
+        first, second = self.first, self.second
+        assert first is not None
+        assert second is not None
+        if self.kind == "linear":
+            last = self.index[-1] if self.made.dim() == first.dim() else None
+            if value.shape == first.shape and value is not second and last is not None:
+                return value[self.index[:-1]]
+            return value if last is None else value[last]
+        if value.dim() < 2 or self.made.dim() < 2:
+            return value
+        whole = value.expand(self.made.shape[:-2] + value.shape[-2:])
+        place: tuple[Any, ...] = self.index[:-2]
+        if value.shape == first.shape and value.shape[-2] == self.made.shape[-2]:
+            return whole[(*place, self.index[-2])]
+        return whole[(*place, slice(None), self.index[-1])]
+
+
+def _dims(
+    args: Sequence[Any], kwargs: Mapping[str, Any], first: Tensor | None, kind: str
+) -> tuple[int, ...] | None:
+    """The dimensions along which an operation reduces or normalizes; None: that is not known."""
+    if first is None:
+        return None
+    if kind in tables.LAST_DIMS:  # they are given a shape
+        shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
+        count = len(shape) if isinstance(shape, (tuple, list, torch.Size)) else 1
+        return tuple(range(first.dim() - count, first.dim()))
+    position = 2 if kind in tables.DIM_IS_THIRD else 1
+    given = kwargs.get("dim", args[position] if len(args) > position else None)
+    if kind == "_weight_norm":  # the one that is not summed over
+        return tuple(dim for dim in range(first.dim()) if dim != given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = (given,)
+    if isinstance(given, (tuple, list)) and all(isinstance(dim, int) for dim in given) and given:
+        return tuple(dim % max(first.dim(), 1) for dim in given)
+    return tuple(range(first.dim()))
+
+
+def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size | None:
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*shapes)
+        return shape
+    except RuntimeError:
+        return None
+
+
+def _range(part: Tensor) -> tuple[float, float]:
+    """The smallest and the largest of some elements; NaN where one is."""
+    if part.numel() == 0:
+        return math.nan, math.nan
+    if part.numel() == 1:
+        return (_number(part.reshape(())),) * 2
+    real = part.real if part.is_complex() else part
+    low, high = torch.aminmax(real.to(torch.float64))
+    return float(low), float(high)
+
+
+def _at(result: Tensor | None, made: Tensor, index: tuple[int, ...]) -> float | None:
+    if result is None or result.shape != made.shape:
+        return None
+    return _number(result[index])
+
+
+def _number(element: Tensor) -> float:
+    return float(element.detach().abs() if element.is_complex() else element.detach())
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

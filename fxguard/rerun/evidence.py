@@ -1,0 +1,168 @@
+"""A second run that looks at operations which made something bad, and at the same in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph.closer_look import evidence_of
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.measure.func_levels import without_levels
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Check
+from fxguard.rerun.lockstep import Lockstep, Place
+from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.wide_run import WideForm
+
+__all__ = ["evidence_in"]
+
+
+def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Evidence]:
+    """What the operations that made some values of a graph have read and made.
+
+    Args:
+        run: of the graph, still open.
+        values: of its plan.
+
+    Returns:
+        By value; without those at which the second run did not arrive, or that are finite in it.
+    """
+    checks = {
+        value: check
+        for value in values
+        if (check := _check_of(run, value)) is not None and check.region_end is None
+    }
+    if run.args is None or not run.repeated or not checks:
+        return {}
+    looks = _Looks(checks, _samples(run))
+    try:
+        with as_before(run):
+            Lockstep(without_marks(run.graph_module), looks).run_both(copies_of(run))
+    except _AllSeen:
+        pass
+    except Exception:  # whatever stops the second run, the report goes out with what is known
+        pass
+    return looks.found
+
+
+def _check_of(run: GraphRun, value: int) -> Check | None:
+    known = run.plan.values[value]
+    if known.later is not None:
+        return run.plan.later[known.later]
+    return None if known.slot is None else run.plan.checks[known.slot]
+
+
+def _samples(run: GraphRun) -> int | None:
+    """How many samples the batch of the graph's inputs has; None where they do not agree."""
+    assert run.args is not None
+    given = [run.args[position] for position, _ in run.plan.inputs]
+    sizes = {x.shape[0] for x in given if isinstance(x, Tensor) and x.dim() > 0}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+class _AllSeen(Exception):  # noqa: N818 - a signal, not an error
+    pass
+
+
+@dataclass(slots=True)
+class _Before:
+    """The arguments of an operation in both forms, copied where it writes them."""
+
+    args: Any
+    kwargs: Any
+    wide_args: Any
+    wide_kwargs: Any
+
+
+class _Looks(WideForm):
+    """The wide form, and a look at some operations when they have run."""
+
+    def __init__(self, checks: dict[int, Check], samples: int | None) -> None:
+        super().__init__()
+        self.samples = samples
+        self.wanted: dict[Place, dict[int, Check]] = {}
+        for value, check in checks.items():
+            self.wanted.setdefault((check.inside, check.after), {})[value] = check
+        self.found: dict[int, Evidence] = {}
+        self.begun: dict[Place, _Before] = {}
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return step.place(node) in self.wanted or super().wants(step, node, differs)
+
+    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        if step.place(node) not in self.wanted:
+            return
+        others = step.other_of(node.args, node), step.other_of(node.kwargs, node)
+        copies = bool(step.call_of(node).written)
+
+        def kept(values: Any) -> Any:
+            if not copies:
+                return values
+            return pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
+
+        self.begun[step.place(node)] = _Before(*kept((args, kwargs)), *kept(others))
+
+    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        place = step.place(node)
+        if place not in self.wanted:
+            return
+        begun = self.begun.pop(place)
+        nodes = {each.name: each for each in step.env}
+        for value, check in self.wanted[place].items():
+            made = nodes.get(check.node)
+            if made is None or value in self.found:
+                continue
+            evidence = self.evidence(step, node, made, check, begun)
+            if evidence is not None:
+                self.found[value] = evidence
+        if len(self.found) == sum(map(len, self.wanted.values())):
+            raise _AllSeen
+
+    def evidence(
+        self, step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
+    ) -> Evidence | None:
+        low = step.env[made]
+        wide = step.others.get(made, low)
+        reason = self.taken_over.get(step.place(node), "")
+        same: Any = None  # in float64, of the operands that the model had
+        call, target = step.call_of(node), node.target
+
+        def run(*given: Any, **named: Any) -> Any:
+            return getattr(step, node.op)(target, given, named)
+
+        ran = Ran(call, target, run, begun.args, begun.kwargs, step.env[node])
+        try:
+            operands, named = widened((begun.args, begun.kwargs), self.dtype)
+            if call.written:
+                operands = pytree.tree_map_only(Tensor, torch.clone, operands)
+            same = wide_result(ran, operands, named, self.dtype)
+            if made is not node:  # it stands in what the operation wrote
+                same = operands[[x is made for x in node.args].index(True)]
+        except (NotJudged, ValueError) as error:
+            reason = reason or str(error)
+        for index in check.path:
+            low, wide = low[index], wide[index]
+            same = None if same is None else same[index]
+        if not is_float(low):
+            return None
+        is_wide = not reason and is_float(wide)
+        return evidence_of(
+            call,
+            begun.args,
+            begun.kwargs,
+            without_levels(low),
+            same=same if is_float(same) else None,
+            wide_args=begun.wide_args if is_wide else None,
+            wide_kwargs=begun.wide_kwargs,
+            wide=wide if is_wide else None,
+            samples=self.samples,
+            not_judged=reason,
+        )

@@ -1,0 +1,325 @@
+"""A captured graph once more, in two forms of each operation side by side.
+
+The first form is the model's: it gives again what the model computed. The second form is another
+way to compute the same, as a :class:`SecondForm` says: in float64 from the beginning, or as the
+model would go on if one value were another. Nothing is kept longer than an operation needs it, so
+that no second copy of the weights is made.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from fxguard.graph import higher_order
+from fxguard.graph.nodes import memory_of
+from fxguard.graph.operations import Call, is_collective, read_node
+from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import NotJudged, Ran, is_float
+
+__all__ = ["CLOSES", "Lockstep", "Place", "SecondForm"]
+
+# A second run may end inside a region that a node has opened: what closes it.
+CLOSES = {
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+}
+
+# A node, and the bodies of higher-order operations around it, as in `plan.Check`.
+Place = tuple[tuple[tuple[str, int], ...], str]
+
+
+class SecondForm(abc.ABC):
+    """What the second form of a graph is. One object serves a graph and all its bodies."""
+
+    @abc.abstractmethod
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        """Whether an operation has a second form.
+
+        Args:
+            step: the graph that runs.
+            node: that is about to run.
+            differs: whether something that it reads differs in the second form.
+        """
+
+    @abc.abstractmethod
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        """The second form of an operation that has run.
+
+        Args:
+            step: the graph that runs.
+            node: the operation.
+            ran: what it was in the model's form.
+            args: its arguments in the second form; where nothing differs, the same objects.
+            kwargs: likewise.
+
+        Returns:
+            Its result; ``ran.result`` itself, as a whole or an item of it, where that is the same.
+        """
+
+    @abc.abstractmethod
+    def copy_of(self, memory: Tensor) -> Tensor:
+        """What stands in a piece of memory, copied for the second form: one dimension."""
+
+    def before(  # noqa: B027 - nothing, unless a form looks at it
+        self, step: Lockstep, node: Node, args: Any, kwargs: Any
+    ) -> None:
+        """An operation is about to run, with these arguments in the model's form."""
+
+    def after(  # noqa: B027 - likewise
+        self, step: Lockstep, node: Node, args: Any, kwargs: Any
+    ) -> None:
+        """It has run; ``args`` are those of its second form, and read what it wrote."""
+
+
+class Two:
+    """A value in both forms, while Python code of a higher-order operation handles it."""
+
+    def __init__(self, low: Any, other: Any) -> None:
+        self.low = low
+        self.other = other
+
+    def __getitem__(self, index: Any) -> Two:
+        return Two(self.low[index], self.other[index])
+
+    @property
+    def shape(self) -> torch.Size:
+        shape: torch.Size = self.low.shape
+        return shape
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Two:
+        low, other = parts((args, kwargs or {}))
+        wide = {x.dtype for x in pytree.tree_leaves(other) if is_float(x)}
+        if len(wide) > 1:  # a stack of parts that differ and of parts that do not
+            widest = max(wide, key=lambda dtype: dtype.itemsize)
+            other = pytree.tree_map(lambda x: x.to(widest) if is_float(x) else x, other)
+        return Two(func(*low[0], **low[1]), func(*other[0], **other[1]))
+
+
+def parts(values: Any) -> tuple[Any, Any]:
+    """Both forms of a value in which some leaves are of two forms."""
+    low = pytree.tree_map(lambda x: x.low if isinstance(x, Two) else x, values)
+    other = pytree.tree_map(lambda x: x.other if isinstance(x, Two) else x, values)
+    return low, other
+
+
+def joined(low: Any, other: Any) -> Any:
+    """The other way: leaves of two forms where they differ."""
+    return pytree.tree_map(lambda x, y: x if x is y else Two(x, y), low, other)
+
+
+class Lockstep(Interpreter):
+    """Runs a graph and its bodies in two forms.
+
+    Args:
+        module: the graph.
+        second: what the second form is.
+        inside: the bodies around it, as in :class:`~fxguard.plan.plan.Check`.
+
+    Attributes:
+        env: result of each node that is still needed, in the model's form.
+        others: the same in the second form, of those that differ.
+        finished: how often each body has run, by its place, in this run of the graph.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        second: SecondForm,
+        inside: tuple[tuple[str, int], ...] = (),
+        finished: dict[tuple[tuple[str, int], ...], int] | None = None,
+    ) -> None:
+        super().__init__(module)
+        self.second = second
+        self.inside = inside
+        self.others: dict[Node, Any] = {}
+        self.finished = {} if finished is None else finished
+        self.calls: dict[Node, Call] = {}
+        self.open: list[tuple[Any, Any]] = []  # what closes a region, and its argument
+        self.node: Node | None = None
+
+    def place(self, node: Node) -> Place:
+        """Where a node stands."""
+        return self.inside, node.name
+
+    def call_of(self, node: Node) -> Call:
+        """What a node reads, writes and draws; operands are nodes."""
+        if node not in self.calls:
+            self.calls[node] = read_node(node, self.module)  # type: ignore[arg-type]
+        return self.calls[node]
+
+    def run_both(self, args: Sequence[Any], others: Sequence[Any] | None = None) -> tuple[Any, Any]:
+        """Run the graph.
+
+        Args:
+            args: of the graph, in the model's form. What the graph writes is written.
+            others: in the second form; the same objects where nothing differs.
+
+        Returns:
+            What it returns in the model's form, and in the second one.
+
+        Raises:
+            NotJudged: where something has no second form, or a collective is reached: none is
+                ever issued again.
+        """
+        others = args if others is None else others
+        given = iter(zip(args, others, strict=True))
+        try:
+            for node in self.module.graph.nodes:  # type: ignore[union-attr]
+                if node.op == "placeholder":
+                    low, other = next(given)
+                    self.keep(node, low, other)
+                elif node.op == "output":
+                    return (
+                        self.map_nodes_to_values(node.args[0], node),
+                        self.other_of(node.args[0], node),
+                    )
+                else:
+                    self.step(node)
+                for unused in self.user_to_last_uses.get(node, ()):
+                    self.env.pop(unused, None)
+                    self.others.pop(unused, None)
+        finally:
+            while self.open:
+                close, argument = self.open.pop()
+                close(argument)
+        raise AssertionError("a graph without an output")
+
+    def keep(self, node: Node, low: Any, other: Any) -> None:
+        """Note the two forms of a node's result."""
+        self.env[node] = low
+        if other is low or _same_leaves(low, other):
+            self.others.pop(node, None)
+        else:
+            self.others[node] = other
+
+    def other_of(self, argument: Any, node: Node) -> Any:
+        """An argument of a node in the second form."""
+        return torch.fx.node.map_arg(argument, lambda read: self.others.get(read, self.env[read]))
+
+    def step(self, node: Node) -> None:
+        """Run one node in both forms."""
+        self.node = node
+        if node.op == "get_attr":
+            self.keep(node, *[self.run_node(node)] * 2)
+            return
+        if is_collective(node.target):
+            raise NotJudged(f"{self.call_of(node).kind} is a collective")
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        differs = any(read in self.others for read in node.all_input_nodes)
+        kind = higher_order.kind_of(node)
+        if kind is not None and not kind.only_a_second_run_sees:
+            others = self.other_of(node.args, node)
+            self.keep(node, *parts(self.run_bodies(node, kind, joined(args, others), kwargs)))
+            return
+        wants = self.second.wants(self, node, differs)
+        call = self.call_of(node)
+        if wants and call.written:
+            self.materialize(call.written)
+        before = RandomState.now((args, kwargs)) if wants and call.random else None
+        self.second.before(self, node, args, kwargs)
+        if kind is None:
+            low = self.run_plain(node, args, kwargs)
+        else:
+            low = parts(self.run_bodies(node, kind, args, kwargs))[0]
+        if not wants:
+            self.keep(node, low, low)
+            return
+        if before is not None and _equal(before, RandomState.now((args, kwargs))):
+            before = None
+
+        def run(*given: Any, **named: Any) -> Any:
+            return getattr(self, node.op)(node.target, given, named)
+
+        ran = Ran(call, node.target, run, args, kwargs, low, before)
+        others = self.other_of(node.args, node)
+        named = self.other_of(node.kwargs, node)
+        self.keep(node, low, self.second.follow(self, node, ran, others, named))
+        self.second.after(self, node, others, named)
+
+    def run_plain(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Run an operation in the model's form."""
+        result = getattr(self, node.op)(node.target, args, kwargs)
+        if node.op == "call_function" and node.target in CLOSES:
+            self.open.append((CLOSES[node.target], result))
+        elif node.op == "call_function" and self.open and node.target is self.open[-1][0]:
+            self.open.pop()
+        return result
+
+    def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
+        """Run a higher-order operation, its bodies in two forms as well."""
+        entered = _positions(node, kind, self.module)
+
+        def body(position: int, *operands: Any) -> Any:
+            module: Any = args[position]
+            low, other = parts(operands)
+            if position not in entered:
+                return module(*low)
+            inside = (*self.inside, (node.name, position))
+            nested = Lockstep(module, self.second, inside, self.finished)
+            made = nested.run_both(low, other)
+            self.finished[inside] = self.finished.get(inside, 0) + 1
+            return made[0] if kind.only_a_second_run_sees else joined(*made)
+
+        if not entered:
+            raise NotJudged(f"inside {self.call_of(node).kind}")
+        return kind.run(args, kwargs, body)
+
+    def materialize(self, written: Sequence[Node]) -> None:
+        """Give what is about to be written, and all that shares its memory, a second form."""
+        for operand in written:
+            low = self.env[operand]
+            if operand in self.others or not is_float(low):
+                continue
+            memory = memory_of(low)
+            if memory is None:
+                raise NotJudged(f"a tensor of type {type(low).__name__} is written")
+            flat = torch.empty(0, dtype=low.dtype, device=low.device)
+            copy = self.second.copy_of(flat.set_(low.untyped_storage()))
+            for alias, value in self.env.items():
+                if alias not in self.others:
+                    self.keep(alias, value, _in_memory(value, low, memory, copy))
+
+    def nodes_with_others(self) -> Iterator[Node]:
+        """The inputs of the graph that differ now."""
+        return (node for node in self.others if node.op == "placeholder")
+
+
+def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
+    """What stands in a memory, in the copy of that memory."""
+
+    def moved(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dtype != low.dtype or memory_of(x) != memory:
+            return x
+        return copy.as_strided(x.size(), x.stride(), x.storage_offset())
+
+    return pytree.tree_map(moved, value)
+
+
+def _same_leaves(low: Any, other: Any) -> bool:
+    one, two = pytree.tree_leaves(low), pytree.tree_leaves(other)
+    return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))
+
+
+def _equal(one: RandomState, other: RandomState) -> bool:
+    pairs = [(one.cpu, other.cpu), *((s, other.devices[d]) for d, s in one.devices.items())]
+    pairs += [(a[1], b[1]) for a, b in zip(one.generators, other.generators, strict=True)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def _positions(node: Node, kind: higher_order.HigherOrder, module: Any) -> set[int]:
+    """The arguments of a higher-order operation that are bodies to enter."""
+    try:
+        return {body.position for body in kind.bodies(node, module)}
+    except (LookupError, TypeError, ValueError):  # another version's arguments
+        return set()
