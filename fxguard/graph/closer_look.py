@@ -157,10 +157,10 @@ class _Part:
         if value.dim() < 2 or self.made.dim() < 2:
             return value
         whole = value.expand(self.made.shape[:-2] + value.shape[-2:])
-        place: tuple[Any, ...] = self.index[:-2]
-        if value.shape == first.shape and value.shape[-2] == self.made.shape[-2]:
-            return whole[(*place, self.index[-2])]
-        return whole[(*place, slice(None), self.index[-1])]
+        row: Any = self.index[:-1]
+        column: Any = self.index[:-2] + (slice(None), self.index[-1])
+        is_first = value.shape == first.shape and value.shape[-2] == self.made.shape[-2]
+        return whole[row if is_first else column]
 
 
 def _dims(
