@@ -158,7 +158,7 @@ class _Part:
             return value
         whole = value.expand(self.made.shape[:-2] + value.shape[-2:])
         row: Any = self.index[:-1]
-        column: Any = self.index[:-2] + (slice(None), self.index[-1])
+        column: Any = (*self.index[:-2], slice(None), self.index[-1])
         is_first = value.shape == first.shape and value.shape[-2] == self.made.shape[-2]
         return whole[row if is_first else column]
 
