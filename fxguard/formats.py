@@ -1,4 +1,4 @@
-"""Number formats: the largest and the smallest normal number of each, and how far away they are.
+"""Number formats: the largest and the smallest numbers of each, and how far away they are.
 
 Knows nothing of torch.
 """
@@ -23,6 +23,25 @@ class Format:
     name: str  # of torch's dtype, without "torch."
     max: float  # the largest finite number; what rounds to it may be larger, by half a unit
     smallest_normal: float  # positive; numbers below it have fewer digits, or are flushed to zero
+    eps: float  # from 1 to the next number
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive number, a subnormal one: IEEE 754-2019, 3.3: bᵉᵐⁱⁿ⁻ᵖ⁺¹."""
+        return self.smallest_normal * self.eps
+
+    def loses(self, number: float) -> bool:
+        """Whether a number other than 0 is 0 in this format.
+
+        It is where it is at most half the smallest number: that rounds to 0. Vector kernels also
+        flush what is below the smallest normal number of float32.
+
+        Example:
+            >>> FORMATS["float16"].loses(1e-8), FORMATS["float16"].loses(1e-7)
+            (True, False)
+        """
+        flushed = min(self.smallest_normal, FORMATS["float32"].smallest_normal)
+        return 0 < abs(number) <= self.smallest / 2 or 0 < abs(number) < flushed
 
     def bits_below_max(self, magnitude: float) -> float:
         """How many times a finite magnitude above 0 may double before it is the largest number."""
@@ -41,14 +60,14 @@ class Format:
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
-        Format("float64", (2 - 2**-52) * 2.0**1023, 2.0**-1022),
-        Format("float32", (2 - 2**-23) * 2.0**127, 2.0**-126),
-        Format("bfloat16", (2 - 2**-7) * 2.0**127, 2.0**-126),
-        Format("float16", (2 - 2**-10) * 2.0**15, 2.0**-14),
-        Format("float8_e4m3fn", 1.75 * 2.0**8, 2.0**-6),
-        Format("float8_e5m2", 1.75 * 2.0**15, 2.0**-14),
-        Format("float8_e4m3fnuz", 1.875 * 2.0**7, 2.0**-7),
-        Format("float8_e5m2fnuz", 1.75 * 2.0**15, 2.0**-15),
+        Format("float64", (2 - 2**-52) * 2.0**1023, 2.0**-1022, 2.0**-52),
+        Format("float32", (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23),
+        Format("bfloat16", (2 - 2**-7) * 2.0**127, 2.0**-126, 2.0**-7),
+        Format("float16", (2 - 2**-10) * 2.0**15, 2.0**-14, 2.0**-10),
+        Format("float8_e4m3fn", 1.75 * 2.0**8, 2.0**-6, 2.0**-3),
+        Format("float8_e5m2", 1.75 * 2.0**15, 2.0**-14, 2.0**-2),
+        Format("float8_e4m3fnuz", 1.875 * 2.0**7, 2.0**-7, 2.0**-3),
+        Format("float8_e5m2fnuz", 1.75 * 2.0**15, 2.0**-15, 2.0**-2),
     )
 }
 

@@ -16,9 +16,30 @@ from fxguard.formats import FORMATS, Format, headroom, is_mask
 def test_the_limits_are_those_of_torch(name: str) -> None:
     """torch.finfo gives the same numbers to the last bit, and they survive the dtype itself."""
     wanted = torch.finfo(getattr(torch, name))
-    assert FORMATS[name] == Format(name, wanted.max, wanted.smallest_normal)
-    held = torch.tensor([wanted.max, wanted.smallest_normal], dtype=torch.float64)
+    eps, smallest = FORMATS[name].eps, FORMATS[name].smallest
+    assert FORMATS[name] == Format(name, wanted.max, wanted.smallest_normal, eps)
+    exact = [wanted.max, wanted.smallest_normal, smallest, 1 + eps]
+    held = torch.tensor(exact, dtype=torch.float64)
     assert torch.equal(held.to(getattr(torch, name)).double(), held)
+    # Not finfo.eps, which is half of it for float8_e5m2fnuz.
+    between = torch.tensor([1 + eps / 4, 1 + eps / 2], dtype=torch.float64)
+    assert between.to(getattr(torch, name)).double().tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_format_loses_is_zero_in_it(name: str) -> None:
+    """Torch rounds it to 0, or its vector kernels flush it; what is not lost, torch keeps."""
+    form, dtype = FORMATS[name], getattr(torch, name)
+    kept = max(form.smallest, min(form.smallest_normal, 2.0**-126))
+    assert not form.loses(0.0)
+    for number in (kept, -kept, 1.0):
+        assert not form.loses(number)
+        assert torch.tensor(number, dtype=torch.float64).to(dtype).double() == number
+    half = form.smallest / 2
+    if half:  # that of float64 is no number
+        assert form.loses(half)
+        assert form.loses(-half)
+        assert torch.tensor(half, dtype=torch.float64).to(dtype).double() == 0
 
 
 def test_every_float_dtype_of_torch_is_there() -> None:

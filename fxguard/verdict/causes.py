@@ -1,0 +1,165 @@
+"""Why an operation made something bad: overflow, a zero divisor, an empty mean.
+
+Knows nothing of torch. The rules read an :class:`~fxguard.rerun.evidence.Evidence` and the table
+of poles and domains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fxguard.formats import FORMATS
+from fxguard.graph.poles import (
+    DEFAULT_EPS,
+    LAWS,
+    LOSSES_OF_TARGETS,
+    MEANS,
+    PRODUCTS,
+    SINGULAR,
+    SOFTMAXES,
+    SPREADS,
+    SUMS,
+    plain,
+)
+from fxguard.graph.tables import UNINITIALISED
+from fxguard.records import Role
+from fxguard.rerun.evidence import Evidence, Operand
+
+__all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
+
+# A kernel may round up to infinity what is just below the limit.
+NEARLY = 0.99
+
+
+def cause_of_given(role: Role) -> str:
+    """The cause where no operation made the bad value: ``"weight"`` or ``"data"``."""
+    return "data" if role is Role.INPUT else "weight"
+
+
+def cause_of(evidence: Evidence) -> str:
+    """Why an operation made something bad, as :attr:`~fxguard.records.Origin.cause` says it.
+
+    Args:
+        evidence: the operation, at the first bad element.
+
+    Example:
+        >>> x, y = Operand(454.0, 454.0, dtype="float16"), Operand(485.0, 485.0, dtype="float16")
+        >>> cause_of(Evidence("mul", "float16", (0, 3), math.inf, (x, y), same=220190.0))
+        'overflow'
+    """
+    if evidence.kind in UNINITIALISED:
+        return "memory"
+    same = evidence.same
+    if same is not None and math.isfinite(same):
+        is_beyond = _is_beyond(same, evidence.dtype)
+        return "overflow" if is_beyond else _cause_inside(evidence)
+    law = _law_of(evidence)
+    if not law and _overflows_everywhere(evidence):
+        return "overflow"
+    if any(_overflowed_before(operand, evidence.dtype) for operand in evidence.operands):
+        return "overflow"
+    lost = any(is_lost(operand, evidence.dtype) for operand in evidence.operands)
+    is_sound = evidence.wide is not None and math.isfinite(evidence.wide)
+    if is_sound or (evidence.wide is None and lost):
+        return "underflow" if lost else "rounding"
+    return law or "unknown"
+
+
+def is_lost(operand: Operand, dtype: str) -> bool:
+    """Whether an operand is 0 only because its dtype cannot hold a number so small.
+
+    Args:
+        operand: what the operation read.
+        dtype: of the operation's result, where the operand has none.
+    """
+    if operand.wide_low is None or operand.wide_high is None or operand.low or operand.high:
+        return False
+    form = FORMATS.get(operand.dtype or dtype)
+    largest = max(abs(operand.wide_low), abs(operand.wide_high))
+    return form is not None and form.loses(largest)
+
+
+def lost_eps(evidence: Evidence) -> float | None:
+    """The eps of an operation that is 0 in its dtype, whether it was given or is torch's own."""
+    form = FORMATS.get(evidence.dtype)
+    literals = [operand.low for operand in evidence.operands if not operand.dtype]
+    own = None if literals else DEFAULT_EPS.get(plain(evidence.kind))
+    lost = (eps for eps in (*literals, own) if eps is not None and form and form.loses(eps))
+    return next(lost, None)
+
+
+def _is_beyond(number: float, dtype: str) -> bool:
+    form = FORMATS.get(dtype)
+    return form is not None and abs(number) >= NEARLY * form.max
+
+
+def _cause_inside(evidence: Evidence) -> str:
+    """Of a kernel that fails though its exact result is an ordinary number."""
+    if evidence.inner is not None:
+        return cause_of(evidence.inner)
+    form = FORMATS.get(evidence.dtype)
+    read = [(_magnitude(each), each.count) for each in evidence.operands if each.dtype]
+    # The largest number that sums of squares and of products may hold on the way.
+    if any(_is_beyond(max(x, x * x) * count, evidence.dtype) for x, count in read):
+        return "overflow"
+    divides = plain(evidence.kind) in DEFAULT_EPS
+    if lost_eps(evidence) or (divides and form and any(form.loses(x * x) for x, _ in read)):
+        return "underflow"
+    return "rounding"
+
+
+def _magnitude(operand: Operand) -> float:
+    return max(abs(operand.low), abs(operand.high))
+
+
+def _is_finite(operand: Operand) -> bool:
+    return math.isfinite(operand.low) and math.isfinite(operand.high)
+
+
+def _overflows_everywhere(evidence: Evidence) -> bool:
+    """Whether finite operands at no pole gave an infinity, or infinities that cancel in a sum."""
+    if not all(map(_is_finite, evidence.operands)):
+        return False
+    made = evidence.number if evidence.same is None else evidence.same
+    return math.isinf(made) or plain(evidence.kind) in SUMS | PRODUCTS
+
+
+def _overflowed_before(operand: Operand, dtype: str) -> bool:
+    """Whether an operand is infinite only because its dtype cannot hold a number so large."""
+    if _is_finite(operand) or operand.wide_low is None or operand.wide_high is None:
+        return False
+    wide = max(abs(operand.wide_low), abs(operand.wide_high))
+    return math.isfinite(wide) and _is_beyond(wide, operand.dtype or dtype)
+
+
+def _law_of(evidence: Evidence) -> str:
+    """What exact arithmetic says of the operands that the model had; "" where nothing is wrong."""
+    name, operands = plain(evidence.kind), evidence.operands
+    tensors = [operand for operand in operands if operand.dtype]
+    if name in LAWS:
+        return _elementwise(name, operands)
+    if any(operand.count == 0 for operand in tensors):
+        return "empty"
+    if evidence.masked_row and name in SOFTMAXES:
+        return "masked row"
+    if any(not _is_finite(operand) for operand in tensors):
+        rows = tensors[:1] if name in SOFTMAXES else []
+        return "masked row" if any(row.high == -math.inf for row in rows) else "domain"
+    if name == "ctc_loss":
+        return "no alignment"
+    if evidence.same is None and any(operand.count > 1 for operand in tensors):
+        return ""  # a kernel's inside may have failed
+    if name in DEFAULT_EPS or name in SINGULAR:
+        return "zero divisor"
+    means_nothing = name in SPREADS | MEANS | LOSSES_OF_TARGETS and math.isnan(evidence.number)
+    return "empty" if means_nothing else ""
+
+
+def _elementwise(name: str, operands: Sequence[Operand]) -> str:
+    law = LAWS[name]
+    numbers = [(operand.low, operand.high) for operand in operands]
+    # 1 / x outside a graph is read as div(x, 1), and 2 ** x as pow(x, 2).
+    reversed_ = numbers[: law.arity][::-1]
+    reads_backwards = name in ("div", "pow") and any(not each.dtype for each in operands[1:2])
+    return law.verdict(numbers) or (law.verdict(reversed_) if reads_backwards else "")
