@@ -1,6 +1,6 @@
 """Why an operation made something bad: overflow, a zero divisor, an empty mean.
 
-Knows nothing of torch. The rules read an :class:`~fxguard.rerun.evidence.Evidence` and the table
+Knows nothing of torch. The rules read an :class:`~fxguard.graph.evidence.Evidence` and the table
 of poles and domains.
 """
 
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from fxguard.formats import FORMATS
+from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import (
     DEFAULT_EPS,
     LAWS,
@@ -24,7 +25,6 @@ from fxguard.graph.poles import (
 )
 from fxguard.graph.tables import UNINITIALISED
 from fxguard.records import Role
-from fxguard.rerun.evidence import Evidence, Operand
 
 __all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from fxguard.formats import FORMATS
+from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
 from fxguard.graph.tables import CASTS, UNINITIALISED
-from fxguard.rerun.evidence import Evidence, Operand
 from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
 __all__ = ["operands_text"]

@@ -38,7 +38,7 @@ WITHOUT_TORCH = (
     *("errors", "records", "formats", "globs"),
     *(name for room in ("report", "trace") for name in house.files_in(room)),
     *("graph.tables", "plan.plan", "verdict.origins", "guard.options"),
-    *("graph.poles", "rerun.evidence", "verdict.causes", "verdict.operands"),
+    *("graph.poles", "graph.evidence", "verdict.causes", "verdict.operands"),
     *("cli.main", "cli._ending", "cli._processes", "cli._script", "cli._settings"),
     *("cli._summary", "cli._traces", *TWELVE, "cli"),
 )

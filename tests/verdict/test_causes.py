@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fxguard.formats import FORMATS
+from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS
 from fxguard.graph.tables import UNINITIALISED
 from fxguard.records import Role
-from fxguard.rerun.evidence import Evidence, Operand
 from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.operands import LONGEST, operands_text
 
