@@ -28,6 +28,9 @@ class Detail:
     masked_row: bool = False  # it read a row of nothing but -inf
     rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
     row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
+    loop: str = ""  # the higher-order operation that made it many times, "scan"; "" for none
+    iteration: int = 0  # of the innermost such operation: the first in which it was not finite
+    magnitudes: tuple[float, ...] = ()  # the largest in each iteration before; all were finite
 
     @property
     def severity(self) -> Severity:

@@ -42,9 +42,23 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
     # Not those of integers, nor what came in: a cache that the graph wrote is another one now.
     compared = {v.slot for v in run.plan.values if v.can_be_bad and v.role is Role.MADE}
 
+    iterations: dict[str, Any] = {}
+    magnitudes: list[float] = []
+
+    def look_at_iteration(detail: Detail) -> None:
+        last = walk.last
+        if not last.iteration:
+            magnitudes.clear()  # the loop around it has begun another iteration
+        if detail.severity is not Severity.FINITE:
+            iterations.setdefault("loop", last.loop)
+            iterations.setdefault("iteration", last.iteration)
+            iterations.setdefault("magnitudes", tuple(magnitudes))
+        magnitudes.append(detail.largest_finite or 0.0)
+
     def visit(slot: int, value: Any, repeats: bool) -> None:
         if slot == wanted:
             detail = describe(value)
+            look_at_iteration(detail)
             same = slot < 0 or detail.severity == Severity.of(expected[slot][1])
             if same or not repeats:
                 raise _Ended(detail if same else None)
@@ -67,9 +81,11 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
         wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
         with as_before(run):
-            NodeByNode(run.graph_module, checks, visit, before=before).run(*copies_of(run))
+            walk = NodeByNode(run.graph_module, checks, visit, before=before)
+            walk.run(*copies_of(run))
     except _Ended as ended:
-        return None if ended.detail is None else replace(ended.detail, **in_float64)
+        detail = ended.detail
+        return None if detail is None else replace(detail, **in_float64, **iterations)
     except Exception:  # whatever stops the second run, the report goes out without counts
         return None
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard.graph import higher_order
+from fxguard.graph import higher_order, operations
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check
 
@@ -52,6 +53,7 @@ class NodeByNode(Interpreter):
         self.visit = visit
         self.inside = inside
         self.repeats = repeats
+        self.loop, self.iteration = "", 0  # the innermost loop around this graph
         self.by_name = {node.name: node for node in module.graph.nodes}
         self.after: dict[str, list[tuple[int, Check]]] = {}
         self.bodies: dict[tuple[str, int], list[tuple[int, Check]]] = {}
@@ -110,14 +112,21 @@ class NodeByNode(Interpreter):
         if kind is None or not any(name == node.name for name, _ in self.bodies):
             return super().call_function(target, args, kwargs)
         repeats = self.repeats or kind.runs_many_times
+        iterations: Counter[int] = Counter()  # of each body, by its position
 
         def body(position: int, *operands: Any) -> Any:
             module: Any = args[position]
             place = (node.name, position)
             checks = self.bodies.get(place, [])
             inside = (*self.inside, place)
-            self.last_body = NodeByNode(module, checks, self.visit, inside, repeats, self.before)
-            result = self.last_body.run(*operands)
+            inner = NodeByNode(module, checks, self.visit, inside, repeats, self.before)
+            inner.loop, inner.iteration = self.loop, self.iteration
+            if kind.runs_many_times:
+                name = operations.name_of(target)
+                inner.loop, inner.iteration = name.removesuffix("_impl"), iterations[position]
+                iterations[position] += 1
+            self.last_body = inner
+            result = inner.run(*operands)
             self.last_body = None
             return result
 

@@ -23,6 +23,7 @@ from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, spread_of
 from fxguard.verdict.judge import Judgment, answer
+from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.precedents import Precedents
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames"]
@@ -169,6 +170,7 @@ class _Description:
             spread=titles,
             spread_count=count,
             reached_output=returned,
+            turn=turn_of(flow, blame),
         )
         # Nobody looks for the cause in what only followed: it is not worth a second run.
         detail = None if origin.follows else self.judgment.detail(blame)
@@ -185,6 +187,7 @@ class _Description:
             rows=detail.rows,
             row_count=detail.row_count,
             needed=detail.needed if is_inf else None,
+            turn=turn_in_loop(detail) or origin.turn,
             masked_row=detail.masked_row and not is_inf and blame.step is not None,
         )
 

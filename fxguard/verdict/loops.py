@@ -1,0 +1,145 @@
+"""Loops: in which of its turns an origin was made, and how much its result grew until then.
+
+Turns are counted from 0, as batches are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from fxguard.batch.dataflow import DataFlow
+from fxguard.measure.details import Detail
+from fxguard.plan.plan import FramePlan
+from fxguard.records import Range, RowRole
+from fxguard.verdict.origins import Blame
+
+__all__ = ["turn_in_loop", "turn_of", "turn_text"]
+
+LEAST_TURNS = 3  # a module that is called twice is shared, and no loop
+LEAST_GROWTH = 1.1  # in each turn, that is worth telling
+
+# How a line of Python writes an operation that has a sign of its own.
+SIGNS = {
+    "add": r"\+",
+    "sub": "-",
+    "mul": r"(?<!\*)\*(?!\*)",
+    "div": "(?<!/)/(?!/)",
+    "matmul": "@",
+    "pow": r"\*\*",
+}
+
+
+def turn_of(flow: DataFlow, blame: Blame) -> str:
+    """In which turn of a loop in Python an operation made a bad value.
+
+    The loop is the innermost one: over the line of the operation, or around a module.
+
+    Returns:
+        ``call 37 of `cell`; grew 2.0 times a call since call 0``; "" where there is no loop.
+    """
+    places = (place for place, frame in enumerate(flow.frames) if frame.step == blame.step)
+    if blame.step is None or (place := next(places, None)) is None:
+        return ""
+    module = flow.steps[blame.step].module
+    return _turn_of_line(flow, place, module) or _turn_of_module(flow, place, module)
+
+
+def turn_in_loop(detail: Detail) -> str:
+    """In which turn of a ``scan``, a ``while_loop`` or a ``map`` a value turned bad."""
+    if not detail.loop:
+        return ""
+    sizes = detail.magnitudes
+    return turn_text(detail.iteration, sizes, what="iteration", where=detail.loop)
+
+
+def turn_text(turn: int, magnitudes: Sequence[float], *, what: str, where: str) -> str:
+    """One turn in words, with how much a value grew until then.
+
+    Args:
+        turn: counted from 0.
+        magnitudes: the largest magnitude of the value in each turn before; NaN where there is none.
+        what: ``"call"`` or ``"iteration"``.
+        where: the loop.
+    """
+    text = f"{what} {turn} of {where}"
+    known = [(i, size) for i, size in enumerate(magnitudes[:turn]) if 0 < size < math.inf]
+    if len(known) < 2:
+        return text
+    (first, before), (last, after) = known[0], known[-1]
+    growth = (after / before) ** (1 / (last - first))
+    if growth < LEAST_GROWTH:
+        return text
+    times = f"{growth:.1f}" if growth < 1000 else f"{growth:.2g}"
+    return f"{text}; grew {times} times {_each(what)} since {what} {first}"
+
+
+def _each(what: str) -> str:
+    return f"an {what}" if what.startswith("i") else f"a {what}"
+
+
+def _turn_of_line(flow: DataFlow, place: int, module: str) -> str:
+    """Of a loop that runs a line of one call of a module many times."""
+    frame = flow.frames[place]
+    if frame.source is None or not frame.is_op:
+        return ""
+    begin = max((end + 1 for end in _returns(flow, module) if end < place), default=0)
+    end = min((end for end in _returns(flow, module) if end > place), default=len(flow.frames))
+    same = [
+        each
+        for each in flow.frames[begin:end]
+        if (each.name, each.kind, each.source) == (frame.name, frame.kind, frame.source)
+    ]
+    in_each = _times_in_line(frame.kind, frame.source.code)
+    if not in_each or len(same) % in_each or len(same) // in_each < LEAST_TURNS:
+        return ""
+    turn, column = divmod(same.index(frame), in_each)
+    sizes = [_magnitude(flow, each) for each in same[column::in_each]]
+    return turn_text(turn, sizes, what="iteration", where="the loop over this line")
+
+
+def _times_in_line(kind: str, code: str) -> int:
+    """How many times a line of Python calls an operation; 0 where that cannot be seen."""
+    name = kind.removesuffix("_")
+    calls = len(re.findall(rf"\b{re.escape(name)}_?\(", code))
+    return calls + (len(re.findall(SIGNS[name], code)) if name in SIGNS else 0)
+
+
+def _turn_of_module(flow: DataFlow, place: int, module: str) -> str:
+    """Of a loop around the innermost module that is called many times.
+
+    A module that is called as often as the one around it is not where the loop is.
+    """
+    found: tuple[str, list[int]] | None = None
+    while module:
+        returns = _returns(flow, module)
+        if found is not None and len(returns) != len(found[1]):
+            break
+        if len(returns) >= LEAST_TURNS:
+            found = module, returns
+        module = module.rpartition(".")[0]
+    if found is None:
+        return ""
+    name, returns = found
+    turn = sum(end < place for end in returns)
+    sizes = [_magnitude(flow, flow.frames[end]) for end in returns]
+    return turn_text(turn, sizes, what="call", where=f"`{name}`")
+
+
+def _returns(flow: DataFlow, module: str) -> list[int]:
+    """The frames that show a module, one for each of its calls."""
+    return [
+        place for place, frame in enumerate(flow.frames) if frame.name == module and not frame.is_op
+    ]
+
+
+def _magnitude(flow: DataFlow, frame: FramePlan) -> float:
+    """The largest magnitude of what it made; NaN where it is bad, or not known."""
+    outputs = [
+        flow.ranges[row.value]
+        for row in frame.rows
+        if row.value is not None and RowRole.of(row.label) is RowRole.OUTPUT
+    ]
+    sizes = [number.abs_max for number in outputs if isinstance(number, Range)]
+    return math.nan if any(math.isnan(size) for size in sizes) else max(sizes, default=math.nan)

@@ -1,0 +1,206 @@
+"""In which turn of a loop an origin was made, and how much its result grew until then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.map import map as hop_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import fxguard
+from fxguard.verdict.loops import turn_text
+
+HALF = torch.full((2, 4), 1.0, dtype=torch.float16)
+FIRST_OVERFLOW = 15  # 2 ** 16 is the first power of two beyond 65504; call 0 makes 2 ** 1
+
+
+@pytest.fixture(params=["captured", "between graphs"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    stance = "default" if request.param == "captured" else "force_eager"
+    torch.compiler.set_stance(stance)
+    try:
+        yield request.param
+    finally:
+        torch.compiler.set_stance("default")
+
+
+class Cell(nn.Module):
+    """Doubles, by a layer that is called as often as the cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.linear.weight.data = 2 * torch.eye(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Unrolled(nn.Module):
+    """Calls a cell some times, with or without a graph break in between."""
+
+    def __init__(self, calls: int, breaks: bool = False) -> None:
+        super().__init__()
+        self.cell, self.calls, self.breaks = Cell(), calls, breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.calls):
+            x = self.cell(x)
+            if self.breaks:
+                torch._dynamo.graph_break()
+        return x
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def turn_in(model: nn.Module, x: Tensor) -> str:
+    """That of the first origin."""
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        fxguard.instrument(model)(x)
+    report = caught.value.report
+    turn = report.origins[0].turn
+    assert not turn or f"  {turn}" in report.verdict
+    return turn
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_cell_that_is_called_in_a_loop(breaks: bool) -> None:
+    """The call, counted from 0, and the growth of each, which is the cell's factor.
+
+    The cell is named, and not the layer in it, which is called as often.
+    """
+    turn = turn_in(Unrolled(20, breaks).half(), HALF)
+    assert turn == f"call {FIRST_OVERFLOW} of `cell`; grew 2.0 times a call since call 0"
+
+
+def test_a_module_that_is_called_twice_is_shared() -> None:
+    """It is no loop."""
+    assert turn_in(Unrolled(2).half(), HALF * 3e4) == ""
+
+
+def test_a_module_that_is_called_once_is_no_loop() -> None:
+    """A model of many layers, each with a name of its own."""
+    layers = [Cell() for _ in range(20)]
+    assert turn_in(nn.Sequential(*layers).half(), HALF) == ""
+
+
+def test_values_that_do_not_grow_are_not_said_to() -> None:
+    """The fourth call divides by zero: no growth led to it."""
+
+    class Divides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.divide = Divide()
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = x
+            for i in range(6):
+                total = total + self.divide(x, int(i != 3))
+            return total
+
+    class Divide(nn.Module):
+        def forward(self, x: Tensor, by: int) -> Tensor:
+            return x / (x * by)
+
+    assert turn_in(Divides(), HALF.float()) == "call 3 of `divide`"
+
+
+def long_body(x: Tensor) -> Tensor:
+    for _ in range(20):
+        y = x * 2
+        x = y + 0
+    return x
+
+
+def short_body(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = x * 2
+    return x
+
+
+def many_in_a_line(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = x * 1 * 2 * 1
+    return x
+
+
+@pytest.mark.parametrize("function", [long_body, short_body, many_in_a_line])
+def test_a_loop_over_a_line(function: Callable[[Tensor], Tensor]) -> None:
+    """Iterations are counted also where one of them runs an operation more than once."""
+    assert turn_in(Function(function), HALF) == (
+        f"iteration {FIRST_OVERFLOW} of the loop over this line; "
+        "grew 2.0 times an iteration since iteration 0"
+    )
+
+
+def test_one_line_of_many_operations_is_no_loop() -> None:
+    """It runs once."""
+    assert turn_in(Function(lambda x: x * 100 * 100 * 100 * 100), HALF) == ""
+
+
+def in_scan(x: Tensor) -> Tensor:
+    def combine(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        return carry * 3 + 0, carry + row
+
+    return scan(combine, torch.ones(4, dtype=x.dtype), x, dim=0)[1]
+
+
+def in_while_loop(x: Tensor) -> Tensor:
+    return while_loop(
+        lambda i, y: i < 30, lambda i, y: (i + 1, y * 3), (torch.tensor(0), x[0].clone())
+    )[1]
+
+
+def in_map(x: Tensor) -> Tensor:
+    return hop_map(lambda row: row * row, torch.arange(len(x), dtype=x.dtype)[:, None] * 16)
+
+
+def in_nested_loops(x: Tensor) -> Tensor:
+    def inner(y: Tensor) -> Tensor:
+        return while_loop(lambda i, z: i < 4, lambda i, z: (i + 1, z * 3), (torch.tensor(0), y))[1]
+
+    def combine(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        return inner(carry) + 0, carry + row
+
+    return scan(combine, torch.ones(4, dtype=x.dtype), x, dim=0)[1]
+
+
+# 3 ** 11 is the first power of three beyond 65504; (16 * 16) ** 2 the first square.
+BODIES = [
+    (in_scan, "iteration 10 of scan; grew 3.0 times an iteration since iteration 0"),
+    (in_while_loop, "iteration 10 of while_loop; grew 3.0 times an iteration since iteration 0"),
+    (in_map, "iteration 16 of map; grew 1.5 times an iteration since iteration 1"),
+    (in_nested_loops, "iteration 2 of while_loop; grew 3.0 times an iteration since iteration 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "turn"), BODIES, ids=lambda case: getattr(case, "__name__", "")
+)
+def test_loops_in_a_graph(function: Callable[[Tensor], Tensor], turn: str, way: str) -> None:
+    """Their statistics are one for all iterations: a second run counts them."""
+    if way == "captured":
+        assert turn_in(Function(function), torch.ones(20, 4, dtype=torch.float16)) == turn
+
+
+def test_growth_is_the_geometric_mean_over_what_is_known() -> None:
+    """Turns without a number are left out, and growth of less than a tenth is not told."""
+    grew = turn_text(3, [math.nan, 1.0, 100.0, 1e9], what="call", where="`x`")
+    assert grew == "call 3 of `x`; grew 100.0 times a call since call 1"
+    assert turn_text(2, [1.0, 1.05], what="call", where="`x`") == "call 2 of `x`"
+    assert turn_text(2, [0.0, 5.0], what="call", where="`x`") == "call 2 of `x`"
+    assert turn_text(2, [1.0, 1e6], what="call", where="`x`").endswith(
+        "1e+06 times a call since call 0"
+    )
