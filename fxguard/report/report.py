@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,9 @@ class Report:
             return (text.BLOWN_UP,)
         return next((origin.fixes for origin in self.origins if not origin.follows), ())
 
+    def _note(self, origin: Origin) -> str:
+        return text.because(replace(origin, fixes=()) if self.grown else origin)
+
     @property
     def _totals(self) -> dict[str, int]:
         return {"weight": self.weights, "buffer": self.buffers}
@@ -179,8 +182,8 @@ class Report:
         return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers."""
-        return plain_data(self)
+        """The report as plain dicts, lists, strings and numbers; with the phase and the fix."""
+        return {**plain_data(self), "phase": self.phase, "fix": self.fix}
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
@@ -194,14 +197,18 @@ class Report:
         """
         where = [("rank", self.rank), ("optimizer step", self.optimizer_step)]
         known = [f"{name} {number}" for name, number in where if number is not None]
-        blamed = {(o.frame.batch_number, o.frame.index, o.frame.title) for o in self.origins}
-        marked = (
-            i
+        blamed = {(o.frame.batch_number, o.frame.index, o.frame.title): o for o in self.origins}
+        marked = {
+            i: blamed[key]
             for i, frame in enumerate(self.frames)
-            if (frame.batch_number, frame.index, frame.title) in blamed
-        )
+            if (key := (frame.batch_number, frame.index, frame.title)) in blamed
+        }
         sheet = Sheet(
-            str(self.batch_number), self.frames, verdict=self.verdict, marked=frozenset(marked)
+            str(self.batch_number),
+            self.frames,
+            verdict=self.verdict,
+            marked=frozenset(marked),
+            notes={i: note for i, origin in marked.items() if (note := self._note(origin))},
         )
         meta = ", ".join([*known, f"the last {len(self.frames)} frames"])
         title = f"Detected inf/nan in batch {self.batch_number}"

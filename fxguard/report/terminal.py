@@ -7,6 +7,8 @@ import re
 import time
 from typing import TextIO
 
+from fxguard.report.text import is_fix
+
 __all__ = ["Progress", "coloured", "for_terminal", "is_terminal", "wants_colour", "write"]
 
 RED, GREEN, CYAN = "\033[31m", "\033[32m", "\033[36m"
@@ -114,7 +116,7 @@ def _line(line: str) -> str:
         return f"{DIM}{line}{END}"
     if line.startswith(("note: ", "then ")):
         return f"{CYAN}{line}{END}"
-    if line.startswith(("  fix: ", "  or: ")):
+    if is_fix(line):
         return f"{GREEN}{line}{END}"
     if title := TITLE.match(line):
         name, source = title.groups()

@@ -14,6 +14,7 @@ __all__ = [
     "INDENT",
     "NOT_REPEATED",
     "absorbed_line",
+    "because",
     "by_cause",
     "cause_text",
     "cells",
@@ -22,6 +23,7 @@ __all__ = [
     "group_headline",
     "group_lines",
     "growth_line",
+    "is_fix",
     "row_text",
 ]
 
@@ -134,10 +136,26 @@ def cause_text(origin: Origin) -> str:
     return f": {CAUSES.get(cause, cause)}"
 
 
+def because(origin: Origin) -> str:
+    """Why it happened and what to do, in one line, for a place that shows the operation itself.
+
+    Example:
+        >>> because(origin)
+        'overflow; at [0, 1]: 512.5 * 514; fix: scale q before the product (exact)'
+    """
+    parts = (cause_text(origin).removeprefix(": "), origin.operands, origin.harm, origin.turn)
+    return "; ".join([*filter(None, parts), *fix_lines(origin.fixes[:1])])
+
+
 def fix_lines(fixes: Sequence[Fix]) -> list[str]:
     """The best fixes, a line each: ``fix: scale q before the product (exact)``."""
     heads = ("fix", *["or"] * MOST_FIXES)
     return [f"{head}: {fix}" for head, fix in zip(heads, fixes[:MOST_FIXES], strict=False)]
+
+
+def is_fix(line: str) -> bool:
+    """Whether a line of a verdict says what to do."""
+    return line.startswith(("  fix: ", "  or: "))
 
 
 def absorbed_line(origin: Origin) -> str:

@@ -18,6 +18,7 @@ import fxguard
 from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, diff, load_trace
 from fxguard.records import Origin, RowRole
 from support.needs import needs, needs_program
+from support.t5_overflow import REPORT
 
 sync_api = needs("playwright.sync_api")
 
@@ -92,6 +93,32 @@ def report() -> Report:
     found = fxguard.guard_of(model).last_report
     assert found is not None
     return found
+
+
+def test_a_page_shows_the_cause_and_the_fix(show: Any, tmp_path: Path) -> None:
+    """In the verdict, where the fix stands out, and with the frame that is blamed."""
+    REPORT.to_html(tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    origin, fix = REPORT.origins[0], f"fix: {REPORT.origins[0].fixes[0]}"
+    assert page.inner_text("header .verdict p") == f"{origin.message}: overflow"
+    assert [s.strip() for s in page.locator("header .verdict strong").all_inner_texts()] == [
+        fix,
+        f"or: {origin.fixes[1]}",
+    ]
+    assert f"overflow; {origin.operands}; {fix}" in page.inner_text("#selected")
+
+
+def test_the_verdict_of_a_batch_shows_its_fix(show: Any, tmp_path: Path) -> None:
+    """On a page of several batches, too."""
+    batch = TracedBatch(3, REPORT.frames, None, tuple(REPORT.verdict), (1,))
+    trace = Trace("T5", None, torch.__version__, (replace(batch, number=2, verdict=()), batch))
+    trace.to_html(tmp_path / "trace.html")
+    page = show(tmp_path / "trace.html")
+    assert page.locator("#of-batch strong").all_inner_texts()[0].strip().startswith("fix: keep")
+    assert page.inner_text("#of-batch pre").split("\n")[:2] == [
+        f"  {REPORT.origins[0].frame.source}",
+        REPORT.verdict[2],
+    ]
 
 
 def rows_shown(page: Any) -> list[list[str]]:

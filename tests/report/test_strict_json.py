@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from fxguard import Report
 from fxguard.records import Frame, Origin, Row, Source
+from fxguard.report.load import load_report
+from fxguard.report.strict_json import strict_json
 from support.t5_overflow import MUL, OVERFLOW, REPORT, WI_1
 
 INF, NAN = math.inf, math.nan
@@ -88,3 +91,27 @@ def test_dict_has_the_fields_by_name() -> None:
 def test_dict_is_made_of_plain_containers() -> None:
     """The dict holds dicts, lists, strings and numbers only, as its docstring says."""
     assert plain(REPORT.to_dict())
+
+
+def test_dict_says_what_the_report_comes_to() -> None:
+    """Beside the fields of the records, the phase and the fix; loading leaves those out."""
+    data = REPORT.to_dict()
+    assert (data["phase"], data["fix"]) == (REPORT.phase, REPORT.fix)
+    [origin] = data["origins"]
+    assert origin["cause"] == "overflow"
+    assert origin["operands"] == "at [0, 3, 17]: 454.2 * 485.1"
+    assert origin["fixes"][1] == {"kind": "advice", "text": "bfloat16"}
+
+
+def test_reports_of_earlier_versions_can_be_read(tmp_path: Path) -> None:
+    """What they did not know is unknown."""
+    data = REPORT.to_dict()
+    for name in ("cause", "operands", "turn", "harm", "fixes", "not_judged"):
+        del data["origins"][0][name]
+    path = tmp_path / "report.json"
+    path.write_text(strict_json(data))
+    loaded = load_report(path)
+    assert loaded.origins[0].cause == "unknown"
+    assert loaded.fix == ""
+    path.write_text(REPORT.to_json())
+    assert load_report(path) == REPORT

@@ -16,6 +16,7 @@ from importlib import resources
 
 from fxguard.report.frames_json import as_json, collector_paused
 from fxguard.report.sheet import Sheet, page_data
+from fxguard.report.text import is_fix
 
 __all__ = ["page"]
 
@@ -50,7 +51,7 @@ def page(
     first, *more = verdict or ("",)
     lines = f"<p>{html.escape(first)}</p>"
     if more:
-        lines += f"<pre>{html.escape(chr(10).join(more))}</pre>"
+        lines += f"<pre>{chr(10).join(map(_line, more))}</pre>"
     parts = {
         "POLICY": policy,
         "TITLE": html.escape(title),
@@ -67,6 +68,11 @@ def page(
     for name, part in parts.items():
         text = text.replace(f"<!--{name}-->", part)
     return text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")  # half a surrogate pair
+
+
+def _line(line: str) -> str:
+    escaped = html.escape(line)
+    return f"<strong>{escaped}</strong>" if is_fix(line) else escaped
 
 
 def _in_html(text: str) -> str:

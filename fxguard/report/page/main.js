@@ -45,7 +45,8 @@ function showSheet(number) {
   const several = DATA.sheets.length > 1;
   $("of-batch").hidden = !several || !sheet.verdict.length;
   const [first, ...more] = sheet.verdict;
-  $("of-batch").replaceChildren(element("p", {}, first || ""), element("pre", {}, more.join("\n")));
+  const lines = more.map((line) => element(/^ {2}(fix|or): /.test(line) ? "strong" : "span", {}, `${line}\n`));
+  $("of-batch").replaceChildren(element("p", {}, first || ""), element("pre", {}, ...lines));
   if (chart.chosen !== null && chart.chosen < frames.length) describe(frames[chart.chosen]);
 }
 
