@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
-from fxguard.batch.events import LookAgain
+from fxguard.batch.events import GraphRun, LookAgain, ModuleReturn
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.graph.source_lines import source_at
 from fxguard.measure.traceable import decode
 from fxguard.plan.plan import merge_root, merge_single_operations
-from fxguard.records import RowRole
+from fxguard.records import Role, RowRole
 
 __all__ = ["assemble", "operations_of", "reached_by_failure"]
 
@@ -36,12 +38,28 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
         flow.add_caller(source_at(batch.caller))
     flow.drop_frames_without_numbers()
     for frame in flow.frames:
-        if not frame.is_op:
+        if not frame.is_op and not frame.name:
             rows = [row.value for row in frame.rows if RowRole.of(row.label) is RowRole.OUTPUT]
-            values = [value for value in rows if value is not None]
-            flow.reached += values
-            flow.results += [] if frame.name else values
+            flow.results += [value for value in rows if value is not None]
+    flow.reached = [*flow.results, *_left_in_memory(flow, batch)]
+    if not any(isinstance(event, ModuleReturn) and not event.name for event in batch.events):
+        flow.reached += _returned_by_graphs(flow, batch)
     return flow
+
+
+def _returned_by_graphs(flow: DataFlow, batch: Batch) -> Iterator[int]:
+    """What graphs returned: all that leaves a model of which the root module is not seen."""
+    for index, event in enumerate(batch.events):
+        if isinstance(event, GraphRun):
+            yield from (flow.place[Key(index, i)] for i in event.plan.outputs if i is not None)
+
+
+def _left_in_memory(flow: DataFlow, batch: Batch) -> Iterator[int]:
+    """What graphs wrote to memory that outlives the batch: to the model's inputs and buffers."""
+    for index, event in enumerate(batch.events):
+        for before, now in event.writes(index) if isinstance(event, GraphRun) else ():
+            if now is not None and flow.values[flow.place[before]].role is not Role.MADE:
+                yield flow.place[now]
 
 
 def operations_of(batch: Batch) -> set[tuple[str, str]]:

@@ -30,8 +30,9 @@ class DataFlow:
     place: dict[Key, int] = field(default_factory=dict)  # index into `values`, of each key
     steps: list[Step] = field(default_factory=list)  # in order of execution
     frames: list[FramePlan] = field(default_factory=list)  # in order of display
-    reached: list[int] = field(default_factory=list)  # values that a module or the model returned
     results: list[int] = field(default_factory=list)  # values that the model returned
+    # Values that left the model: those, and what it wrote to inputs and buffers.
+    reached: list[int] = field(default_factory=list)
     labels: Mapping[Key, str] = field(default_factory=dict)  # names that the user gave to values
 
     def add_value(self, key: Key, value: Value, found: Range | str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -123,6 +123,17 @@ class GraphRun(Event):
     def numbers(self) -> Tensor:
         """What was measured: the statistics, or those of what left the graph."""
         return self.statistics if self.postponed is None else self.postponed.leaving
+
+    def writes(self, index: int) -> Iterator[tuple[Key, Key | None]]:
+        """What it wrote of what it was given: before, and when it ended.
+
+        Args:
+            index: of this event in its batch.
+        """
+        entered = {value.argument: local for local, value in enumerate(self.plan.values)}
+        for position, written in self.plan.written:
+            now = None if written is None else Key(index, written)
+            yield Key(index, entered[position]), now
 
     def read(self) -> None:
         """Bring the numbers to the host."""

@@ -22,7 +22,10 @@ __all__ = [
     "IN_PLACE",
     "LAST_DIMS",
     "LIMITERS",
+    "LOSSES",
     "MATRIX_PRODUCTS",
+    "MIXES",
+    "MIX_AND_ADD",
     "MOVES",
     "NOT_IN_PLACE",
     "NOT_OPERATIONS",
@@ -234,5 +237,36 @@ END_OF_MASKS = frozenset(
     """
     _native_multi_head_attention _safe_softmax _softmax _transformer_encoder_layer_fwd
     multi_head_attention_forward scaled_dot_product_attention softmax
+    """.split()
+)
+
+# These mix elements, so that one intended infinity spoils others.
+MIXES = frozenset(
+    """
+    _convolution _grouped_mm _scaled_mm adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    addbmm addbmm_ addmm addmm_ addmv addmv_ addr avg_pool1d avg_pool2d avg_pool3d baddbmm baddbmm_
+    batch_norm bilinear bmm cdist chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d conv_transpose3d convolution cosine_similarity cumprod cumprod_ cumsum cumsum_
+    dist dot einsum embedding_bag frobenius_norm group_norm gru inner instance_norm layer_norm
+    linalg_matrix_norm linalg_multi_dot linalg_norm linalg_vector_norm linear
+    local_response_norm lp_pool1d lp_pool2d lp_pool3d lstm matmul mean mm mv nanmean nansum
+    native_batch_norm native_group_norm native_layer_norm norm normalize nuclear_norm
+    pairwise_distance pdist prod renorm renorm_ rms_norm std std_mean sum tensordot trace
+    trapezoid trapz var var_mean vdot
+    """.split()
+)
+
+# Their first operand is only added to what they make of the others.
+MIX_AND_ADD = frozenset("addbmm addbmm_ addmm addmm_ addmv addmv_ addr baddbmm baddbmm_".split())
+
+# Functions whose results are minimized. No infinity that they make is intended.
+LOSSES = frozenset(
+    """
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
+    cross_entropy_loss ctc_loss gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss
+    linear_cross_entropy margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
+    multilabel_soft_margin_loss nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward
+    nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
+    triplet_margin_with_distance_loss
     """.split()
 )

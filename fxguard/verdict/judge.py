@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun
 from fxguard.formats import limit_of
 from fxguard.graph.tables import ADDITIONS
 from fxguard.measure.at_hand import dtype_of, range_of
@@ -56,7 +58,6 @@ class Judgment:
             is_mask=self.is_mask,
             reached=self.flow.reached,
             is_ignored=self.is_ignored,
-            results=self.flow.results,
             overflowed=overflowed,
         )
 
@@ -118,10 +119,33 @@ class Judgment:
         return any("autocast" in name for name in targets)
 
     def is_mask(self, value: int) -> bool:
-        """Whether a tensor that nobody made in this batch holds -inf, and no +inf."""
+        """Whether a tensor that nobody made in this batch holds -inf, and no +inf.
+
+        What the model writes holds what an earlier batch left there, which is no mask.
+        """
+        if value in self.left_before:
+            return False
         question = Question(self.flow.keys[value], "is mask")
         self.answers[question] = found = answer(self.batch, question)
         return bool(found)
+
+    @functools.cached_property
+    def left_before(self) -> set[int]:
+        """Inputs and buffers that hold what an earlier batch has computed, such as a KV cache."""
+        flow = self.flow
+        makers = {value: step for step in flow.steps for value in step.outputs}
+        written: set[int] = set()
+        for index, event in enumerate(self.batch.events):
+            for before, now in event.writes(index) if isinstance(event, GraphRun) else ():
+                if now is None or not _writes_infinity(makers, flow.place[now]):
+                    written.add(flow.place[before])
+        # A buffer that several graphs read is a value of each.
+        names = {flow.values[v].name for v in written if flow.values[v].role is Role.BUFFER}
+        return written | {
+            index
+            for index, value in enumerate(flow.values)
+            if value.role is Role.BUFFER and value.name in names
+        }
 
     def overflowed(self) -> set[int]:
         """Values that look like a mask that became infinite, but hold +inf."""
@@ -153,6 +177,18 @@ class Judgment:
             return None if tensor is None else describe(tensor)
         run = self.batch.run_of(key)
         return self.batch.details.get(key.value) if run is None else detail_of(run, key.value)
+
+
+def _writes_infinity(makers: Mapping[int, Step], value: int) -> bool:
+    """Whether a value was written with an infinity on purpose, at the last or before."""
+    todo = [value]
+    while todo:
+        step = makers.get(todo.pop())
+        if step is not None:
+            if step.infinite_literal:
+                return True
+            todo += step.inputs[:1] if step.counts else step.inputs  # written, or put together
+    return False
 
 
 def answer(batch: Batch, question: Question) -> Answer:

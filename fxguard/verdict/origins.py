@@ -1,8 +1,8 @@
 """Bad values to their origins, by data flow. Knows nothing of torch.
 
 A value is bad when it holds inf or NaN. An operation is an origin when what it made is worse
-than everything that it read (finite < inf < NaN). An origin counts when its bad values reach
-an output; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
+than everything that it read (finite < inf < NaN). An origin counts when its bad values leave the
+model; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fxguard.formats import limit_of
-from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS, UNINITIALISED
+from fxguard.graph.tables import (
+    ADDITIONS,
+    CASTS,
+    END_OF_MASKS,
+    LOSSES,
+    MIX_AND_ADD,
+    MIXES,
+    UNINITIALISED,
+)
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity
 
@@ -50,7 +58,6 @@ def find_origins(
     is_mask: Callable[[int], bool],
     reached: Iterable[int],
     is_ignored: Callable[[Step], bool],
-    results: Iterable[int] | None = None,
     overflowed: Collection[int] = (),
 ) -> Verdict:
     """Trace every bad value back to where it came from.
@@ -62,9 +69,8 @@ def find_origins(
             made something bad.
         abs_max: largest magnitude of a value.
         is_mask: whether an input, buffer or constant that holds inf does so on purpose.
-        reached: values that are an output of a module or of the model.
+        reached: values that left the model.
         is_ignored: whether the user asked not to hear of an operation.
-        results: those of them that are an output of the model; all of them where not given.
         overflowed: values that hold +inf, and are no masks though they look like it.
     """
     tracing = _Tracing(
@@ -72,7 +78,7 @@ def find_origins(
     )
     for index, step in enumerate(steps):
         tracing.follow(index, step)
-    return tracing.verdict(tuple(reached), None if results is None else tuple(results))
+    return tracing.verdict(tuple(reached))
 
 
 class _Tracing:
@@ -137,8 +143,9 @@ class _Tracing:
         for value in bad:
             if self.values[value].role.is_given:
                 self.judge_given(value)
-        if step.kind in END_OF_MASKS:
-            bad = [value for value in bad if value not in self.intended]
+        if _makes_its_own(step):
+            kept = step.inputs[:1] if step.kind in MIX_AND_ADD else ()
+            bad = [value for value in bad if value not in self.intended or value in kept]
         worst = self.worst(bad)
         inherited = tuple(
             dict.fromkeys(blame for value in bad for blame in self.sources.get(value, ()))
@@ -180,15 +187,13 @@ class _Tracing:
         self.blames.setdefault(blame)
         return blame
 
-    def verdict(self, reached: Sequence[int], results: Sequence[int] | None) -> Verdict:
+    def verdict(self, reached: Sequence[int]) -> Verdict:
         """What counts, once all operations were followed."""
         for value in reached:
             if self.values[value].role.is_given and self.severity(value):
                 self.judge_given(value)
-        counted = self.sources_of(reached)
-        if results is not None:
-            # To hand on memory that is going to be written is no fault; to return it is.
-            counted -= self.uninitialised - self.sources_of(results)
+        counted = {blame for value in reached for blame in self.sources.get(value, ())}
+        # Memory that is going to be written is no fault; to return it before is.
         reported = tuple(b for b in self.blames if b in counted or b not in self.uninitialised)
         return Verdict(
             origins=tuple(blame for blame in reported if blame in counted),
@@ -198,8 +203,10 @@ class _Tracing:
             intended=frozenset(self.intended),
         )
 
-    def sources_of(self, values: Iterable[int]) -> set[Blame]:
-        return {blame for value in values for blame in self.sources.get(value, ())}
+
+def _makes_its_own(step: Step) -> bool:
+    """Whether no infinity that an operation makes comes from one that it read on purpose."""
+    return step.kind in END_OF_MASKS or step.kind in MIXES or step.kind in LOSSES
 
 
 def _masks(

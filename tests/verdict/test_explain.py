@@ -130,7 +130,7 @@ def test_a_bad_value_that_stays_inside_does_not_reach_the_output() -> None:
             return torch.nan_to_num(self.same(torch.exp(x * 100)))
 
     reports: list[fxguard.Report] = []
-    fxguard.instrument(Inner(), on_detect=reports.append)(X)
+    fxguard.instrument(Inner(), on_detect=reports.append, strict=True)(X)
     assert not reports[0].origins[0].reached_output
 
 
@@ -229,7 +229,7 @@ def test_memory_that_nobody_wrote_yet_is_no_fault(
     def write(memory: Tensor, x: Tensor) -> Tensor:
         return memory.copy_(x) * 2
 
-    assert reports_of(write)[0].origins[0].what == "full_like"
+    assert reports_of(write, strict=True)[0].origins[0].what == "full_like"
     monkeypatch.setattr(origins, "UNINITIALISED", {"full_like"})
     assert not reports_of(write)
     assert not reports_of(write, strict=True)

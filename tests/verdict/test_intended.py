@@ -1,0 +1,216 @@
+"""Infinities that somebody intended: which operations keep them, and which make an error of them.
+
+Each opposite is beside its clean twin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fxguard
+
+INF = math.inf
+X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+class Model(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def origins_of(function: Callable[..., Any], *args: Any) -> list[tuple[str, str]]:
+    """Operation and problem of what is reported; the same with a model that saw healthy batches."""
+    reports: list[fxguard.Report] = []
+    module = function if isinstance(function, nn.Module) else Model(function)
+    fxguard.instrument(module, on_detect=reports.append)(*args)
+    return [(origin.what, origin.problem) for report in reports for origin in report.origins]
+
+
+def masked(x: Tensor) -> Tensor:
+    """Scores, of which the last of each row is masked."""
+    return x.masked_fill(torch.arange(x.shape[-1]) == x.shape[-1] - 1, -INF)
+
+
+def router(x: Tensor) -> Tensor:
+    """A mixture of experts, of which the last is switched off."""
+    weights, chosen = torch.topk(masked(x), 2)
+    return weights.softmax(-1) * chosen
+
+
+def buckets(x: Tensor) -> Tensor:
+    """T5's relative position: the logarithm of 0 is not taken."""
+    distance = x - 1
+    return torch.where(distance < 2, distance, 2 + torch.log(distance / 2))
+
+
+def nearest(x: Tensor) -> Tensor:
+    """The nearest neighbour of each point, which is not the point itself."""
+    return torch.cdist(x, x).fill_diagonal_(INF).min(-1).values
+
+
+HEALTHY: dict[str, Callable[[Tensor], Any]] = {
+    "returned": masked,
+    "temperature": lambda x: masked(x) / 0.7,
+    "log_softmax": lambda x: torch.log_softmax(masked(x), -1),
+    "length penalty": lambda x: masked(x) / (x[:, :1] + 1) ** 0.6,
+    "logsumexp of a masked row": lambda x: torch.full_like(x, -INF).logsumexp(-1),
+    "logaddexp": lambda x: torch.logaddexp(masked(x), masked(x)),
+    "router": router,
+    "diagonal under min": nearest,
+    "log(0) under where": buckets,
+    "sum with finite numbers": lambda x: masked(x) + x - 2 * x,
+    "negative": lambda x: -masked(x),
+    "clamped": lambda x: masked(x).clamp(max=2.0),
+    "largest of two": lambda x: torch.maximum(masked(x), torch.full_like(x, -INF)),
+    "joined": lambda x: torch.cat([masked(x), x], -1).sort(-1).values,
+    "narrower": lambda x: masked(x).half(),
+    "baddbmm": lambda x: torch.baddbmm(masked(x)[None], x[None, :, :2], x[None, :2]),
+}
+
+BROKEN: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "sum": (lambda x: masked(x).sum(-1), "sum"),
+    "mean of a row": (lambda x: masked(x).mean(-1), "mean"),
+    "cumsum": (lambda x: masked(x).cumsum(-1), "cumsum"),
+    "linear": (lambda x: functional.linear(masked(x), torch.ones(2, 3)), "linear"),
+    "matmul": (lambda x: masked(x) @ torch.ones(3, 2), "matmul"),
+    "conv1d": (lambda x: functional.conv1d(masked(x)[:, None], torch.ones(1, 1, 2)), "conv1d"),
+    "baddbmm": (lambda x: torch.baddbmm(x[None], masked(x)[None, :, 1:], x[None, :2]), "baddbmm"),
+    "masked target": (
+        lambda x: functional.cross_entropy(masked(x), torch.tensor([2, 0])),
+        "cross_entropy",
+    ),
+    "mse_loss": (lambda x: functional.mse_loss(masked(x), x), "mse_loss"),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_an_infinity_that_is_kept_is_healthy(name: str) -> None:
+    """Movement, comparison, softmax and its family, finite factors and addends keep it intended."""
+    assert origins_of(HEALTHY[name], X) == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_infinity_that_is_mixed_is_found(name: str) -> None:
+    """What mixes it with other elements made an infinity that nobody intended."""
+    function, operation = BROKEN[name]
+    assert origins_of(function, X)[0][0] == operation
+
+
+def test_minus_infinity_that_comes_into_a_linear_is_found() -> None:
+    """An input may be a mask, but not where weights are multiplied with it and summed."""
+    linear = nn.Linear(3, 2)
+    with torch.no_grad():
+        linear.weight.fill_(1.0)
+    assert origins_of(linear, masked(X)) == [("linear", "inf")]
+
+
+# What an earlier batch wrote.
+
+
+class Cached(nn.Module):
+    """Attends to what it has seen, kept in a buffer."""
+
+    def __init__(self, holds: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.full((4, 3), holds))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[:2] = x
+        return self.cache.amax(-1)
+
+
+class Masking(nn.Module):
+    """Keeps its mask in a buffer, and writes it in each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mask[2:] = -INF
+        return (x + self.mask).softmax(-1)
+
+
+class Passed(nn.Module):
+    """The same with a cache that is an argument."""
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        cache[:2] = x
+        return cache.amax(-1)
+
+
+def test_a_cache_that_holds_minus_infinity_is_no_mask() -> None:
+    """What the model itself writes is an origin where it holds an infinity when it comes in."""
+    assert origins_of(Cached(), X) == []
+    assert origins_of(Cached(-INF), X) == [("buffer cache", "inf")]
+    cache = torch.zeros(4, 3)
+    assert origins_of(Passed(), X, cache) == []
+    cache[3] = -INF
+    ((what, problem),) = origins_of(Passed(), X, cache)
+    assert ("input" in what or "argument" in what, problem) == (True, "inf")
+
+
+def test_a_mask_that_the_model_writes_stays_a_mask() -> None:
+    """A buffer into which the model writes -inf as a number is its mask, in each batch."""
+    reports: list[fxguard.Report] = []
+    model = fxguard.instrument(Masking(), on_detect=reports.append)
+    for _ in range(3):
+        model(X)
+    assert reports == []
+    assert model.mask.tolist() == [0.0, 0.0, -INF]
+
+
+# What leaves the model.
+
+
+class Inner(nn.Module):
+    """A part whose output is infinite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(x * 100)
+
+
+class Outer(nn.Module):
+    """Takes the part's output, or what is left of it, and may keep it."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor], keeps: bool = False) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.then = then
+        self.keeps = keeps
+        self.register_buffer("kept", torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        if self.keeps:
+            self.kept.copy_(y)
+        return self.then(y)
+
+
+@pytest.mark.parametrize("then", [torch.sigmoid, torch.nan_to_num])
+def test_a_value_that_leaves_a_part_and_not_the_model_is_a_note(then: Any) -> None:
+    """A submodule's output does not count by itself."""
+    reports: list[fxguard.Report] = []
+    model = fxguard.instrument(Outer(then), on_detect=reports.append)
+    model(X)
+    assert reports == []
+    assert [note.what for note in fxguard.guard_of(model).notes] == ["exp"]
+
+
+def test_what_the_model_keeps_in_a_buffer_leaves_it() -> None:
+    """The next batch reads it."""
+    assert origins_of(Outer(torch.sigmoid, keeps=True), X) == [("exp", "inf")]
+    assert origins_of(Outer(lambda y: y.flatten()), X) == [("exp", "inf")]
