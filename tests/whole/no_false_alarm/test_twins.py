@@ -1,0 +1,101 @@
+"""Idioms that hold infinities or NaN and are healthy raise nothing; what went wrong is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.bad_and_discarded import DISCARDED
+from support.masks_intended import MASKS
+from support.too_large_and_healthy import TOO_LARGE
+from support.twins import Twin, check_healthy, first_blamed
+from support.ways import AOT, EAGER, PYTHON
+
+TABLES = (MASKS, DISCARDED, TOO_LARGE)
+HEALTHY = [twin for table in TABLES for twin in table.healthy]
+WRONG = [twin for table in TABLES for twin in table.wrong]
+REPLAY = "replay"
+WAYS = (EAGER, AOT, REPLAY, PYTHON)
+
+# What is harmful and what is intended is not judged so far by the rules that these need.
+PENDING = frozenset(
+    [
+        "LayersBetween",
+        "Relu6OfLinear",
+        "SigmoidOfLinear",
+        "TanhOfLinear",
+        "a_comparison_with_nan",
+        "a_temperature_of_zero",
+        "an_argmax_among_nan",
+        "beam_scores_with_a_length_penalty",
+        "box_sizes_clamped_at_the_limit",
+        "labels_with_gaps_masked",
+        "labels_with_gaps_selected",
+        "largest_of_squares_that_overflow",
+        "loss_of_a_forbidden_target",
+        "loss_that_smooths_over_the_forbidden",
+        "masked_logits_that_overflow",
+        "mean_of_that_table",
+        "mean_of_what_is_hidden",
+        "mean_of_what_is_known",
+        "mean_pooling_with_that_padding",
+        "median_and_quantile_of_what_is_known",
+        "norm_by_squares",
+        "smaller_number_that_is_known",
+        "softmax_by_hand",
+        "weights_on_what_is_hidden",
+    ]
+)
+
+
+def marked(twin: Twin, *others: object, name: str) -> object:
+    marks = [pytest.mark.xfail] if str(twin) in PENDING else []
+    return pytest.param(twin, *others, id=name, marks=marks)
+
+
+def trial(twin: Twin, dtype: torch.dtype, way: str) -> object:
+    return marked(twin, dtype, way, name=f"{twin}-{str(dtype)[6:]}-{way}")
+
+
+# The dtypes take turns; every fifth idiom is also compiled, and every fifth replayed.
+IN_TURN = [(twin, twin.dtypes[place % len(twin.dtypes)]) for place, twin in enumerate(HEALTHY)]
+SAMPLE = [
+    *((twin, dtype, EAGER) for twin, dtype in IN_TURN),
+    *((twin, dtype, AOT) for twin, dtype in IN_TURN[::5]),
+    *((twin, dtype, REPLAY) for twin, dtype in IN_TURN[2::5]),
+]
+OTHERS = [
+    (twin, dtype, way)
+    for twin in HEALTHY
+    for dtype in twin.dtypes
+    for way in WAYS
+    if (twin, dtype, way) not in SAMPLE
+]
+
+
+def check(twin: Twin, dtype: torch.dtype, way: str) -> None:
+    check_healthy(twin, dtype, EAGER if way == REPLAY else way, replay=way == REPLAY)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("twin", "dtype", "way"), [trial(*one) for one in SAMPLE])
+def test_healthy_idioms_are_not_reported(twin: Twin, dtype: torch.dtype, way: str) -> None:
+    """Twice, with other numbers: the outputs are those of the plain model, and nothing is raised.
+
+    The second batch may be judged by the precedent of the first.
+    """
+    check(twin, dtype, way)
+
+
+@pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("twin", "dtype", "way"), [trial(*one) for one in OTHERS])
+def test_healthy_idioms_in_every_dtype_and_way(twin: Twin, dtype: torch.dtype, way: str) -> None:
+    """The same for all that the sample leaves out."""
+    check(twin, dtype, way)
+
+
+@pytest.mark.parametrize("twin", [marked(twin, name=str(twin)) for twin in WRONG])
+def test_their_sisters_that_went_wrong_are_reported(twin: Twin) -> None:
+    """No idiom is healthy because nobody looks: next to it stands what must be reported."""
+    assert first_blamed(twin, twin.dtypes[0]) in twin.blames.split("|")
