@@ -80,7 +80,7 @@ def _pow_outside(x: float, y: float) -> bool:
     return x < 0 and math.isfinite(x) and math.isfinite(y) and not _is_whole(y)
 
 
-_POWER = Law("{} ** {}", lambda x, y: x == 0 and y < 0, _pow_outside)
+_POWER = Law("pow({}, {})", lambda x, y: x == 0 and y < 0, _pow_outside)
 _LOG = Law("log({})", lambda x: x == 0, lambda x: x < 0)
 _REMAINDER = Law("{} % {}", lambda x, y: y == 0, lambda x, y: math.isinf(x))
 _VANISHES_AT_MINUS_INF = {"outside": lambda x: x == -math.inf}

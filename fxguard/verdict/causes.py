@@ -31,6 +31,9 @@ __all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
 # A kernel may round up to infinity what is just below the limit.
 NEARLY = 0.99
 
+# Of a float64: what is larger was no logarithm of 0. What overflowed may have been scaled since.
+LARGEST_LOGARITHM = 745
+
 
 def cause_of_given(role: Role) -> str:
     """The cause where no operation made the bad value: ``"weight"`` or ``"data"``."""
@@ -57,7 +60,7 @@ def cause_of(evidence: Evidence) -> str:
     law = _law_of(evidence)
     if not law and _overflows_everywhere(evidence):
         return "overflow"
-    if any(_overflowed_before(operand, evidence.dtype) for operand in evidence.operands):
+    if any(map(_overflowed_before, evidence.operands)):
         return "overflow"
     lost = any(is_lost(operand, evidence.dtype) for operand in evidence.operands)
     is_sound = evidence.wide is not None and math.isfinite(evidence.wide)
@@ -84,7 +87,8 @@ def lost_eps(evidence: Evidence) -> float | None:
     """The eps of an operation that is 0 in its dtype, whether it was given or is torch's own."""
     form = FORMATS.get(evidence.dtype)
     literals = [operand.low for operand in evidence.operands if not operand.dtype]
-    own = None if literals else DEFAULT_EPS.get(plain(evidence.kind))
+    has_eps = any(0 < x < 0.1 for x in literals)  # others are dimensions, and powers
+    own = None if has_eps else DEFAULT_EPS.get(plain(evidence.kind))
     lost = (eps for eps in (*literals, own) if eps is not None and form and form.loses(eps))
     return next(lost, None)
 
@@ -99,7 +103,7 @@ def _cause_inside(evidence: Evidence) -> str:
     if evidence.inner is not None:
         return cause_of(evidence.inner)
     form = FORMATS.get(evidence.dtype)
-    read = [(_magnitude(each), each.count) for each in evidence.operands if each.dtype]
+    read = [(_magnitude(each), each.count) for each in evidence.operands if "float" in each.dtype]
     # The largest number that sums of squares and of products may hold on the way.
     if any(_is_beyond(max(x, x * x) * count, evidence.dtype) for x, count in read):
         return "overflow"
@@ -125,12 +129,12 @@ def _overflows_everywhere(evidence: Evidence) -> bool:
     return math.isinf(made) or plain(evidence.kind) in SUMS | PRODUCTS
 
 
-def _overflowed_before(operand: Operand, dtype: str) -> bool:
-    """Whether an operand is infinite only because its dtype cannot hold a number so large."""
+def _overflowed_before(operand: Operand) -> bool:
+    """Whether an operand is infinite only because something before did not fit the dtype."""
     if _is_finite(operand) or operand.wide_low is None or operand.wide_high is None:
         return False
     wide = max(abs(operand.wide_low), abs(operand.wide_high))
-    return math.isfinite(wide) and _is_beyond(wide, operand.dtype or dtype)
+    return LARGEST_LOGARITHM < wide < math.inf
 
 
 def _law_of(evidence: Evidence) -> str:

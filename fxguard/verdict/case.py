@@ -1,0 +1,252 @@
+"""One origin as the rules for fixes see it: signs in its numbers, and in the graph around it.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fxguard.formats import FORMATS, is_mask
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step
+from fxguard.records import Role
+from fxguard.verdict.causes import lost_eps
+from fxguard.verdict.surroundings import Surroundings, is_scaling
+
+__all__ = ["Case"]
+
+
+def _names(steps: Iterable[Step]) -> set[str]:
+    return {plain(step.kind) for step in steps}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One origin: its cause, what was seen of it, and what stands around it.
+
+    The methods are signs, which rules ask for. The properties are words for the texts of fixes.
+    """
+
+    cause: str
+    evidence: Evidence | None  # None where nobody could look closer
+    around: Surroundings
+
+    @property
+    def name(self) -> str:
+        """Of the operation, plain."""
+        return plain(self.around.step.kind)
+
+    @property
+    def where(self) -> str:
+        """The module in which it stands, else the operation."""
+        module = self.around.step.module
+        return f"`{module}`" if module else f"this {self.name}"
+
+    @property
+    def dtype(self) -> str:
+        """Of its result."""
+        known = self.around.values[self.around.made].dtype
+        return known if self.evidence is None else self.evidence.dtype
+
+    @property
+    def limit(self) -> float:
+        """The largest number of that dtype."""
+        return FORMATS[self.dtype].max if self.dtype in FORMATS else math.inf
+
+    @property
+    def largest_root(self) -> float:
+        """The largest number whose square fits."""
+        return math.sqrt(self.limit)
+
+    @property
+    def largest_exponent(self) -> int:
+        """The largest integer whose exp fits."""
+        return math.floor(math.log(self.limit))
+
+    @property
+    def wider(self) -> str:
+        """Dtypes that hold more."""
+        return "float32 or bfloat16" if self.dtype == "float16" else "float32"
+
+    @property
+    def scale(self) -> str:
+        """``* 0.125``: what the result of a product is scaled by."""
+        step = next(filter(_shrinks, self.around.read_by))
+        sign = "*" if plain(step.kind) == "mul" else "/"
+        return f"{sign} {step.literals[-1]:.4g}"
+
+    @property
+    def norm(self) -> str:
+        """The norm that follows, with its line."""
+        step = self.around.norm_ahead()
+        return f" ({step.source.place})" if step is not None and step.source else ""
+
+    @property
+    def eps(self) -> str:
+        """``1e-08 in clamp (pool.py:12)``: an eps that is lost, and where it stands."""
+        found = self._lost_eps()
+        assert found is not None
+        eps, step = found
+        is_elsewhere = step is not self.around.step and step.source is not None
+        place = f" ({step.source.place})" if is_elsewhere and step.source else ""
+        return f"{eps:.0e} in {plain(step.kind)}{place}"
+
+    @property
+    def held_eps(self) -> str:
+        """An eps that the dtype holds, whose square root and reciprocal it holds, too."""
+        return "1e-4" if self.dtype == "float16" else f"{FORMATS[self.dtype].smallest_normal:.0e}"
+
+    # What the operand in question is.
+
+    def is_of_softmax(self) -> bool:
+        """A softmax made it."""
+        return "softmax" in _names(self.around.culprit_made_by)
+
+    def is_of_sigmoid(self) -> bool:
+        """A sigmoid made it."""
+        return "sigmoid" in _names(self.around.culprit_made_by) and not self.is_taken_from_one()
+
+    def is_one_minus_sigmoid(self) -> bool:
+        """It is 1 - sigmoid(x), or log1p's -sigmoid(x)."""
+        return "sigmoid" in _names(self.around.culprit_made_by) and self.is_taken_from_one()
+
+    def is_taken_from_one(self) -> bool:
+        """It is 1 - p, or log1p's -p."""
+        if self.name == "log1p":
+            return "neg" in _names(self.around.culprit_made_by)
+        return self._is_by_one("sub", "rsub")
+
+    def is_exp_minus_one(self) -> bool:
+        """It is exp(x) - 1."""
+        return "exp" in _names(self.around.culprit_made_by) and self._is_by_one("sub")
+
+    def is_one_plus(self) -> bool:
+        """It is 1 + x."""
+        return self._is_by_one("add")
+
+    def _is_by_one(self, *names: str) -> bool:
+        made_by = self.around.culprit_made_by
+        return any(plain(step.kind) in names and 1 in step.literals for step in made_by)
+
+    def is_sum_of_exp(self) -> bool:
+        """It is a sum or a mean of exponentials."""
+        sums = [s for s in self.around.culprit_made_by if plain(s.kind) in ("sum", "mean")]
+        return "exp" in _names(self.around.behind_all(sums))
+
+    def is_difference_of_squares(self) -> bool:
+        """It is E[x²] - E[x]²."""
+        squares = {"pow", "square", "mul", "mean"}
+        for step in self.around.culprit_made_by:
+            if plain(step.kind) == "sub" and len(set(step.inputs)) == 2:
+                sides = [_names(self.around.behind(value)) for value in step.inputs]
+                if all(side & squares for side in sides):
+                    return True
+        return False
+
+    def is_count_of_mask(self) -> bool:
+        """It is the sum of a mask."""
+        sums = [step for step in self.around.culprit_made_by if plain(step.kind) == "sum"]
+        return any(self.around.is_given(step.inputs[0]) for step in sums if step.inputs)
+
+    def is_of_weight(self) -> bool:
+        """It is a weight, perhaps cast or with its sign changed."""
+        culprit = self.around.culprit
+        values = self.around.values
+        made_by = [value for step in self.around.culprit_made_by for value in step.inputs]
+        roots = made_by if culprit is None else [culprit, *made_by]
+        return any(values[value].role is Role.WEIGHT for value in roots)
+
+    # What the numbers are.
+
+    def reads_infinity(self) -> bool:
+        """An operand is infinite."""
+        found = () if self.evidence is None else self.evidence.operands
+        return any(math.isinf(each.low) or math.isinf(each.high) for each in found)
+
+    def adds_limit(self) -> bool:
+        """An operand is a mask of the dtype's limit."""
+        found = () if self.evidence is None else self.evidence.operands
+        return any(is_mask(self.dtype, abs(each.low)) for each in found)
+
+    def loses_eps(self) -> bool:
+        """An eps is 0 in the dtype."""
+        return self._lost_eps() is not None
+
+    def _lost_eps(self) -> tuple[float, Step] | None:
+        if self.evidence is not None and (own := lost_eps(self.evidence)):
+            return own, self.around.step
+        form = FORMATS.get(self.dtype)
+        for step in self.around.culprit_made_by:
+            for number in step.literals:
+                if form is not None and form.loses(number):
+                    return number, step
+        return None
+
+    def is_half(self) -> bool:
+        """It computes in 16 bits."""
+        return self.dtype in ("float16", "bfloat16")
+
+    def is_near_limit(self) -> bool:
+        """It computes in the dtype whose limit is near, and does not square."""
+        return self.dtype == "float16" and not self.is_square()
+
+    # What the operation does, and what comes of its result.
+
+    def is_square(self) -> bool:
+        """It squares."""
+        step = self.around.step
+        is_power = self.name == "pow" and 2 in step.literals
+        is_product = self.name == "mul" and len(set(step.inputs)) == 1 and not step.literals
+        return is_power or is_product or self.name == "square"
+
+    def is_by_weight_in_half(self) -> bool:
+        """It computes in 16 bits on a weight."""
+        return self.is_half() and self.is_of_weight()
+
+    def is_free_exponent(self) -> bool:
+        """It is an exponential of an activation that no sum or logarithm takes back."""
+        return not (self.is_by_weight_in_half() or self.is_logged() or self.is_normalized())
+
+    def adds_exponentials(self) -> bool:
+        """It sums what exponentials made."""
+        behind = [s for value in self.around.step.inputs for s in self.around.behind(value)]
+        further = [step for step in behind if plain(step.kind) in ("add", "mul")]
+        return "exp" in _names((*behind, *self.around.behind_all(further)))
+
+    def is_scaled_after(self) -> bool:
+        """Its result is made smaller by a number."""
+        return any(map(_shrinks, self.around.read_by))
+
+    def is_logged(self) -> bool:
+        """A logarithm is taken of a sum or of a ratio of its results."""
+        steps = self.around.read_by
+        for _ in range(2):
+            steps += self.around.ahead_all(s for s in steps if plain(s.kind) in _SUMMED)
+        return not _names(steps).isdisjoint(("log", "log2", "log10"))
+
+    def is_normalized(self) -> bool:
+        """Its results are divided by a sum of them, and that is all."""
+        if self.is_logged():
+            return False
+        read_by = self.around.read_by
+        sums = [step for step in read_by if plain(step.kind) in _SUMMED]
+        return "div" in _names((*read_by, *self.around.ahead_all(sums)))
+
+    def norm_follows(self) -> bool:
+        """A norm divides out any scale of its result, and the dtype's limit is near."""
+        return self.dtype == "float16" and self.around.norm_ahead() is not None
+
+
+_SUMMED = ("add", "div", "mean", "sum")
+
+
+def _shrinks(step: Step) -> bool:
+    """Whether it multiplies by a number below 1, or divides by one above."""
+    if not is_scaling(step):
+        return False
+    factor = abs(step.literals[-1])
+    return factor < 1 if plain(step.kind) == "mul" else factor > 1

@@ -1,0 +1,208 @@
+"""What to do about an origin: a table of rules, keyed by the cause and what stands around it.
+
+A new fix is one entry in :data:`RULES`. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.poles import DEFAULT_EPS, LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, SUMS
+from fxguard.records import Fix, Role
+from fxguard.verdict.case import Case
+from fxguard.verdict.surroundings import Surroundings
+
+__all__ = ["RULES", "Rule", "fixes_for", "fixes_of_given"]
+
+MOST_FIXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One fix, and when it fits."""
+
+    causes: str  # "underflow, rounding"
+    names: frozenset[str] | None  # plain names of operations; None for any
+    kind: str  # "exact" or "advice", as in :class:`~fxguard.records.Fix`
+    text: str  # `c` stands for the case: "{c.name}"
+    fits: Callable[[Case], bool] = lambda case: True
+    last: bool = False  # said only where nothing else fits
+
+    def applies(self, case: Case) -> bool:
+        """Whether it fits an origin."""
+        is_named = self.names is None or case.name in self.names
+        return is_named and case.cause in self.causes.split(", ") and self.fits(case)
+
+    def fix(self, case: Case) -> Fix:
+        """The fix in the words of that origin."""
+        return Fix(self.kind, self.text.format(c=case))
+
+
+def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tuple[Fix, ...]:
+    """What to do about an operation that made something bad, the best first.
+
+    Args:
+        cause: as :func:`~fxguard.verdict.causes.cause_of` says it.
+        evidence: the operation, at the first bad element; None where nobody could look closer.
+        around: the graph around it.
+
+    Returns:
+        Exact fixes before advice, three at most.
+    """
+    case = Case(cause, evidence, around)
+    if cause == "overflow" and case.reads_infinity():
+        return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
+    found = [rule for rule in RULES if rule.applies(case)]
+    said = [rule for rule in found if not rule.last] or found[:2]
+    fixes = dict.fromkeys(rule.fix(case) for rule in said)
+    return tuple(sorted(fixes, key=lambda fix: fix.kind != "exact"))[:MOST_FIXES]
+
+
+def fixes_of_given(
+    role: Role, name: str, *, is_all_bad: bool = False, row: int | None = None
+) -> tuple[Fix, ...]:
+    """What to do about a weight or an input that was bad when the model got it.
+
+    Args:
+        role: what it is to the model.
+        name: what the user calls it.
+        is_all_bad: whether every element is.
+        row: the first bad sample, of an input.
+
+    Example:
+        >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
+        look at sample 5 of x: the data is bad before the model runs (advice)
+    """
+    if role is Role.INPUT:
+        what = name if row is None else f"sample {row} of {name}"
+        text = f"look at {what}: the data is bad before the model runs"
+    elif is_all_bad:
+        text = f"look at the step before this batch: an update made all of {name} bad"
+    else:
+        text = f"initialise {name}: the checkpoint may lack it, or hold it bad"
+    return (Fix("advice", text),)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LOGS = _names("log log10 log1p log2")
+_EXPS = _names("cosh exp exp2 expm1 sinh")
+_DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
+_REDUCED = SUMS | _names("mean logcumsumexp")
+_NORMS = frozenset(DEFAULT_EPS) - {"weight_norm"}
+_KEPT_WIDE = (PRODUCTS | frozenset(LAWS) | _names("float half index_add to type type_as")) - _EXPS
+
+# How an argument is kept inside of its domain, or away from a pole.
+_BOUNDED = {
+    "acos": "acos(x.clamp(-1 + eps, 1 - eps))",
+    "acosh": "acosh(x.clamp(min=1 + eps))",
+    "asin": "asin(x.clamp(-1 + eps, 1 - eps))",
+    "atanh": "atanh(x.clamp(-1 + eps, 1 - eps))",
+    "erfinv": "erfinv(x.clamp(-1 + eps, 1 - eps))",
+    "log": "log(x.clamp(min=eps))",
+    "log10": "log10(x.clamp(min=eps))",
+    "log1p": "log1p(x.clamp(min=-1 + eps))",
+    "log2": "log2(x.clamp(min=eps))",
+    "logit": "logit(x, eps=eps)",
+    "pow": "x.clamp(min=eps) ** y",
+    "rsqrt": "rsqrt(x.clamp(min=0) + eps)",
+    "sqrt": "sqrt(x.clamp(min=0))",
+    "xlogy": "xlogy(x, y.clamp(min=eps))",
+}
+
+RULES = (
+    # Logarithms of what exponentials made, and small numbers beside 1.
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take log_softmax(x, dim) instead of log(softmax(x, dim))", Case.is_of_softmax),
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take logsigmoid(x) instead of log(sigmoid(x))", Case.is_of_sigmoid),
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take logsigmoid(-x) instead of log(1 - sigmoid(x))", Case.is_one_minus_sigmoid),
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take logsumexp(x, dim) instead of log(sum(exp(x)))", Case.is_sum_of_exp),
+    Rule("rounding", _LOGS, "exact", "take log1p(x) instead of log(1 + x)", Case.is_one_plus),
+    Rule("rounding", _DIVISIONS | _LOGS, "exact", "take expm1(x) instead of exp(x) - 1",
+         Case.is_exp_minus_one),
+    Rule("rounding, domain", None, "exact",
+         "take the mean of (x - mean)² instead of E[x²] - E[x]², which cancels",
+         Case.is_difference_of_squares),
+    # Overflows that another order of operations avoids.
+    Rule("overflow", _EXPS, "exact",
+         "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
+         Case.is_logged),
+    Rule("overflow", _EXPS, "exact",
+         "subtract the row's maximum first, exp(x - x.amax(dim, keepdim=True)): the division "
+         "cancels it", Case.is_normalized),
+    Rule("overflow", PRODUCTS, "exact",
+         "scale an operand before the product: (q {c.scale}) @ k instead of (q @ k) {c.scale}",
+         Case.is_scaled_after),
+    Rule("overflow", _names("add sub"), "exact",
+         "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit",
+         Case.adds_limit),
+    Rule("overflow", _REDUCED | {"add"}, "exact",
+         "subtract the running maximum from all exponents before their sum",
+         Case.adds_exponentials),
+    Rule("overflow", None, "exact",
+         "rescale what is summed here by a constant: the norm that follows{c.norm} divides it out",
+         Case.norm_follows),
+    # Overflows that another dtype avoids, or a bound on an argument; never one on the result.
+    Rule("overflow", None, "advice",
+         "square in float32, x.float().pow(2): {c.dtype} holds squares of up to "
+         "{c.largest_root:.3g}", Case.is_square),
+    Rule("overflow", _EXPS, "advice",
+         "keep the weight in float32, and take its {c.name} there", Case.is_by_weight_in_half),
+    Rule("overflow", _EXPS, "advice",
+         "bound the argument, {c.name}(x.clamp(max={c.largest_exponent})): {c.dtype} ends at "
+         "{c.limit:.5g}", Case.is_free_exponent),
+    Rule("overflow", _REDUCED, "advice",
+         "sum in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
+    Rule("overflow", _KEPT_WIDE, "advice",
+         "keep {c.where} in {c.wider}: {c.dtype} ends at {c.limit:.5g}", Case.is_near_limit),
+    Rule("overflow", None, "advice",
+         "look at what its operands grew from: they are beyond {c.dtype}", last=True),
+    # Divisors that are 0, and an eps that was to keep them from it.
+    Rule("zero divisor, underflow", _DIVISIONS, "advice",
+         "divide by n.clamp(min=1): the divisor counts a mask that may be empty",
+         Case.is_count_of_mask),
+    Rule("zero divisor, underflow", None, "advice",
+         "take an eps that {c.dtype} holds, {c.held_eps}: {c.eps} is 0 there", Case.loses_eps),
+    Rule("zero divisor", _names("weight_norm"), "advice",
+         "initialise the weight, or add an eps to its norm: a row is all zeros"),
+    Rule("zero divisor", _NORMS, "advice",
+         "give {c.name} an eps above 0: a row has no norm or deviation"),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "add an eps to the divisor, or choose it by where(d == 0, 1, d) before the division",
+         last=True),
+    *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
+           f"bound the argument: {bounded}", lambda c: not c.reads_infinity(), last=True)
+      for name, bounded in _BOUNDED.items()),
+    Rule("underflow, rounding", None, "advice",
+         "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
+         last=True),
+    # Infinities that somebody wrote.
+    Rule("domain", _names("mul"), "exact",
+         "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
+         Case.reads_infinity),
+    Rule("domain", _names("add sub"), "exact",
+         "join masks by where or a boolean or, not by addition: inf - inf is NaN",
+         Case.reads_infinity),
+    Rule("domain", PRODUCTS | _REDUCED, "advice",
+         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_infinity),
+    Rule("masked row", None, "advice",
+         "drop the row in which everything is masked, or unmask one position of it"),
+    # Nothing to work on.
+    Rule("empty", SPREADS, "advice",
+         "take {c.name}(..., correction=0), or more than one element"),
+    Rule("empty", LOSSES_OF_TARGETS, "advice",
+         'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)'),
+    Rule("empty", None, "advice",
+         "skip what is empty, or divide the sum by max(n, 1)", last=True),
+    Rule("no alignment", None, "advice",
+         "take zero_infinity=True, or drop samples whose target is longer than their input"),
+    Rule("memory", None, "advice",
+         "take zeros instead of {c.name}, or write all of it before it is read"),
+)  # fmt: skip

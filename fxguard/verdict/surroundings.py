@@ -1,0 +1,169 @@
+"""What stands around a blamed operation: what made its operands, what reads its result.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fxguard.graph.poles import DEFAULT_EPS, plain
+from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
+from fxguard.plan.plan import Step, Value
+from fxguard.records import Role
+from fxguard.verdict.origins import Blame
+
+__all__ = ["Surroundings", "is_scaling"]
+
+MOST_STEPS = 64  # that one walk passes
+
+_PASSED = MOVES | SELECTS | CASTS | {"dropout", "masked_fill", "neg"}
+_OF_NUMBERS = frozenset(
+    {"add", "sub", "rsub", "maximum", "minimum", "eq", "ne", "gt", "lt", "ge", "le"}
+)
+
+
+def _is_by_number(step: Step) -> bool:
+    """Whether an operation reads one tensor and Python numbers: ``x + 1e-6``."""
+    return len(set(step.inputs)) == 1 and bool(step.literals)
+
+
+def _is_passed(step: Step) -> bool:
+    """Whether an operation hands on what it read, perhaps with a number added or a bound."""
+    name = plain(step.kind)
+    if not step.counts or step.kind in LIMITERS or name in _PASSED or step.kind in _PASSED:
+        return True
+    return name in _OF_NUMBERS and _is_by_number(step)
+
+
+def _keeps_scale(step: Step) -> bool:
+    """Whether its result has the scale of what it read: a residual passes it, a norm does not."""
+    return _is_passed(step) or plain(step.kind) in ("add", "sub") or is_scaling(step)
+
+
+def is_scaling(step: Step) -> bool:
+    """Whether it multiplies or divides by a Python number."""
+    return plain(step.kind) in ("mul", "div") and _is_by_number(step)
+
+
+class Surroundings:
+    """The graph around one blamed operation.
+
+    Args:
+        steps: operations in order of execution, of one batch.
+        values: what they read and made.
+        blame: the origin, which an operation made.
+
+    Attributes:
+        step: the blamed operation.
+    """
+
+    def __init__(self, steps: Sequence[Step], values: Sequence[Value], blame: Blame) -> None:
+        assert blame.step is not None
+        self.step = steps[blame.step]
+        self.values = values
+        self.made = blame.value
+        self._maker: dict[int, Step] = {}
+        for step in steps[: blame.step]:
+            self._maker.update(dict.fromkeys(step.outputs, step))
+        self._readers: dict[int, list[Step]] = {}
+        for step in steps[blame.step + 1 :]:
+            for value in dict.fromkeys(step.inputs):
+                self._readers.setdefault(value, []).append(step)
+
+    def behind(self, value: int) -> list[Step]:
+        """The operations that computed a value, nearest first.
+
+        The walk goes on where an operation hands on what it read: through casts, moves,
+        selections, bounds, and numbers that were added.
+        """
+        return self._walk([value], self._made_by, lambda step: step.inputs, _is_passed)
+
+    def ahead(
+        self, values: Iterable[int], passed: Callable[[Step], bool] = _is_passed
+    ) -> list[Step]:
+        """The operations that read values, likewise, nearest first.
+
+        Args:
+            values: what they read.
+            passed: through which operations the walk goes on.
+        """
+        return self._walk(values, self._read_by, lambda step: step.outputs, passed)
+
+    def _made_by(self, value: int) -> list[Step]:
+        return [self._maker[value]] if value in self._maker else []
+
+    def _read_by(self, value: int) -> list[Step]:
+        return self._readers.get(value, [])
+
+    @staticmethod
+    def _walk(
+        values: Iterable[int],
+        following: Callable[[int], list[Step]],
+        values_of: Callable[[Step], Iterable[int]],
+        passed: Callable[[Step], bool],
+    ) -> list[Step]:
+        found: list[Step] = []
+        todo = list(values)
+        seen: set[int] = set()
+        while todo and len(found) < MOST_STEPS:
+            value = todo.pop(0)
+            if value in seen:
+                continue
+            seen.add(value)
+            for step in following(value):
+                if not any(step is each for each in found):
+                    found.append(step)
+                    if passed(step):
+                        todo += values_of(step)
+        return found
+
+    def behind_all(self, steps: Iterable[Step]) -> list[Step]:
+        """What computed the operands of operations."""
+        return [each for step in steps for value in step.inputs for each in self.behind(value)]
+
+    def ahead_all(self, steps: Iterable[Step]) -> list[Step]:
+        """What reads the results of operations."""
+        return [each for step in steps for each in self.ahead(step.outputs)]
+
+    @property
+    def culprit(self) -> int | None:
+        """The operand that poles and domains ask about: the divisor, or the only one."""
+        inputs = self.step.inputs
+        if not inputs:
+            return None
+        return inputs[-1] if plain(self.step.kind) in ("div", "addcdiv", "xlogy") else inputs[0]
+
+    @property
+    def culprit_made_by(self) -> list[Step]:
+        """What computed that operand."""
+        return [] if self.culprit is None else self.behind(self.culprit)
+
+    @property
+    def read_by(self) -> list[Step]:
+        """What reads the result."""
+        return self.ahead([self.made])
+
+    def is_given(self, value: int) -> bool:
+        """Whether a value was given to the model, and moved, cast or compared since at most."""
+        behind = self.behind(value)
+        roots = {value, *(each for step in behind for each in step.inputs)}
+        made = {each for step in behind for each in step.outputs if _is_passed(step)}
+        kept = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
+        return all(self.values[root].role in kept for root in roots - made)
+
+    def norm_ahead(self) -> Step | None:
+        """The norm that divides out any scale of the result: ``layer_norm``, ``rms_norm``."""
+        for step in self.ahead([self.made], _keeps_scale):
+            name = plain(step.kind)
+            if name.endswith("_norm") and name in DEFAULT_EPS and name != "weight_norm":
+                return step
+            if name in ("pow", "square", "mul") and self.is_mean_square(step):
+                return step
+        return None
+
+    def is_mean_square(self, square: Step) -> bool:
+        """Whether a square is averaged, and a root of that taken: ``rsqrt(x.pow(2).mean())``."""
+        means = [s for s in self.ahead(square.outputs) if plain(s.kind) in ("mean", "sum")]
+        roots = [s for mean in means for s in self.ahead(mean.outputs)]
+        return any(plain(step.kind) in ("rsqrt", "sqrt") for step in roots)

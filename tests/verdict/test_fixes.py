@@ -1,0 +1,220 @@
+"""What to do about an origin: each rule at least once, and each has a twin that it leaves alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from fxguard.formats import FORMATS
+from fxguard.graph.evidence import Evidence, Operand
+from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step, Value
+from fxguard.records import Role, Severity, Source
+from fxguard.verdict.fixes import RULES, fixes_for, fixes_of_given
+from fxguard.verdict.origins import Blame
+from fxguard.verdict.surroundings import Surroundings
+
+LIMIT = FORMATS["float16"].max
+
+
+def around(code: str, dtype: str = "float16") -> Surroundings:
+    """A graph written as ``y = exp(x); z = sum(y, 1)!``: the blamed line ends with ``!``.
+
+    Names that no line made are inputs, or weights where they begin with ``w``. Lines are those of
+    ``model.py``, counted from 1.
+    """
+    values: list[Value] = []
+    numbers: dict[str, int] = {}
+    steps: list[Step] = []
+    blame = None
+
+    def value(name: str, role: Role) -> int:
+        if name not in numbers:
+            numbers[name] = len(values)
+            values.append(Value(role, name, dtype))
+        return numbers[name]
+
+    for line, text in enumerate(code.split(";"), 1):
+        found = re.fullmatch(r"(\w+) = (\w+)\((.*)\)(!?)", text.strip())
+        assert found is not None, text
+        name, kind, arguments, is_blamed = found.groups()
+        inputs, literals = [], []
+        for argument in filter(None, arguments.split(", ")):
+            if re.match(r"-?[\d.]", argument):
+                literals.append(float(argument))
+            else:
+                inputs.append(value(argument, Role.WEIGHT if argument[0] == "w" else Role.INPUT))
+        output = value(name, Role.MADE)
+        source = Source("/tmp/model.py", line, text.strip())
+        steps.append(
+            Step(kind, "", tuple(inputs), (output,), literals=tuple(literals), source=source)
+        )
+        if is_blamed:
+            blame = Blame(output, len(steps) - 1, Severity.NAN)
+    assert blame is not None
+    return Surroundings(steps, values, blame)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A graph, the cause of what went wrong there, and what is said first."""
+
+    cause: str
+    code: str
+    fix: str  # how it begins, with its kind
+    numbers: tuple[float, ...] = ()  # that the operation read
+    dtype: str = "float16"
+
+    @property
+    def fixes(self) -> list[str]:
+        """All that is said, as reports have it."""
+        graph = around(self.code, self.dtype)
+        operands = tuple(Operand(x, x, dtype=self.dtype) for x in self.numbers)
+        index = (0,)
+        evidence = Evidence(graph.step.kind, self.dtype, index, math.nan, operands)
+        return [f"{fix.kind}: {fix.text}" for fix in fixes_for(self.cause, evidence, graph)]
+
+
+CASES = (
+    Case("underflow", "p = softmax(x, -1); y = log(p)!", "exact: take log_softmax(x, dim)"),
+    Case("zero divisor", "p = softmax(x, -1); q = gather(p, i); y = log(q)!",
+         "exact: take log_softmax(x, dim)"),
+    Case("underflow", "p = softmax(x, -1); q = add(p, 1e-9); y = log(q)!",
+         "exact: take log_softmax(x, dim)"),
+    Case("underflow", "p = sigmoid(x); y = log(p)!", "exact: take logsigmoid(x)"),
+    Case("rounding", "p = sigmoid(x); q = sub(1, p); y = log(q)!", "exact: take logsigmoid(-x)"),
+    Case("rounding", "p = sigmoid(x); q = neg(p); y = log1p(q)!", "exact: take logsigmoid(-x)"),
+    Case("rounding", "p = sigmoid(x); c = clamp(p, 0.999999); q = neg(c); y = log1p(q)!",
+         "exact: take logsigmoid(-x)"),
+    Case("underflow", "e = exp(x); s = sum(e, 1); y = log(s)!", "exact: take logsumexp(x, dim)"),
+    Case("rounding", "e = add(x, 1); y = log(e)!", "exact: take log1p(x)"),
+    Case("rounding", "e = exp(x); d = sub(e, 1); y = div(z, d)!", "exact: take expm1(x)"),
+    Case("rounding", "s = pow(x, 2); m = mean(s); n = mean(x); o = pow(n, 2); v = sub(m, o); "
+         "y = sqrt(v)!", "exact: take the mean of (x - mean)²"),
+    Case("overflow", "e = exp(x)!; s = sum(e, 1); y = log(s)", "exact: take logsumexp"),
+    Case("overflow", "e = exp(x)!; d = diag(e); s = sum(e, 1); r = div(d, s); y = log(r)",
+         "exact: take logsumexp"),
+    Case("overflow", "e = exp(x)!; s = sum(e, 1); r = div(e, s)",
+         "exact: subtract the row's maximum first"),
+    Case("overflow", "s = matmul(q, k)!; t = mul(s, 0.125)",
+         "exact: scale an operand before the product: (q * 0.125) @ k instead of (q @ k) * 0.125"),
+    Case("overflow", "s = bmm(q, k)!; v = view(s); t = div(v, 8)",
+         "exact: scale an operand before the product: (q / 8) @ k"),
+    Case("overflow", "s = matmul(q, k)!; t = mul(s, 8)", "advice: keep this matmul in float32"),
+    Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "exact: mask with masked_fill",
+         numbers=(-20.0, -LIMIT)),
+    Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "advice: keep this add in float32",
+         numbers=(-2e4, -5e4)),
+    Case("overflow", "e = exp(x); m = mul(n, 0.99); s = add(m, e)!; y = div(z, s)",
+         "exact: subtract the running maximum"),
+    Case("overflow", "h = linear(x, w)!; r = add(x, h); f = float(r); s = pow(f, 2); "
+         "m = mean(s, -1); a = add(m, 1e-6); i = rsqrt(a); y = mul(r, i)",
+         "exact: rescale what is summed here by a constant: the norm that follows (model.py:4)"),
+    Case("overflow", "h = mul(x, 16)!; r = add(x, h); y = layer_norm(r, 64)",
+         "exact: rescale what is summed here by a constant: the norm that follows (model.py:3)"),
+    Case("overflow", "h = linear(x, w)!; r = relu(h)", "advice: keep this linear in float32 or"),
+    Case("overflow", "h = to(x)!", "advice: keep this to in float32 or bfloat16"),
+    Case("overflow", "s = pow(x, 2)!; m = mean(s, -1); i = rsqrt(m); y = mul(x, i)",
+         "advice: square in float32, x.float().pow(2): float16 holds squares of up to 256"),
+    Case("overflow", "e = exp(w)!; y = mul(x, e)", "advice: keep the weight in float32"),
+    Case("overflow", "d = sub(a, b); e = exp(d)!; y = mul(x, e)",
+         "advice: bound the argument, exp(x.clamp(max=11)): float16 ends at 65504"),
+    Case("overflow", "e = exp(x)!", "advice: bound the argument, exp(x.clamp(max=88))",
+         dtype="float32"),
+    Case("overflow", "y = cumsum(x, 1)!", "advice: sum in float32: cumsum(..., dtype="),
+    Case("overflow", "y = mul(x, z)!", "advice: look at what its operands grew from",
+         dtype="float32"),
+    Case("overflow", "y = mul(x, z)!", "advice: look at what made its operand infinite",
+         numbers=(math.inf, 0.0)),
+    Case("underflow", "n = sum(m, 1); c = clamp(n, 1e-9); y = div(h, c)!",
+         "advice: divide by n.clamp(min=1)"),
+    Case("zero divisor", "n = sum(m, 1); y = div(h, n)!", "advice: divide by n.clamp(min=1)"),
+    Case("zero divisor", "a = exp(x); n = sum(a, 1); y = div(h, n)!", "advice: add an eps to"),
+    Case("underflow", "v = var(x, 1); a = add(v, 1e-8); y = rsqrt(a)!",
+         "advice: take an eps that float16 holds, 1e-4: 1e-08 in add (model.py:2) is 0 there"),
+    Case("underflow", "y = normalize(x, 2, 1)!",
+         "advice: take an eps that float16 holds, 1e-4: 1e-12 in normalize is 0 there"),
+    Case("zero divisor", "y = _weight_norm(w, wg, 0)!", "advice: initialise the weight"),
+    Case("zero divisor", "y = layer_norm(x, 64, 0)!", "advice: give layer_norm an eps above 0"),
+    Case("zero divisor", "y = reciprocal(x)!", "advice: add an eps to the divisor"),
+    Case("zero divisor", "y = rsqrt(x)!", "advice: bound the argument: rsqrt(x.clamp(min=0) + eps)"),
+    Case("rounding", "c = cosine_similarity(x, z); y = acos(c)!",
+         "advice: bound the argument: acos(x.clamp(-1 + eps, 1"),
+    Case("domain", "y = sqrt(x)!", "advice: bound the argument: sqrt(x.clamp(min=0))",
+         numbers=(-2.0,)),
+    Case("underflow", "y = cdist(x, z)!", "advice: compute cdist and what it reads in float32"),
+    Case("domain", "y = mul(x, m)!", "exact: take masked_fill(mask, -inf)",
+         numbers=(0.0, -math.inf)),
+    Case("domain", "y = add(x, m)!", "exact: join masks by where", numbers=(math.inf, -math.inf)),
+    Case("domain", "y = matmul(x, m)!", "advice: put 0 where the mask is before the matmul",
+         numbers=(0.0, -math.inf)),
+    Case("masked row", "y = softmax(x, -1)!", "advice: drop the row"),
+    Case("empty", "y = std(x, 1)!", "advice: take std(..., correction=0)"),
+    Case("empty", "y = cross_entropy(x, t)!", "advice: skip the batch, or take reduction="),
+    Case("empty", "y = mean(x)!", "advice: skip what is empty"),
+    Case("no alignment", "y = ctc_loss(x, t)!", "advice: take zero_infinity=True"),
+    Case("memory", "y = empty_like(x)!", "advice: take zeros instead of empty_like"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.cause}: {case.code}")
+def test_the_best_fix_comes_first(case: Case) -> None:
+    """It is short, and so are those that follow."""
+    assert case.fixes
+    assert case.fixes[0].startswith(case.fix)
+    assert all(len(fix) <= 160 for fix in case.fixes)
+
+
+def test_every_rule_is_said_once_at_least() -> None:
+    """By one of the cases above; but for rules that differ in the operation only."""
+    said = {fix for case in CASES for fix in case.fixes}
+    for rule in RULES:
+        begins = re.split("[{(]", rule.text)[0]
+        assert any(fix.startswith(f"{rule.kind}: {begins}") for fix in said), rule.text
+
+
+def test_no_result_that_overflowed_is_clamped() -> None:
+    """A bound on an argument is allowed."""
+    for rule in RULES:
+        if "overflow" in rule.causes:
+            assert "clamp" not in rule.text.replace("x.clamp", "")
+
+
+@pytest.mark.parametrize(
+    "code", ["y = add(x, 1e-9); z = log(y)!", "y = sub(1, x); z = log(y)!", "z = log(x)!"]
+)
+def test_what_no_softmax_made_is_no_log_softmax(code: str) -> None:
+    """Nor is it an exact rewrite of something else."""
+    fixes = Case("zero divisor", code, "").fixes
+    assert fixes
+    assert not any(fix.startswith("exact") for fix in fixes)
+
+
+def test_nobody_could_look_closer() -> None:
+    """Rules that ask for numbers stay silent, and the others do not."""
+    graph = around("p = softmax(x, -1); y = log(p)!")
+    assert [fix.kind for fix in fixes_for("underflow", None, graph)] == ["exact"]
+    assert fixes_for("unknown", None, graph) == ()
+
+
+def test_what_was_given_is_looked_at() -> None:
+    """A weight, all of a weight, a sample."""
+    (weight,) = fixes_of_given(Role.WEIGHT, "fc.weight")
+    (all_of_it,) = fixes_of_given(Role.WEIGHT, "fc.weight", is_all_bad=True)
+    (sample,) = fixes_of_given(Role.INPUT, "`x` of forward", row=5)
+    assert weight.text.startswith("initialise fc.weight")
+    assert all_of_it.text.startswith("look at the step before this batch")
+    assert sample.text.startswith("look at sample 5 of `x` of forward")
+
+
+def test_walks_end() -> None:
+    """Also where a value is made of itself by way of its memory, and in deep graphs."""
+    chain = "; ".join(f"x{i + 1} = add(x{i}, 1)" for i in range(300))
+    graph = around(f"{chain}; y = exp(x300)!; x0 = add(y, 1)")
+    assert len(graph.culprit_made_by) < 300
+    assert {plain(step.kind) for step in graph.read_by} == {"add"}
+    assert all(a is not b for a, b in itertools.combinations(graph.culprit_made_by, 2))
