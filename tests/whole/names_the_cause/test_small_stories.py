@@ -1,0 +1,56 @@
+"""Small real NaNs: the report names the operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from support.masks import Function
+from support.stories.bad_before import GIVEN
+from support.stories.healthy import HEALTHY
+from support.stories.overflows import OVERFLOW
+from support.stories.poles import POLES
+from support.stories.rounded import PRECISION
+from support.stories.story import Story
+from support.ways import AOT, EAGER, prepared
+
+STORIES = {**OVERFLOW, **PRECISION, **POLES, **GIVEN}
+del STORIES["a norm by hand, in half"]  # its output is finite and wrong
+# Every story in eager mode, and a third of them under AOTAutograd.
+WAYS = [(name, EAGER) for name in STORIES] + [(name, AOT) for name in list(STORIES)[::3]]
+
+
+def report_of(forward: Any, inputs: tuple[Tensor, ...], way: str) -> fxguard.Report | None:
+    """The report of one batch, None where it is healthy."""
+    reports: list[fxguard.Report] = []
+    model = forward if isinstance(forward, nn.Module) else Function(forward)
+    fxguard.instrument(model, on_detect=reports.append)
+    try:
+        with torch.no_grad():
+            prepared(model, way)(*inputs)
+    except RuntimeError:
+        assert reports, "the model raised, and there is no report"
+    finally:
+        fxguard.remove(model)
+    return reports[0] if reports else None
+
+
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_the_operation_is_named(name: str, way: str) -> None:
+    """The first origin is the operation that a competent engineer would look at."""
+    story: Story = STORIES[name]
+    report = report_of(story.forward, story.inputs, way)
+    assert report is not None, "no report"
+    assert report.origins[0].what == story.operation, report.origins[0].message
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_only_looks_wrong_is_no_detection(name: str) -> None:
+    """A bad value that does no harm, or none at all."""
+    forward, inputs = HEALTHY[name]
+    report = report_of(forward, inputs, EAGER)
+    assert report is None, report.origins[0].message
