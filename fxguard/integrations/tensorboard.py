@@ -1,4 +1,4 @@
-"""TensorBoard: the ranges of chosen outputs as scalars, from a live loop or from a trace.
+"""TensorBoard: ranges of chosen outputs, and verdicts, from a live loop or from a trace.
 
 The user makes the writer; nothing of TensorBoard is imported here, and nothing of torch.
 """
@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from fxguard import globs
 from fxguard.errors import UsageError
 from fxguard.records import Frame, Row
+from fxguard.report.report import Report
 from fxguard.trace.trace import Trace
 
-__all__ = ["ScalarWriter", "log_ranges", "log_trace"]
+__all__ = ["ScalarWriter", "TextWriter", "log_ranges", "log_report", "log_trace"]
 
 MOST_NAMES = 6  # that a message gives as examples
 
@@ -26,6 +27,34 @@ class ScalarWriter(Protocol):
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
         """Write one number."""
+
+
+class TextWriter(Protocol):
+    """The method that a verdict needs; ``torch.utils.tensorboard.SummaryWriter`` has it, too."""
+
+    def add_text(self, tag: str, text_string: str, global_step: int, /) -> Any:
+        """Write a text, which is shown as Markdown."""
+
+
+def log_report(writer: TextWriter, report: Report, step: int) -> None:
+    """Write the verdict of a report, with cause and fix, as the text ``fxguard``.
+
+    Args:
+        writer: anything with ``add_text(tag, text, step)``.
+        report: what was found, such as ``error.report``.
+        step: the position on the x axis.
+
+    Example:
+        >>> except fxguard.NonFiniteError as error:
+        ...     log_report(writer, error.report, step)
+        ...     raise
+    """
+    _write_verdict(writer, report.verdict, step)
+
+
+def _write_verdict(writer: TextWriter, verdict: Sequence[str], step: int) -> None:
+    text = "".join(f"    {line}\n" for line in verdict)  # Markdown shows it as it is
+    writer.add_text("fxguard", text, step)
 
 
 def log_ranges(
@@ -76,13 +105,13 @@ def log_ranges(
 
 
 def log_trace(writer: ScalarWriter, trace: Trace, select: str | Iterable[str] = "*") -> int:
-    """Write every batch of a trace, as :func:`log_ranges` does.
+    """Write every batch of a trace, as :func:`log_ranges` does, and its verdict where it has one.
 
     The step is the batch number, which is always there and never twice; several batches share an
     optimizer step where gradients are accumulated.
 
     Args:
-        writer: as for :func:`log_ranges`.
+        writer: as for :func:`log_ranges`; verdicts need ``add_text``, and are left out without.
         trace: what :func:`fxguard.load_trace` read.
         select: as for :func:`log_ranges`.
 
@@ -100,6 +129,9 @@ def log_trace(writer: ScalarWriter, trace: Trace, select: str | Iterable[str] = 
     frames = [frame for batch in trace.batches for frame in batch.frames]
     for glob in _idle(globs, frames):
         raise UsageError(_nothing_selected(glob, frames))
+    for batch in trace.batches:
+        if batch.verdict and hasattr(writer, "add_text"):
+            _write_verdict(writer, batch.verdict, batch.number)
     return sum(_write(writer, batch.frames, batch.number, globs) for batch in trace.batches)
 
 

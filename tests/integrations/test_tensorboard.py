@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 import fxguard
-from fxguard.integrations.tensorboard import log_ranges, log_trace
+from fxguard.integrations.tensorboard import log_ranges, log_report, log_trace
 from support.needs import needs
+from support.t5_overflow import REPORT
 
 accumulator = needs("tensorboard.backend.event_processing.event_accumulator")
 
@@ -110,3 +111,37 @@ def test_a_trace(tmp_path: Path) -> None:
         assert log_ranges(writer, trace.batches[0].frames, 0, "first:log") == 0
     with pytest.raises(fxguard.FxguardError, match=r"selects nothing .* there is first\.up:Linear"):
         log_trace(writer, trace, "decoder.*")
+
+
+def texts(folder: Path) -> list[tuple[int, str]]:
+    """What TensorBoard finds under the tag ``fxguard``."""
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    found = events.Tensors("fxguard/text_summary")
+    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in found]
+
+
+@pytest.mark.parametrize("way", ["report", "trace"])
+def test_a_verdict_is_a_text(way: str, tmp_path: Path) -> None:
+    """Line by line, with cause, numbers and fix."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        if way == "report":
+            log_report(writer, REPORT, 7)
+        else:
+            batch = fxguard.TracedBatch(7, REPORT.frames, None, tuple(REPORT.verdict))
+            healthy = fxguard.TracedBatch(6, REPORT.frames[:1])
+            log_trace(writer, fxguard.Trace("T5", None, "2", (healthy, batch)))
+    [(step, text)] = texts(tmp_path)
+    assert step == 7
+    assert [line.removeprefix("    ") for line in text.splitlines()] == REPORT.verdict
+
+
+def test_a_writer_without_texts_gets_the_scalars() -> None:
+    """One method is enough for :func:`log_trace`."""
+
+    class Scalars:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            pass
+
+    batch = fxguard.TracedBatch(7, REPORT.frames, None, tuple(REPORT.verdict))
+    assert log_trace(Scalars(), fxguard.Trace("T5", None, "2", (batch,))) == 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +26,8 @@ class Net(nn.Module):
         return self.conv2(self.conv1(x)).square()
 
 
-def train(model: nn.Module, rate: float, steps: int) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+def train(model: nn.Module, rate: float, steps: int, **options: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, **options)
     torch.manual_seed(1)
     for _ in range(steps):
         model(torch.randn(2, 1, 8)).mean().backward()
@@ -55,6 +57,47 @@ def test_weights_that_blew_up_are_named_first(tmp_path: Any) -> None:
     path.write_text(report.to_json())
     assert json.loads(path.read_text())["grown"][0]["name"] == worst.name
     assert load_report(path).grown == report.grown
+
+
+class Classifier(nn.Module):
+    """Its loss is made of logits that grow with the weights; the loss turns NaN later than they."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.layers(x.view(2, 8))
+        return nn.functional.cross_entropy(logits, torch.arange(2))
+
+
+OPTIMIZERS = ({"foreach": False}, {"foreach": True}, {"fused": True}, {"momentum": 0.9})
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("kind", [Net, Classifier])
+def test_however_the_optimizer_writes_them(
+    kind: type[nn.Module], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The first line of report, exception, log and trace; the learning rate is what to change."""
+    model = fxguard.instrument(kind(), trace_to=tmp_path)
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        train(model, 1e3, 200, **options)
+    report = caught.value.report
+    line = report.verdict[0]
+    assert line.startswith(f"{report.grown[0].name} up to ")
+    where = f"batch {report.batch_number}: {line}"
+    for text in (str(caught.value), report.message, report.one_line, report.advice):
+        assert text.startswith(where)
+    assert "learning rate" in report.fix
+    assert report.verdict[1] == f"  fix: {report.fix}"
+    assert report.to_dict()["fix"] == report.fix
+    assert all(origin.cause in ("overflow", "domain", "unknown") for origin in report.origins)
+    trace = fxguard.load_trace(next(tmp_path.glob("*.jsonl")))
+    assert trace.verdict[0] == where
+    trace.to_html(tmp_path / "trace.html")
+    assert html.escape(where) in (tmp_path / "trace.html").read_text()
 
 
 def test_weights_that_only_learned_are_not_named() -> None:
