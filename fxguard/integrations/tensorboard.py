@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fxguard import globs
 from fxguard.errors import UsageError
@@ -29,6 +29,7 @@ class ScalarWriter(Protocol):
         """Write one number."""
 
 
+@runtime_checkable
 class TextWriter(Protocol):
     """The method that a verdict needs; ``torch.utils.tensorboard.SummaryWriter`` has it, too."""
 
@@ -130,7 +131,7 @@ def log_trace(writer: ScalarWriter, trace: Trace, select: str | Iterable[str] = 
     for glob in _idle(globs, frames):
         raise UsageError(_nothing_selected(glob, frames))
     for batch in trace.batches:
-        if batch.verdict and hasattr(writer, "add_text"):
+        if batch.verdict and isinstance(writer, TextWriter):
             _write_verdict(writer, batch.verdict, batch.number)
     return sum(_write(writer, batch.frames, batch.number, globs) for batch in trace.batches)
 
