@@ -35,6 +35,8 @@ __all__ = [
     "RANDOM",
     "REPEATABLE",
     "RUN_FUNCTIONS",
+    "SATURATES",
+    "SEES_NAN",
     "SELECTS",
     "UNINITIALISED",
     "UNSAID_WRITES",
@@ -227,6 +229,23 @@ LIMITERS = frozenset(
     """
     clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ hardtanh hardtanh_
     nan_to_num nan_to_num_
+    """.split()
+)
+
+# These see a NaN for what it is, and give something that does not depend on it.
+SEES_NAN = frozenset(
+    """
+    fmax fmin isfinite isinf isnan isneginf isposinf nan_to_num nan_to_num_ nanmean nanmedian
+    nanquantile nansum
+    """.split()
+)
+
+# What these make of an infinity is what they make of any number that is large enough.
+SATURATES = frozenset(
+    """
+    _safe_softmax _softmax atan clamp clamp_ clamp_max clamp_min clip clip_ elu erf exp gelu
+    hardsigmoid hardswish hardtanh log_softmax relu relu6 scaled_dot_product_attention selu sigmoid
+    silu softmax softplus tanh
     """.split()
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,19 @@ from fxguard.rerun.lockstep import Lockstep, Place
 from fxguard.rerun.same_start import as_before, copies_of
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["evidence_in"]
+__all__ = ["Look", "evidence_in"]
 
 
-def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Evidence]:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen of one operation."""
+
+    evidence: Evidence
+    # What it makes of wide operands, where it fails on those that the model had.
+    wide: Tensor | None = None
+
+
+def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     """What the operations that made some values of a graph have read and made.
 
     Args:
@@ -91,7 +101,7 @@ class _Looks(WideForm):
         self.wanted: dict[Place, dict[int, Check]] = {}
         for value, check in checks.items():
             self.wanted.setdefault((check.inside, check.after), {})[value] = check
-        self.found: dict[int, Evidence] = {}
+        self.found: dict[int, Look] = {}
         self.begun: dict[Place, _Before] = {}
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
@@ -120,15 +130,15 @@ class _Looks(WideForm):
             made = nodes.get(check.node)
             if made is None or value in self.found:
                 continue
-            evidence = self.evidence(step, node, made, check, begun)
-            if evidence is not None:
-                self.found[value] = evidence
+            look = self.look(step, node, made, check, begun)
+            if look is not None:
+                self.found[value] = look
         if len(self.found) == sum(map(len, self.wanted.values())):
             raise _AllSeen
 
-    def evidence(
+    def look(
         self, step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
-    ) -> Evidence | None:
+    ) -> Look | None:
         low = step.env[made]
         wide = step.others.get(made, low)
         reason = self.taken_over.get(step.place(node), "")
@@ -154,7 +164,7 @@ class _Looks(WideForm):
         if not is_float(low):
             return None
         is_wide = not reason and is_float(wide)
-        return evidence_of(
+        evidence = evidence_of(
             call,
             begun.args,
             begun.kwargs,
@@ -166,3 +176,7 @@ class _Looks(WideForm):
             samples=self.samples,
             not_judged=reason,
         )
+        if evidence is None:
+            return None
+        keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
+        return Look(evidence, wide.clone() if keeps else None)

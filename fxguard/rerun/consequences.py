@@ -1,0 +1,311 @@
+"""What a bad value that nothing bad is left of has changed in what leaves the model.
+
+The batch's graphs run again from the operation on, with another value in its place. What they
+return, and what they write into buffers and caches, is compared with what the model gave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun, ModuleReturn, UncapturedOperation
+from fxguard.batch.keys import Key
+from fxguard.graph import nodes
+from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Check
+from fxguard.records import RowRole
+from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
+from fxguard.rerun.other_values import Perturbed, Repaired, eps_of, perturbed
+from fxguard.rerun.same_start import as_before, copies_of
+
+__all__ = ["Difference", "Replay", "Start", "if_other", "if_repaired"]
+
+ROUNDINGS = 16  # in units of eps: what outputs may differ by
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How what left the model would be another."""
+
+    largest: float | None  # magnitude of what the model gave; None of what is no float
+    wanted: float | None  # the same of what it would have given
+    error: float  # largest difference, relative to the larger of both; inf where one is infinite
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An operation whose result is to be another."""
+
+    key: Key  # of the value
+    wide: Tensor | None = None  # what it would be in float64; None: to be computed
+
+
+@dataclass(slots=True)
+class Replay:
+    """The graphs of a batch, run again with other values.
+
+    Args:
+        batch: the batch, still open.
+        form_of: given the event of a graph, the second form that it runs in. Called for the graphs
+            in which something starts, and those that read what differs.
+        starts: the events in which something starts.
+
+    Attributes:
+        differences: of what left the model, in order.
+    """
+
+    batch: Batch
+    form_of: Callable[[int], SecondForm]
+    starts: frozenset[int]
+    given: Mapping[Key, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+    changed: dict[Key, Any] = field(default_factory=dict)
+
+    def run(self) -> list[Difference]:
+        """Run what has to run.
+
+        Raises:
+            NotJudged: where that is not possible.
+        """
+        events, results = self.batch.events, set(_results_of(self.batch))
+        for index, event in enumerate(events):
+            if isinstance(event, GraphRun):
+                self.run_graph(index, event, is_last=event is self.batch.runs[-1])
+            elif isinstance(event, UncapturedOperation) and self.changed.keys() & _read_by(event):
+                raise NotJudged(f"{event.kind} ran between graphs")
+        read = set().union(*map(_read_by, events))
+        for key, (low, other) in self.changed.items():
+            if key in results or key not in read:
+                self.compare(low, other)
+        return self.differences
+
+    def run_graph(self, index: int, run: GraphRun, *, is_last: bool) -> None:
+        """Run one graph, where it has to run."""
+        plan = run.plan
+        others: dict[int, Callable[[Tensor], Tensor]] = {}
+        for position, value in (*plan.inputs, *plan.buffers, *_weights_of(run)):
+            key = run.inputs.get(value, Key(index, value))
+            if key in self.given:
+                others[position] = self.given[key]
+            elif key in self.changed:
+                other = self.changed[key][1]
+                others[position] = lambda low, other=other: other.clone()  # type: ignore[misc]
+            elif value in run.derived and run.derived[value] in self.changed:
+                raise NotJudged("a view that was made between graphs")
+        if index not in self.starts and not others:
+            return
+        if run.args is None or not run.repeated:
+            raise NotJudged("a second run of its graph is not possible")
+        low_args = copies_of(run)
+        other_args = [
+            others[position](low) if position in others else low
+            for position, low in enumerate(low_args)
+        ]
+        step = _KeepsInputs(without_marks(run.graph_module), self.form_of(index))
+        with as_before(run):
+            low, other = step.run_both(low_args, other_args)
+        outputs = zip(plan.outputs, nodes.leaves(low), nodes.leaves(other), strict=True)
+        for value, one, two in outputs:
+            if one is two:
+                continue
+            if value is not None and is_float(one):
+                self.changed[Key(index, value)] = (one, two)
+            elif is_last or not isinstance(one, Tensor):
+                self.compare(one, two)
+            else:
+                raise NotJudged("integers or booleans went on to Python")
+        inputs = [node for node in step.written if node in step.placeholders]
+        for node in inputs:
+            position = step.placeholders.index(node)
+            one, two = step.written[node]
+            now = dict(plan.written).get(position)
+            if now is not None:
+                self.changed[Key(index, now)] = (one, two)
+            self.compare(one, two)
+
+    def compare(self, low: Any, other: Any) -> None:
+        """Note how far what leaves the model is from what it would be."""
+        found = difference_of(low, other)
+        if found is not None:
+            self.differences.append(found)
+
+
+class _KeepsInputs(Lockstep):
+    """Keeps the graph's inputs to the end: what is written there leaves the graph."""
+
+    def __init__(self, module: Any, second: SecondForm) -> None:
+        super().__init__(module, second)
+        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.begun: dict[Node, Any] = {}
+        for unused in self.user_to_last_uses.values():
+            unused[:] = [node for node in unused if node.op != "placeholder"]
+
+    @property
+    def written(self) -> dict[Node, tuple[Any, Any]]:
+        """Inputs that the graph wrote, in both forms, of those that differ."""
+        nodes_written = {
+            operand
+            for node in self.module.graph.nodes  # type: ignore[union-attr]
+            if node.op.startswith("call")
+            for operand in self.call_of(node).written
+        }
+        memories = {
+            nodes.memory_of(self.env[node])
+            for node in nodes_written & self.env.keys()
+            if isinstance(self.env[node], Tensor)
+        }
+        return {
+            node: (self.env[node], self.others[node])
+            for node in self.placeholders
+            if node in self.others
+            and isinstance(self.env[node], Tensor)
+            and nodes.memory_of(self.env[node]) in memories
+        }
+
+
+def difference_of(low: Any, other: Any) -> Difference | None:
+    """How far an output is from what it would be; None where that is by roundings only."""
+    if not isinstance(low, Tensor):
+        return None if low == other else Difference(None, None, 1.0)
+    if low.shape != other.shape:
+        return Difference(None, None, 1.0)
+    if not is_float(low):
+        return None if torch.equal(low, other.to(low.dtype)) else Difference(None, None, 1.0)
+    other = other.to(low.dtype)  # what did not fit is infinite
+    if bool(((low == other) | (low.isnan() & other.isnan())).all()) or not low.numel():
+        return None
+    largest, wanted = _largest(low), _largest(other)
+    if bool((low.isfinite() & ~other.isfinite()).any()):
+        return Difference(largest, float("inf"), float("inf"))
+    both = low.isfinite() & other.isfinite()
+    wide = torch.complex128 if low.is_complex() else torch.float64
+    apart = (low[both].to(wide) - other[both].to(wide)).abs()
+    gap = float(apart.max()) if apart.numel() else 0.0
+    scale = max(largest, wanted)
+    dtype = low.dtype.to_real() if low.is_complex() else low.dtype
+    if gap <= ROUNDINGS * eps_of(dtype) * scale or gap <= torch.finfo(dtype).smallest_normal:
+        return None
+    return Difference(largest, wanted, gap / scale)
+
+
+def _largest(value: Tensor) -> float:
+    finite = value[value.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def if_repaired(batch: Batch, starts: list[Start]) -> tuple[list[Difference], Repaired]:
+    """What would be different, had some operations not failed for their precision.
+
+    Raises:
+        NotJudged: where nobody can tell.
+    """
+    by_event: dict[int, dict[Place, Tensor | None]] = {}
+    for start in starts:
+        check = check_of(batch, start.key)
+        by_event.setdefault(start.key.event, {})[check.inside, check.after] = start.wide
+    form = Repaired({})
+
+    def form_of(event: int) -> SecondForm:
+        form.starts = by_event.get(event, {})
+        return form
+
+    with judged():
+        replay = Replay(batch, form_of, frozenset(by_event))
+        return replay.run(), form
+
+
+def if_other(batch: Batch, key: Key) -> list[Difference]:
+    """What depends on the NaN that a value holds.
+
+    Raises:
+        NotJudged: where nobody can tell.
+    """
+    run = batch.run_of(key)
+    given = run is not None and run.plan.values[key.value].role.is_given
+    found: list[Difference] = []
+    for below in (True, False):
+
+        def other(low: Tensor, below: bool = below) -> Tensor:
+            return perturbed(low, below)
+
+        if given or run is None:
+            form = Perturbed(None, below=below)
+            replay = Replay(batch, lambda _: form, frozenset(), {key: other})  # noqa: B023
+        else:
+            check = check_of(batch, key)
+            place = (check.inside, check.after)
+            form = Perturbed(place, check.node, check.path, below=below)
+            replay = Replay(batch, lambda _: form, frozenset({key.event}))  # noqa: B023
+        try:
+            with judged():
+                found += replay.run()
+        except NotJudged:
+            raise
+        except Exception:  # an index, a Cholesky decomposition: it depends on the number
+            found.append(Difference(None, None, 1.0))
+    return found
+
+
+@contextlib.contextmanager
+def judged() -> Iterator[None]:
+    """Out of memory is no verdict."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise NotJudged("out of memory") from error
+
+
+def check_of(batch: Batch, key: Key) -> Check:
+    """Where a value is measured.
+
+    Raises:
+        NotJudged: where nobody knows: between graphs, and in a kernel.
+    """
+    run = batch.run_of(key)
+    if run is None:
+        raise NotJudged("it ran between graphs")
+    slot = run.plan.values[key.value].slot
+    if slot is None or run.plan.checks[slot].region_end is not None:
+        raise NotJudged("it cannot be measured alone")
+    return run.plan.checks[slot]
+
+
+def _weights_of(run: GraphRun) -> Iterator[tuple[int, int]]:
+    """Position and value of the weights among a graph's inputs."""
+    for index, value in enumerate(run.plan.values):
+        if value.argument is not None and value.role.is_standing:
+            yield value.argument, index
+
+
+def _results_of(batch: Batch) -> Iterator[Key]:
+    """What the model returned."""
+    for index, event in enumerate(batch.events):
+        if isinstance(event, ModuleReturn) and not event.name:
+            yield from (
+                key for label, key, _ in event.rows if key is not None and _is_output(label)
+            )
+        elif isinstance(event, GraphRun):
+            for frame in event.plan.frames:
+                if not frame.is_op and not frame.name:
+                    shown = (row.value for row in frame.rows if _is_output(row.label))
+                    yield from (Key(index, value) for value in shown if value is not None)
+
+
+def _is_output(label: str) -> bool:
+    return RowRole.of(label) is RowRole.OUTPUT
+
+
+def _read_by(event: Any) -> set[Key]:
+    """What an event has read of earlier ones."""
+    if isinstance(event, GraphRun):
+        return {*event.inputs.values(), *event.derived.values()}
+    return {key for _, key in getattr(event, "inputs", ())}

@@ -1,0 +1,261 @@
+"""The rest of a graph, as the model would run it if some of its values were others.
+
+Two forms: :class:`Repaired` gives an operation that failed for its precision the result that it has
+in float64, :class:`Perturbed` puts finite numbers in place of NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.graph.tables import SEES_NAN
+from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
+
+__all__ = ["Perturbed", "Repaired", "eps_of", "perturbed"]
+
+ROUNDINGS = 8  # in units of eps: what two ways to compute the same element may differ by
+
+
+class AsTheModel(SecondForm):
+    """Operations run as the model runs them, on other values."""
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return differs
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        return memory.clone()
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        if ran.before is not None:
+            ran.before.restore()
+        result = ran.run(*args, **kwargs)
+        return pytree.tree_map(_where_other, ran.result, result)
+
+
+class Perturbed(AsTheModel):
+    """NaN of one operation replaced by numbers below or above all finite ones of its result.
+
+    Operations that test for NaN see the NaN.
+
+    Args:
+        start: where the operation stands; None where an input of the graph holds the NaN.
+        node: the name of the node whose result holds it.
+        path: indices into that result.
+        below: whether the numbers are below the others.
+    """
+
+    def __init__(
+        self, start: Place | None, node: str = "", path: tuple[int, ...] = (), *, below: bool
+    ) -> None:
+        self.start = start
+        self.name = node
+        self.path = path
+        self.below = below
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        if step.place(node) == self.start:
+            return True
+        return differs and not _tests_for_nan(step, node)
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        if step.place(node) != self.start:
+            return super().follow(step, node, ran, args, kwargs)
+        if ran.call.written:
+            for operand in ran.call.written:  # all that shares its memory is materialized
+                low = step.env[operand]
+                if is_float(low):
+                    step.others[operand].copy_(perturbed(low, self.below))
+            return step.others[ran.call.in_place[0]] if ran.call.in_place else ran.result
+
+        def at(path: tuple[int, ...], value: Any) -> Any:
+            if not path:
+                return perturbed(value, self.below)
+            items = list(value)
+            items[path[0]] = at(path[1:], items[path[0]])
+            return type(value)(items)
+
+        return at(self.path, ran.result)
+
+
+def perturbed(value: Tensor, below: bool) -> Tensor:
+    """A tensor with its NaN replaced by a number below or above all of its finite elements."""
+    finite = value[value.isfinite()]
+    if value.is_complex() or not finite.numel():
+        number = -1.0 if below else 1.0
+    else:
+        edge = float(finite.min() if below else finite.max())
+        number = edge - (abs(edge) + 1) if below else edge + abs(edge) + 1
+        limit = torch.finfo(value.dtype).max
+        number = max(-limit, min(limit, number))
+    return torch.where(value.isnan(), number, value).to(value.dtype)
+
+
+def _tests_for_nan(step: Lockstep, node: Node) -> bool:
+    call = step.call_of(node)
+    compares_itself = call.kind in ("ne", "eq") and len(set(node.args[:2])) == 1
+    return call.kind in SEES_NAN or compares_itself
+
+
+class Repaired(AsTheModel):
+    """Operations that failed for their precision give what they give in a wide dtype.
+
+    That value stays wide from operation to operation until one is finite in both forms, or fits
+    into the model's dtype. It is rounded then, and the rest runs as the model runs it.
+
+    Args:
+        starts: where the operations stand, and what they give; None: to be computed, of the
+            operands that the model had.
+        extends: whether operations that fail later on are repaired, too.
+        dtype: the wide one.
+
+    Attributes:
+        island: the operations that ran in the wide dtype, in order.
+        absorbers: the kinds of the operations after which nothing was different any more.
+    """
+
+    def __init__(
+        self,
+        starts: Mapping[Place, Tensor | None],
+        *,
+        extends: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.starts = starts
+        self.extends = extends
+        self.dtype = dtype
+        self.island: dict[Place, None] = {}
+        self.absorbers: set[str] = set()
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return differs or step.place(node) in self.starts or self.extends
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        copied: Tensor = widened(memory, self.dtype).clone()
+        return copied
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        place = step.place(node)
+        low = (ran.args, ran.kwargs)
+        wide = place in self.starts or _is_wide((args, kwargs), low)
+        if wide and not self.writes_wide(step, ran):
+            args, kwargs = _rounded((args, kwargs), low)
+            wide = False
+        if not wide:
+            result = ran.result
+            if any(read in step.others for read in node.all_input_nodes):
+                result = super().follow(step, node, ran, args, kwargs)
+            if not (self.extends and not ran.call.written and _fails(result, args, kwargs)):
+                return result
+        if not ran.has_floats and not ran.call.written:
+            return self.integers(ran, args, kwargs)
+        self.island[place] = None
+        result = self.starts.get(place)
+        if result is None:
+            wide_args, wide_kwargs = widened((args, kwargs), self.dtype)
+            result = wide_result(ran, wide_args, wide_kwargs, self.dtype)
+        elif ran.call.written:
+            raise NotJudged(f"{ran.call.kind} writes in place")
+        if ran.call.written:  # others read the same memory: it stays wide
+            return result
+        found = pytree.tree_map(self.settled, ran.result, result)
+        same = all(
+            x is y
+            for x, y in zip(pytree.tree_leaves(found), pytree.tree_leaves(ran.result), strict=True)
+        )
+        if same:
+            self.absorbers.add(ran.call.kind)
+        return found
+
+    def writes_wide(self, step: Lockstep, ran: Ran) -> bool:
+        """Whether what it writes is wide; True where it writes nothing."""
+        written = (each for each in ran.call.written if is_float(step.env[each]))
+        return all(step.others[each].dtype != step.env[each].dtype for each in written)
+
+    def settled(self, low: Any, wide: Any) -> Any:
+        """What goes on: the model's own, the wide one rounded, or the wide one."""
+        if not is_float(low) or low.numel() == 0:
+            return low
+        rounded = wide.to(low.dtype)
+        merged = torch.where(_is_close(low, rounded), low, rounded)
+        if _bits_equal(merged, low):
+            return low
+        fits = bool((rounded.isfinite() | ~wide.isfinite()).all())
+        if fits or bool((low.isfinite() | ~wide.isfinite()).all()):
+            return merged
+        return torch.where(_is_close(low, rounded), widened(low, self.dtype), wide)
+
+    def integers(self, ran: Ran, args: Any, kwargs: Any) -> Any:
+        """Indices and the like, where what was bad in the model is not."""
+
+        def mixed(low: Any, other: Any) -> Any:
+            if not is_float(low) or other is low:
+                return widened(low, self.dtype)
+            other = widened(other, self.dtype)
+            return torch.where(low.isfinite(), widened(low, self.dtype), other)
+
+        args, kwargs = pytree.tree_map(mixed, (ran.args, ran.kwargs), (args, kwargs))
+        result = ran.run(*args, **kwargs)
+        return pytree.tree_map(_where_other, ran.result, result)
+
+
+def _is_wide(values: Any, low: Any) -> bool:
+    """Whether an operand is still wide."""
+    pairs = zip(pytree.tree_leaves(values), pytree.tree_leaves(low), strict=True)
+    return any(is_float(x) and x.dtype != y.dtype for x, y in pairs)
+
+
+def _rounded(values: Any, low: Any) -> Any:
+    """Operands in the dtypes of the model."""
+    return pytree.tree_map(lambda y, x: x.to(y.dtype) if is_float(x) else x, low, values)
+
+
+def eps_of(dtype: torch.dtype) -> float:
+    """The distance from 1 to the next number."""
+    return torch.finfo(dtype).eps
+
+
+def _where_other(low: Any, other: Any) -> Any:
+    """The other result; the model's own where they are equal."""
+    if not isinstance(low, Tensor):
+        return other
+    return low if _bits_equal(low, other) else other
+
+
+def _bits_equal(low: Tensor, other: Tensor) -> bool:
+    if low.shape != other.shape or low.dtype != other.dtype:
+        return False
+    if not is_float(low):
+        return torch.equal(low, other)
+    return bool(((low == other) | (low.isnan() & other.isnan())).all())
+
+
+def _is_close(low: Tensor, rounded: Tensor) -> Tensor:
+    """Elements that differ by roundings only."""
+    finite = low[low.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    eps = eps_of(low.dtype)
+    size = low.abs().to(torch.float64) * ROUNDINGS + largest
+    difference = (rounded.to(torch.float64) - low.to(torch.float64)).abs()
+    return (low == rounded) | (low.isnan() & rounded.isnan()) | (difference <= eps * size)
+
+
+def _fails(result: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation made something bad of what is finite."""
+
+    def is_bad(values: Any) -> bool:
+        tensors = (x for x in pytree.tree_leaves(values) if is_float(x))
+        return any(not math.isfinite(float(x.abs().sum())) and _has_bad(x) for x in tensors)
+
+    return is_bad(result) and not is_bad((args, kwargs))
+
+
+def _has_bad(value: Tensor) -> bool:
+    return not bool(value.isfinite().all())
