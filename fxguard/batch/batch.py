@@ -22,6 +22,7 @@ from fxguard.batch.events import Event, GraphRun, UncapturedOperation, expect_ro
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.weights import Snapshot
 from fxguard.graph import nodes
+from fxguard.graph.evidence import Evidence
 from fxguard.graph.source_lines import Place
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import has_memory
@@ -66,6 +67,7 @@ class Batch:
         self.pairs: list[traceable.Pair] = []  # their ranges, until they are read
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad ones
+        self.evidence: dict[int, Evidence] = {}  # of the operations that made them
         self.float64_runs = 0  # of operations between graphs that made something bad
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and of which it has a copy

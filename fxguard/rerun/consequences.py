@@ -7,6 +7,7 @@ return, and what they write into buffers and caches, is compared with what the m
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +37,12 @@ ROUNDINGS = 16  # in units of eps: what outputs may differ by
 class Difference:
     """How what left the model would be another."""
 
-    largest: float | None  # magnitude of what the model gave; None of what is no float
-    wanted: float | None  # the same of what it would have given
-    error: float  # largest difference, relative to the larger of both; inf where one is infinite
+    error: float  # the largest, relative to the largest magnitude; inf where one is infinite
+    # Where it is largest: the index, what the model gave there, and what it would have given. None
+    # where that is no floating-point number.
+    index: tuple[int, ...] | None = None
+    given: float | None = None
+    wanted: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,11 @@ class Replay:
         with as_before(run):
             low, other = step.run_both(low_args, other_args)
         outputs = zip(plan.outputs, nodes.leaves(low), nodes.leaves(other), strict=True)
-        for value, one, two in outputs:
+        for made, one, two in outputs:
             if one is two:
                 continue
-            if value is not None and is_float(one):
-                self.changed[Key(index, value)] = (one, two)
+            if made is not None and is_float(one):
+                self.changed[Key(index, made)] = (one, two)
             elif is_last or not isinstance(one, Tensor):
                 self.compare(one, two)
             else:
@@ -127,9 +131,9 @@ class Replay:
         for node in inputs:
             position = step.placeholders.index(node)
             one, two = step.written[node]
-            now = dict(plan.written).get(position)
-            if now is not None:
-                self.changed[Key(index, now)] = (one, two)
+            held = dict(plan.written).get(position)
+            if held is not None:
+                self.changed[Key(index, held)] = (one, two)
             self.compare(one, two)
 
     def compare(self, low: Any, other: Any) -> None:
@@ -175,26 +179,26 @@ class _KeepsInputs(Lockstep):
 def difference_of(low: Any, other: Any) -> Difference | None:
     """How far an output is from what it would be; None where that is by roundings only."""
     if not isinstance(low, Tensor):
-        return None if low == other else Difference(None, None, 1.0)
+        return None if low == other else Difference(1.0)
     if low.shape != other.shape:
-        return Difference(None, None, 1.0)
+        return Difference(1.0)
     if not is_float(low):
-        return None if torch.equal(low, other.to(low.dtype)) else Difference(None, None, 1.0)
+        return None if torch.equal(low, other.to(low.dtype)) else Difference(1.0)
     other = other.to(low.dtype)  # what did not fit is infinite
-    if bool(((low == other) | (low.isnan() & other.isnan())).all()) or not low.numel():
+    differs = ~((low == other) | (low.isnan() & other.isnan()))
+    if not bool(differs.any()):
         return None
-    largest, wanted = _largest(low), _largest(other)
-    if bool((low.isfinite() & ~other.isfinite()).any()):
-        return Difference(largest, float("inf"), float("inf"))
-    both = low.isfinite() & other.isfinite()
     wide = torch.complex128 if low.is_complex() else torch.float64
-    apart = (low[both].to(wide) - other[both].to(wide)).abs()
-    gap = float(apart.max()) if apart.numel() else 0.0
-    scale = max(largest, wanted)
+    apart = (low.to(wide) - other.to(wide)).abs().where(differs, 0)
+    apart = apart.where(apart.isfinite() | ~low.isfinite(), math.inf)  # finite in the model only
+    apart = apart.where(low.isfinite(), 0)
+    index = torch.unravel_index(apart.argmax(), apart.shape)
+    gap, scale = float(apart[index]), max(_largest(low), _largest(other))
     dtype = low.dtype.to_real() if low.is_complex() else low.dtype
-    if gap <= ROUNDINGS * eps_of(dtype) * scale or gap <= torch.finfo(dtype).smallest_normal:
+    if gap <= max(ROUNDINGS * eps_of(dtype) * scale, torch.finfo(dtype).smallest_normal):
         return None
-    return Difference(largest, wanted, gap / scale)
+    given, wanted = (None, None) if low.is_complex() else (float(low[index]), float(other[index]))
+    return Difference(gap / scale, tuple(map(int, index)), given, wanted)
 
 
 def _largest(value: Tensor) -> float:
@@ -251,7 +255,7 @@ def if_other(batch: Batch, key: Key) -> list[Difference]:
         except NotJudged:
             raise
         except Exception:  # an index, a Cholesky decomposition: it depends on the number
-            found.append(Difference(None, None, 1.0))
+            found.append(Difference(1.0))
     return found
 
 

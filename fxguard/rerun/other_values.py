@@ -183,14 +183,14 @@ class Repaired(AsTheModel):
         """What goes on: the model's own, the wide one rounded, or the wide one."""
         if not is_float(low) or low.numel() == 0:
             return low
-        rounded = wide.to(low.dtype)
-        merged = torch.where(_is_close(low, rounded), low, rounded)
-        if _bits_equal(merged, low):
+        rounded, is_exact = wide.to(low.dtype), ~wide.isfinite()
+        close = _is_close(low, rounded) & (low.isfinite() | is_exact)
+        if bool(close.all()):
             return low
-        fits = bool((rounded.isfinite() | ~wide.isfinite()).all())
-        if fits or bool((low.isfinite() | ~wide.isfinite()).all()):
-            return merged
-        return torch.where(_is_close(low, rounded), widened(low, self.dtype), wide)
+        fits = bool((rounded.isfinite() | is_exact).all())
+        if fits or bool((low.isfinite() | is_exact).all()):
+            return torch.where(close, low, rounded)
+        return torch.where(close, widened(low, self.dtype), wide)
 
     def integers(self, ran: Ran, args: Any, kwargs: Any) -> Any:
         """Indices and the like, where what was bad in the model is not."""

@@ -24,7 +24,9 @@ from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, spread_of
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
+from fxguard.verdict.operands import operands_text
 from fxguard.verdict.precedents import Precedents
+from fxguard.verdict.second_opinion import SecondOpinion
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames"]
 
@@ -85,15 +87,17 @@ class ReportOf:
         if error is not None:
             flow.reached += reached_by_failure(flow, batch)
         judgment = Judgment(batch, flow, self.is_ignored)
-        verdict = judgment.verdict
+        opinion = SecondOpinion(batch, flow, judgment.verdict)
+        judgment.verdict = verdict = opinion.verdict
         for blame in verdict.both:
             if blame.step is not None:
                 flow.show_step(blame.step)
-        describe = _Description(judgment, self.view)
-        absorbed = tuple(map(describe.origin, verdict.absorbed))
+        describe = _Description(judgment, opinion, self.view)
+        absorbed = tuple(map(describe.noted, verdict.absorbed))
         accused = verdict.both if self.strict else verdict.origins
         if not accused:
-            self.precedents.add(case, judgment.answers)
+            if opinion.lasts:
+                self.precedents.add(case, judgment.answers)
             return Finished(batch, absorbed=absorbed)
         first = min(map(describe.position, accused))
         model = self.view.model
@@ -134,8 +138,9 @@ def last_frames(
 class _Description:
     """What users read of the origins that a judgment has found."""
 
-    def __init__(self, judgment: Judgment, view: FrameView) -> None:
+    def __init__(self, judgment: Judgment, opinion: SecondOpinion, view: FrameView) -> None:
         self.judgment = judgment
+        self.opinion = opinion
         self.flow = judgment.flow
         self.view = view
 
@@ -154,11 +159,19 @@ class _Description:
                 label = row.label
         return Origin(frame, blame.severity.problem, what, label)
 
+    def noted(self, blame: cause.Blame) -> Origin:
+        """An origin whose bad values reach nothing."""
+        opinion = self.opinion.absorbed[blame]
+        return replace(
+            self.origin(blame), cause=self.opinion.cause(blame), not_judged=opinion.not_judged
+        )
+
     def explained(self, blame: cause.Blame) -> Origin:
         """An origin with what the tensor holds, what led to it and what came of it."""
         flow, verdict = self.flow, self.judgment.verdict
         dtype, is_inf = flow.values[blame.value].dtype, blame.severity is Severity.INF
         titles, count, returned = spread_of(flow, verdict, blame)
+        evidence, judged = self.opinion.evidence(blame), self.opinion.absorbed.get(blame)
         read: Sequence[int] = () if blame.step is None else flow.steps[blame.step].inputs
         origin = replace(
             self.origin(blame),
@@ -171,6 +184,9 @@ class _Description:
             spread_count=count,
             reached_output=returned,
             turn=turn_of(flow, blame),
+            cause=self.opinion.cause(blame),
+            operands="" if evidence is None else operands_text(evidence),
+            harm="" if judged is None else judged.harm,
         )
         # Nobody looks for the cause in what only followed: it is not worth a second run.
         detail = None if origin.follows else self.judgment.detail(blame)

@@ -1,0 +1,170 @@
+"""What a second run adds to a verdict: causes, and whether what was absorbed does harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.tables import SATURATES
+from fxguard.graph.wide_form import NotJudged
+from fxguard.records import Severity
+from fxguard.rerun.consequences import Difference, Start, if_other, if_repaired
+from fxguard.rerun.evidence import Look, evidence_in
+from fxguard.verdict.causes import cause_of, cause_of_given
+from fxguard.verdict.origins import Blame, Verdict
+
+__all__ = ["Opinion", "SecondOpinion"]
+
+MOST_JUDGED = 16  # absorbed values of one batch: each takes a run of its own
+
+FAILURES = ("overflow", "underflow", "rounding")  # of precision; all others are mathematics
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What is thought of an absorbed value."""
+
+    harm: str = ""  # what it did; "" where it does none, or nobody knows
+    not_judged: str = ""  # why nobody knows
+    lasts: bool = False  # whether the same is true of every batch in which the same values are bad
+
+
+class SecondOpinion:
+    """The second opinion on one batch, while it is open.
+
+    Args:
+        batch: the batch.
+        flow: the same, put together.
+        verdict: what the data flow alone says.
+
+    Attributes:
+        verdict: the same, with what was absorbed and does harm among the origins.
+        absorbed: what is thought of each absorbed origin.
+    """
+
+    def __init__(self, batch: Batch, flow: DataFlow, verdict: Verdict) -> None:
+        self.batch = batch
+        self.flow = flow
+        self.looks = self._looks(verdict.both)
+        self.absorbed = self._judged(verdict.absorbed)
+        harmful = {blame for blame, opinion in self.absorbed.items() if opinion.harm}
+        self.verdict = verdict
+        if harmful:
+            counted = {*verdict.origins, *harmful}
+            self.verdict = replace(
+                verdict,
+                origins=tuple(blame for blame in verdict.both if blame in counted),
+                absorbed=tuple(blame for blame in verdict.absorbed if blame not in harmful),
+            )
+
+    def evidence(self, blame: Blame) -> Evidence | None:
+        """What was seen of the operation that made a bad value."""
+        look = self.looks.get(blame)
+        return None if look is None else look.evidence
+
+    def cause(self, blame: Blame) -> str:
+        """Why it did, as :attr:`fxguard.records.Origin.cause` says it."""
+        if blame.step is None:
+            return cause_of_given(self.flow.values[blame.value].role)
+        evidence = self.evidence(blame)
+        return "unknown" if evidence is None else cause_of(evidence)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what was absorbed is harmless in every batch in which the same values are bad."""
+        return all(opinion.lasts for opinion in self.absorbed.values())
+
+    def _looks(self, blames: Sequence[Blame]) -> dict[Blame, Look]:
+        keys = self.flow.keys
+        by_event: dict[int, dict[int, Blame]] = {}
+        found: dict[Blame, Look] = {}
+        for blame in blames:
+            if blame.step is None:
+                continue
+            key = keys[blame.value]
+            if not key.is_between_graphs:
+                by_event.setdefault(key.event, {})[key.value] = blame
+            elif key.value in self.batch.evidence:
+                found[blame] = Look(self.batch.evidence[key.value])
+        for values in by_event.values():
+            run = self.batch.run_of(keys[next(iter(values.values())).value])
+            looks = {} if run is None else evidence_in(run, values)
+            found |= {values[value]: look for value, look in looks.items()}
+        return found
+
+    def _judged(self, absorbed: Sequence[Blame]) -> dict[Blame, Opinion]:
+        opinions: dict[Blame, Opinion] = {}
+        failures = []
+        for blame in absorbed:
+            if blame.severity is Severity.NAN:
+                opinions[blame] = self._of_nan(blame) if len(opinions) < MOST_JUDGED else TOO_MANY
+            elif blame.step is None:
+                opinions[blame] = Opinion(lasts=True)
+            elif (cause := self.cause(blame)) in FAILURES:
+                failures.append(blame)
+            elif cause == "unknown":
+                opinions[blame] = Opinion(not_judged=self._why_unknown(blame))
+            else:
+                opinions[blame] = Opinion(lasts=True)
+        if failures:
+            opinions |= self._of_failures(failures)
+        return opinions
+
+    def _why_unknown(self, blame: Blame) -> str:
+        evidence = self.evidence(blame)
+        if evidence is not None and evidence.not_judged:
+            return evidence.not_judged
+        return "a second run of its graph did not show it"
+
+    def _of_nan(self, blame: Blame) -> Opinion:
+        try:
+            differences = if_other(self.batch, self.flow.keys[blame.value])
+        except NotJudged as reason:
+            return Opinion(not_judged=str(reason))
+        return Opinion("what left the model depends on it" if differences else "")
+
+    def _of_failures(self, blames: Sequence[Blame]) -> dict[Blame, Opinion]:
+        """All at once; where that does harm, one by one."""
+        together = self._of_failure(blames)
+        if not together.harm or len(blames) == 1:
+            return dict.fromkeys(blames, together)
+        opinions = {blame: self._of_failure([blame]) for blame in blames[:MOST_JUDGED]}
+        opinions |= dict.fromkeys(blames[MOST_JUDGED:], TOO_MANY)
+        if not any(opinion.harm for opinion in opinions.values()):
+            opinions[blames[0]] = together
+        return opinions
+
+    def _of_failure(self, blames: Sequence[Blame]) -> Opinion:
+        starts = []
+        for blame in blames:
+            look = self.looks[blame]
+            starts.append(Start(self.flow.keys[blame.value], look.wide))
+        try:
+            differences, form = if_repaired(self.batch, starts)
+        except NotJudged as reason:
+            return Opinion(not_judged=str(reason))
+        except Exception as error:  # whatever stops the second run is no verdict
+            return Opinion(not_judged=f"a second run raised {type(error).__name__}")
+        lasts = form.absorbers <= SATURATES
+        return Opinion(_harm_of(differences), lasts=lasts and not differences)
+
+
+TOO_MANY = Opinion(not_judged=f"more than {MOST_JUDGED} of its kind in one batch")
+
+
+def _harm_of(differences: Sequence[Difference]) -> str:
+    """What is wrong with what left the model: in words."""
+    if not differences:
+        return ""
+    worst = max(differences, key=lambda found: found.error)
+    if worst.given is None or worst.wanted is None:
+        return "what left the model is wrong: another number was meant"
+    wanted = "beyond what the dtype holds" if math.isinf(worst.wanted) else f"{worst.wanted:.4g}"
+    return (
+        f"what left the model is finite and wrong: {worst.given:.4g} at {list(worst.index or ())}, "
+        f"in float64 {wanted}"
+    )
