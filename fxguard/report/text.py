@@ -256,13 +256,18 @@ def _needs(origin: Origin) -> str:
         return ""
     if origin.needed is None:
         return f"{origin.dtype} holds {_limit_text(origin.limit)}"
+    says_float64 = " in float64" in origin.operands  # of the first bad element
     if math.isinf(origin.needed):
-        return "it is infinite in float64 too"
+        return "" if says_float64 else "it is infinite in float64 too"
     if origin.needed <= origin.limit:
         return ""
     ratio = f"{origin.needed / origin.limit:.3g}"
     times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
-    return f"it needs {origin.needed:.4g}, {times} ({_limit_text(origin.limit)})"
+    if f" is {origin.needed:.6g} in float64" in origin.operands:
+        what = ""
+    else:
+        what = f"{'the largest' if says_float64 else 'it'} needs {origin.needed:.4g}, "
+    return f"{what}{times} ({_limit_text(origin.limit)})"
 
 
 def _limit_text(value: float) -> str:

@@ -134,6 +134,23 @@ def test_five_lines_suffice_for_the_right_fix() -> None:
     assert looped[3:5] == [f"  {turn}", f"  fix: {OVERFLOW.fixes[0]}"]
 
 
+@pytest.mark.parametrize(
+    ("operands", "needed", "line"),
+    [
+        ("at [1]: 2 * 3", 70000.0, "; it needs 7e+04, 1.07 times what float16 holds (65504)"),
+        ("at [1]: 2 * 3 is 7e+04 in float64", 9e4, "; the largest needs 9e+04, 1.37 times {}"),
+        ("at [1]: 2 * 3 is 70000 in float64", 7e4, "; 1.07 times {}"),
+        ("at [1]: exp(800.0) is inf in float64, too", INF, ""),
+        ("", INF, "it is infinite in float64 too"),
+    ],
+)
+def test_no_number_stands_in_a_line_twice(operands: str, needed: float, line: str) -> None:
+    """What the operands have said of float64 is not said again."""
+    origin = dataclasses.replace(OVERFLOW, operands=operands, needed=needed)
+    wanted = line.format("what float16 holds (65504)")
+    assert Report(0, (), (origin,)).verdict[2] == f"  {operands}{wanted}"
+
+
 def test_the_fix_and_the_phase_are_those_of_the_first_origin() -> None:
     """One line or two; what only follows has no say, and a bad input is data."""
     report = Report(0, (), (dataclasses.replace(OVERFLOW, follows=True, fixes=()), OVERFLOW))
