@@ -75,9 +75,9 @@ class Case:
     @property
     def scale(self) -> str:
         """``* 0.125``: what the result of a product is scaled by."""
-        step = next(filter(_shrinks, self.around.read_by))
+        step = next(filter(self._is_scale, self.around.read_by))
         sign = "*" if plain(step.kind) == "mul" else "/"
-        return f"{sign} {step.literals[-1]:.4g}"
+        return f"{sign} {step.literals[-1]:.4g}" if step.literals else f"{sign} scale"
 
     @property
     def norm(self) -> str:
@@ -167,10 +167,37 @@ class Case:
         found = () if self.evidence is None else self.evidence.operands
         return any(math.isinf(each.low) or math.isinf(each.high) for each in found)
 
+    def inherits_infinity(self) -> bool:
+        """An operand is infinite only because something before did not fit."""
+        found = () if self.evidence is None else self.evidence.operands
+        inherited = (o for o in found if math.isinf(o.low) or math.isinf(o.high))
+        return any(o.wide is not None and math.isfinite(o.wide) for o in inherited)
+
+    def reads_mask(self) -> bool:
+        """An operand is -inf because somebody wrote it: a number, a mask, an input."""
+        if self.evidence is None:
+            return False
+        step, behind = self.around.step, self.around.behind
+        tensors = [operand for operand in self.evidence.operands if operand.dtype]
+        infinite = [
+            value
+            for value, operand in zip(step.inputs, tensors, strict=False)
+            if operand.low == -math.inf
+        ]
+        return (step.infinite_literal and self.reads_infinity()) or any(
+            self.around.is_given(value) or any(each.infinite_literal for each in behind(value))
+            for value in infinite
+        )
+
     def adds_limit(self) -> bool:
         """An operand is a mask of the dtype's limit."""
         found = () if self.evidence is None else self.evidence.operands
         return any(is_mask(self.dtype, abs(each.low)) for each in found)
+
+    def has_number_beyond(self) -> bool:
+        """It was given a number that the dtype of its result does not hold."""
+        found = () if self.evidence is None else self.evidence.operands
+        return any(self.limit < abs(operand.low) < math.inf for operand in found)
 
     def loses_eps(self) -> bool:
         """An eps is 0 in the dtype."""
@@ -180,7 +207,7 @@ class Case:
         if self.evidence is not None and (own := lost_eps(self.evidence)):
             return own, self.around.step
         form = FORMATS.get(self.dtype)
-        for step in self.around.culprit_made_by:
+        for step in self.around.culprit_roots:
             for number in step.literals:
                 if form is not None and form.loses(number):
                     return number, step
@@ -189,6 +216,10 @@ class Case:
     def is_half(self) -> bool:
         """It computes in 16 bits."""
         return self.dtype in ("float16", "bfloat16")
+
+    def is_wide(self) -> bool:
+        """It computes in 32 bits or more."""
+        return not self.is_half()
 
     def is_near_limit(self) -> bool:
         """It computes in the dtype whose limit is near, and does not square."""
@@ -209,7 +240,8 @@ class Case:
 
     def is_free_exponent(self) -> bool:
         """It is an exponential of an activation that no sum or logarithm takes back."""
-        return not (self.is_by_weight_in_half() or self.is_logged() or self.is_normalized())
+        taken_back = (self.is_logged, self.is_normalized, self.is_softplus, self.is_by_hand_sigmoid)
+        return not self.is_by_weight_in_half() and not any(sign() for sign in taken_back)
 
     def adds_exponentials(self) -> bool:
         """It sums what exponentials made."""
@@ -217,12 +249,56 @@ class Case:
         further = [step for step in behind if plain(step.kind) in ("add", "mul")]
         return "exp" in _names((*behind, *self.around.behind_all(further)))
 
+    def is_weighted(self) -> bool:
+        """Its result is multiplied by what it is made of: p * log(p)."""
+        culprit = self.around.culprit
+        made_by = [value for s in self.around.culprit_made_by for value in s.inputs]
+        roots = {*made_by, *(() if culprit is None else (culprit,))}
+        products = (step for step in self.around.read_by if plain(step.kind) == "mul")
+        return any(roots.intersection(step.inputs) for step in products)
+
+    def is_ratio_of_softmaxes(self) -> bool:
+        """It divides by a softmax, and the logarithm is taken."""
+        return self.is_of_softmax() and "log" in _names(self.around.read_by)
+
+    def is_softplus(self) -> bool:
+        """The logarithm of 1 + its result is taken."""
+        read_by = self.around.read_by
+        adds_one = any(plain(s.kind) == "add" and 1 in s.literals for s in read_by)
+        return "log1p" in _names(read_by) or (adds_one and "log" in _names(read_by))
+
+    def is_by_hand_sigmoid(self) -> bool:
+        """Its result is divided by 1 + the same."""
+        return any(
+            plain(step.kind) == "div"
+            and any(
+                plain(s.kind) == "add" and 1 in s.literals
+                for s in self.around.behind(step.inputs[-1])
+            )
+            for step in self.around.read_by
+        )
+
     def is_scaled_after(self) -> bool:
         """Its result is made smaller by a number."""
-        return any(map(_shrinks, self.around.read_by))
+        return any(map(self._is_scale, self.around.read_by))
+
+    def _is_scale(self, step: Step) -> bool:
+        """Whether an operation makes what it reads smaller, all of it alike."""
+        name, literals = plain(step.kind), step.literals
+        if is_scaling(step):
+            return abs(literals[-1]) < 1 if name == "mul" else abs(literals[-1]) > 1
+        if len(set(step.inputs)) != 2 or literals:
+            return False
+        by = step.inputs[-1]
+        role, made_by = self.around.values[by].role, _names(self.around.behind(by))
+        if name == "div":
+            return "sqrt" in made_by or role.is_given
+        return name == "mul" and role in (Role.BUFFER, Role.CONSTANT)
 
     def is_logged(self) -> bool:
         """A logarithm is taken of a sum or of a ratio of its results."""
+        if self.is_softplus():
+            return False
         steps = self.around.read_by
         for _ in range(2):
             steps += self.around.ahead_all(s for s in steps if plain(s.kind) in _SUMMED)
@@ -233,8 +309,8 @@ class Case:
         if self.is_logged():
             return False
         read_by = self.around.read_by
-        sums = [step for step in read_by if plain(step.kind) in _SUMMED]
-        return "div" in _names((*read_by, *self.around.ahead_all(sums)))
+        sums = [step for step in read_by if plain(step.kind) in ("mean", "sum")]
+        return "div" in _names(self.around.ahead_all(sums))
 
     def norm_follows(self) -> bool:
         """A norm divides out any scale of its result, and the dtype's limit is near."""
@@ -242,11 +318,3 @@ class Case:
 
 
 _SUMMED = ("add", "div", "mean", "sum")
-
-
-def _shrinks(step: Step) -> bool:
-    """Whether it multiplies by a number below 1, or divides by one above."""
-    if not is_scaling(step):
-        return False
-    factor = abs(step.literals[-1])
-    return factor < 1 if plain(step.kind) == "mul" else factor > 1

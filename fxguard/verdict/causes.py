@@ -25,6 +25,7 @@ from fxguard.graph.poles import (
 )
 from fxguard.graph.tables import UNINITIALISED
 from fxguard.records import Role
+from fxguard.verdict.surroundings import ROOTS, Surroundings
 
 __all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
 
@@ -40,11 +41,12 @@ def cause_of_given(role: Role) -> str:
     return "data" if role is Role.INPUT else "weight"
 
 
-def cause_of(evidence: Evidence) -> str:
+def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
     """Why an operation made something bad, as :attr:`~fxguard.records.Origin.cause` says it.
 
     Args:
         evidence: the operation, at the first bad element.
+        around: the graph around it, where it is known: a root of an eps that is 0 shows there.
 
     Example:
         >>> x, y = Operand(454.0, 454.0, dtype="float16"), Operand(485.0, 485.0, dtype="float16")
@@ -65,6 +67,7 @@ def cause_of(evidence: Evidence) -> str:
     lost = any(is_lost(operand, evidence.dtype) for operand in evidence.operands)
     is_sound = evidence.wide is not None and math.isfinite(evidence.wide)
     if is_sound or (evidence.wide is None and lost):
+        lost = lost or (around is not None and _is_root_of_nothing(evidence, around))
         return "underflow" if lost else "rounding"
     return law or "unknown"
 
@@ -91,6 +94,18 @@ def lost_eps(evidence: Evidence) -> float | None:
     own = None if has_eps else DEFAULT_EPS.get(plain(evidence.kind))
     lost = (eps for eps in (*literals, own) if eps is not None and form and form.loses(eps))
     return next(lost, None)
+
+
+def _is_root_of_nothing(evidence: Evidence, around: Surroundings) -> bool:
+    """Whether an operand is 0 because an eps or a square is 0 of which it is the root."""
+    form = FORMATS.get(evidence.dtype)
+    roots = (step for step in around.culprit_made_by if plain(step.kind) in ROOTS)
+    behind = around.behind_all(roots)
+    numbers = (number for step in behind for number in step.literals)
+    loses_eps = form is not None and any(map(form.loses, numbers))
+    zeros = (each for each in evidence.operands if each.dtype and each.low == each.high == 0)
+    wide = max((abs(each.wide_low) for each in zeros if each.wide_low is not None), default=0.0)
+    return loses_eps or (bool(behind) and form is not None and form.loses(wide * wide))
 
 
 def _is_beyond(number: float, dtype: str) -> bool:

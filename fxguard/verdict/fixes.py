@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.poles import DEFAULT_EPS, LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, SUMS
+from fxguard.graph.poles import (
+    DEFAULT_EPS,
+    LAWS,
+    LOSSES_OF_TARGETS,
+    PRODUCTS,
+    SINGULAR,
+    SPREADS,
+    SUMS,
+)
+from fxguard.graph.tables import CASTS
 from fxguard.records import Fix, Role
 from fxguard.verdict.case import Case
 from fxguard.verdict.surroundings import Surroundings
@@ -52,7 +61,7 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
         Exact fixes before advice, three at most.
     """
     case = Case(cause, evidence, around)
-    if cause == "overflow" and case.reads_infinity():
+    if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):
         return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
     found = [rule for rule in RULES if rule.applies(case)]
     said = [rule for rule in found if not rule.last] or found[:2]
@@ -93,8 +102,9 @@ _LOGS = _names("log log10 log1p log2")
 _EXPS = _names("cosh exp exp2 expm1 sinh")
 _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
+_LOSSES = LOSSES_OF_TARGETS | _names("kl_div")
 _NORMS = frozenset(DEFAULT_EPS) - {"weight_norm"}
-_KEPT_WIDE = (PRODUCTS | frozenset(LAWS) | _names("float half index_add to type type_as")) - _EXPS
+_KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
 
 # How an argument is kept inside of its domain, or away from a pole.
 _BOUNDED = {
@@ -118,12 +128,17 @@ RULES = (
     # Logarithms of what exponentials made, and small numbers beside 1.
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take log_softmax(x, dim) instead of log(softmax(x, dim))", Case.is_of_softmax),
+    Rule("zero divisor, underflow, rounding", _names("div"), "exact",
+         "take log_softmax(a, dim) - log_softmax(b, dim) instead of the logarithm of their ratio",
+         Case.is_ratio_of_softmaxes),
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take logsigmoid(x) instead of log(sigmoid(x))", Case.is_of_sigmoid),
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take logsigmoid(-x) instead of log(1 - sigmoid(x))", Case.is_one_minus_sigmoid),
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take logsumexp(x, dim) instead of log(sum(exp(x)))", Case.is_sum_of_exp),
+    Rule("zero divisor, underflow", _LOGS, "exact",
+         "take xlogy(p, q) instead of p * log(q): it is 0 where p is", Case.is_weighted),
     Rule("rounding", _LOGS, "exact", "take log1p(x) instead of log(1 + x)", Case.is_one_plus),
     Rule("rounding", _DIVISIONS | _LOGS, "exact", "take expm1(x) instead of exp(x) - 1",
          Case.is_exp_minus_one),
@@ -131,6 +146,10 @@ RULES = (
          "take the mean of (x - mean)² instead of E[x²] - E[x]², which cancels",
          Case.is_difference_of_squares),
     # Overflows that another order of operations avoids.
+    Rule("overflow", _EXPS, "exact", "take softplus(x) instead of log(1 + exp(x))",
+         Case.is_softplus),
+    Rule("overflow", _EXPS, "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
+         Case.is_by_hand_sigmoid),
     Rule("overflow", _EXPS, "exact",
          "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
          Case.is_logged),
@@ -143,6 +162,9 @@ RULES = (
     Rule("overflow", _names("add sub"), "exact",
          "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit",
          Case.adds_limit),
+    Rule("overflow", _names("add mul sub where"), "exact",
+         "take masked_fill(mask, torch.finfo(x.dtype).min): {c.dtype} has no such number",
+         Case.has_number_beyond),
     Rule("overflow", _REDUCED | {"add"}, "exact",
          "subtract the running maximum from all exponents before their sum",
          Case.adds_exponentials),
@@ -159,14 +181,19 @@ RULES = (
          "bound the argument, {c.name}(x.clamp(max={c.largest_exponent})): {c.dtype} ends at "
          "{c.limit:.5g}", Case.is_free_exponent),
     Rule("overflow", _REDUCED, "advice",
-         "sum in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
+         "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
+    Rule("overflow", CASTS, "advice",
+         "cast to {c.wider} here: {c.dtype} ends at {c.limit:.5g}", Case.is_half),
     Rule("overflow", _KEPT_WIDE, "advice",
          "keep {c.where} in {c.wider}: {c.dtype} ends at {c.limit:.5g}", Case.is_near_limit),
     Rule("overflow", None, "advice",
-         "look at what its operands grew from: they are beyond {c.dtype}", last=True),
+         "compute {c.name} in {c.wider}: {c.dtype} ends at {c.limit:.5g}", Case.is_half, last=True),
+    Rule("overflow", None, "advice",
+         "look at what its operands grew from: {c.dtype} ends at {c.limit:.3g}", Case.is_wide,
+         last=True),
     # Divisors that are 0, and an eps that was to keep them from it.
-    Rule("zero divisor, underflow", _DIVISIONS, "advice",
-         "divide by n.clamp(min=1): the divisor counts a mask that may be empty",
+    Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
+         "take n.clamp(min=1): the divisor counts a mask that may be empty",
          Case.is_count_of_mask),
     Rule("zero divisor, underflow", None, "advice",
          "take an eps that {c.dtype} holds, {c.held_eps}: {c.eps} is 0 there", Case.loses_eps),
@@ -183,15 +210,24 @@ RULES = (
     Rule("underflow, rounding", None, "advice",
          "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
          last=True),
+    Rule("underflow", None, "advice",
+         "work with logarithms, or add an eps: {c.dtype} does not hold numbers so small",
+         Case.is_wide, last=True),
+    Rule("zero divisor", SINGULAR, "advice",
+         "add eps to the diagonal: the matrix is singular"),
     # Infinities that somebody wrote.
     Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
-         Case.reads_infinity),
+         Case.reads_mask),
     Rule("domain", _names("add sub"), "exact",
          "join masks by where or a boolean or, not by addition: inf - inf is NaN",
-         Case.reads_infinity),
+         Case.reads_mask),
     Rule("domain", PRODUCTS | _REDUCED, "advice",
-         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_infinity),
+         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_mask),
+    Rule("domain", _LOSSES, "advice",
+         "leave out targets that the mask excludes: their probability is 0", Case.reads_infinity),
+    Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
+         last=True),
     Rule("masked row", None, "advice",
          "drop the row in which everything is masked, or unmask one position of it"),
     # Nothing to work on.

@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
@@ -72,7 +73,7 @@ def _expression(evidence: Evidence) -> str:
 def _formula(law: Law, evidence: Evidence) -> str:
     """The operation with its numbers, and with those of float64 where they tell another story."""
     operands = evidence.operands[: law.arity]
-    if plain(evidence.kind) in ("div", "pow") and _is_backwards(evidence):
+    if plain(evidence.kind) in ("div", "pow") and _is_backwards(law, operands):
         operands = operands[::-1]
     text = law.text.format(*map(_number, operands))
     if not any(_is_another_story(operand, evidence.dtype) for operand in operands):
@@ -80,12 +81,12 @@ def _formula(law: Law, evidence: Evidence) -> str:
     return f"{text}; in float64 {law.text.format(*map(_wide_number, operands))}"
 
 
-def _is_backwards(evidence: Evidence) -> bool:
-    """Whether Python's ``1 / x`` was read as ``div(x, 1)``: what it made tells."""
-    x, y = evidence.operands[:2]
-    if y.dtype or not x.dtype or evidence.same is None or math.isfinite(evidence.same):
+def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:
+    """Whether Python's ``1 / x`` was read as ``div(x, 1)``: one of the two has a pole."""
+    if operands[-1].dtype:
         return False
-    return x.low == 0 and y.low != 0
+    numbers = [(operand.low, operand.high) for operand in operands]
+    return bool(law.verdict(numbers[::-1])) and not law.verdict(numbers)
 
 
 def _in_float64(evidence: Evidence) -> str:

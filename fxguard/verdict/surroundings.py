@@ -13,9 +13,12 @@ from fxguard.plan.plan import Step, Value
 from fxguard.records import Role
 from fxguard.verdict.origins import Blame
 
-__all__ = ["Surroundings", "is_scaling"]
+__all__ = ["ROOTS", "Surroundings", "is_scaling"]
 
 MOST_STEPS = 64  # that one walk passes
+
+# The root of what a dtype does not hold may be a number that it holds.
+ROOTS = ("norm", "rsqrt", "sqrt", "std", "vector_norm")
 
 _PASSED = MOVES | SELECTS | CASTS | {"dropout", "masked_fill", "neg"}
 _OF_NUMBERS = frozenset(
@@ -64,7 +67,7 @@ class Surroundings:
         self.values = values
         self.made = blame.value
         self._maker: dict[int, Step] = {}
-        for step in steps[: blame.step]:
+        for step in steps:
             self._maker.update(dict.fromkeys(step.outputs, step))
         self._readers: dict[int, list[Step]] = {}
         for step in steps[blame.step + 1 :]:
@@ -138,6 +141,13 @@ class Surroundings:
     def culprit_made_by(self) -> list[Step]:
         """What computed that operand."""
         return [] if self.culprit is None else self.behind(self.culprit)
+
+    @property
+    def culprit_roots(self) -> list[Step]:
+        """What computed it, also behind a root or a norm."""
+        made_by = self.culprit_made_by
+        roots = [step for step in made_by if plain(step.kind) in ROOTS]
+        return [*made_by, *self.behind_all(roots)]
 
     @property
     def read_by(self) -> list[Step]:

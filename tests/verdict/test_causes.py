@@ -15,9 +15,12 @@ from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS
 from fxguard.graph.tables import UNINITIALISED
-from fxguard.records import Role
+from fxguard.plan.plan import Step, Value
+from fxguard.records import Role, Severity
 from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.operands import LONGEST, operands_text
+from fxguard.verdict.origins import Blame
+from fxguard.verdict.surroundings import Surroundings
 
 INF, NAN = math.inf, math.nan
 
@@ -189,6 +192,25 @@ def test_uninitialised_memory_is_no_arithmetic(kind: str) -> None:
 def test_what_was_given_has_a_cause(role: Role) -> None:
     """An input is data; what the model keeps, and constants, are weights."""
     assert cause_of_given(role) == ("data" if role is Role.INPUT else "weight")
+
+
+def test_the_root_of_an_eps_that_is_lost_is_an_underflow() -> None:
+    """A root of 1e-12 is 1e-6, which the dtype holds: what stands around it tells."""
+    values = [Value(Role.INPUT, "x"), *(Value(Role.MADE, "") for _ in range(4))]
+
+    def graph(kind: str, eps: float) -> Surroundings:
+        steps = (
+            Step("add", "", (0,), (1,), literals=(eps,)),
+            Step(kind, "", (1,), (2,)),
+            Step("div", "", (0, 2), (3,)),
+        )
+        return Surroundings(steps, values, Blame(3, 2, Severity.NAN))
+
+    found = Evidence("div", "float16", (0,), NAN, (one(0.0, 0.0), one(0.0, 1e-3)), NAN, 0.0)
+    assert cause_of(found) == "rounding"
+    assert cause_of(found, graph("sqrt", 1e-6)) == "rounding"
+    assert cause_of(found, graph("sqrt", 1e-12)) == "underflow"
+    assert cause_of(found, graph("relu", 1e-12)) == "rounding"
 
 
 NUMBERS = (0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 100.0, -100.0, INF, -INF)
