@@ -86,8 +86,8 @@ class Report:
             >>> print(report.summary)
             batch 0: mul made inf (gated.py:11): overflow
               gated.py:11: hidden = torch.nn.functional.gelu(self.gate(x)) * self.up(x)
-              at [0, 1]: 512.5 * 514; it needs 2.634e+05, 4.02 times what float16 holds (65504)
-              fix: compute this product in float32 (advice)
+              at [0, 1]: 512.5 * 514.0 is 263425 in float64 (and 35 more; sample 0)
+              fix: keep this operation in float32, or the model in bfloat16 (advice)
         """
         if not (self.grown or self.origins):
             return "\n".join([self.message, *self.verdict])

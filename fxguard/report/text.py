@@ -200,12 +200,11 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
         if origin.frame.source is not None:
             yield f"  {origin.frame.source}"
         needs = _needs(origin)
-    # One line for both: the fix has to be among the first lines.
-    for line in ("; ".join(filter(None, (origin.operands, needs))), origin.harm, origin.turn):
+    # The fix has to be among the first five lines.
+    first = (origin.operands or needs, origin.harm, origin.turn, *fix_lines(origin.fixes))
+    for line in (*first, needs if origin.operands else ""):
         if line:
             yield f"  {line}"
-    for line in fix_lines(origin.fixes):
-        yield f"  {line}"
     if origin.is_operation:
         yield from _read_lines(origin)
     if origin.nan_count is not None:
@@ -256,18 +255,15 @@ def _needs(origin: Origin) -> str:
         return ""
     if origin.needed is None:
         return f"{origin.dtype} holds {_limit_text(origin.limit)}"
-    says_float64 = " in float64" in origin.operands  # of the first bad element
     if math.isinf(origin.needed):
-        return "" if says_float64 else "it is infinite in float64 too"
+        return "" if " in float64" in origin.operands else "it is infinite in float64 too"
     if origin.needed <= origin.limit:
         return ""
     ratio = f"{origin.needed / origin.limit:.3g}"
     times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
-    if f" is {origin.needed:.6g} in float64" in origin.operands:
-        what = ""
-    else:
-        what = f"{'the largest' if says_float64 else 'it'} needs {origin.needed:.4g}, "
-    return f"{what}{times} ({_limit_text(origin.limit)})"
+    is_said = f" is {origin.needed:.6g} in float64" in origin.operands
+    needed = "" if is_said else f"{origin.needed:.4g}, "
+    return f"it needs {needed}{times} ({_limit_text(origin.limit)})"
 
 
 def _limit_text(value: float) -> str:

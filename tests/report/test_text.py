@@ -125,7 +125,7 @@ def test_five_lines_suffice_for_the_right_fix() -> None:
     assert lines[:5] == [
         f"{OVERFLOW.message}: overflow",
         f"  {OVERFLOW.frame.source}",
-        f"  {OVERFLOW.operands}; it needs 2.203e+05, 3.36 times what float16 holds (65504)",
+        f"  {OVERFLOW.operands}",
         f"  {origin.harm}",
         f"  fix: {OVERFLOW.fixes[0]}",
     ]
@@ -137,18 +137,18 @@ def test_five_lines_suffice_for_the_right_fix() -> None:
 @pytest.mark.parametrize(
     ("operands", "needed", "line"),
     [
-        ("at [1]: 2 * 3", 70000.0, "; it needs 7e+04, 1.07 times what float16 holds (65504)"),
-        ("at [1]: 2 * 3 is 7e+04 in float64", 9e4, "; the largest needs 9e+04, 1.37 times {}"),
-        ("at [1]: 2 * 3 is 70000 in float64", 7e4, "; 1.07 times {}"),
-        ("at [1]: exp(800.0) is inf in float64, too", INF, ""),
-        ("", INF, "it is infinite in float64 too"),
+        ("at [1]: 2 * 3", 70000.0, "  it needs 7e+04, 1.07 times what float16 holds (65504)"),
+        ("at [1]: 2 * 3 is 70000 in float64", 7e4, "  it needs 1.07 times {}"),
+        ("at [1]: exp(800.0) is inf in float64, too", INF, None),
+        ("", INF, "  it is infinite in float64 too"),
     ],
 )
-def test_no_number_stands_in_a_line_twice(operands: str, needed: float, line: str) -> None:
+def test_no_number_is_said_twice(operands: str, needed: float, line: str | None) -> None:
     """What the operands have said of float64 is not said again."""
     origin = dataclasses.replace(OVERFLOW, operands=operands, needed=needed)
-    wanted = line.format("what float16 holds (65504)")
-    assert Report(0, (), (origin,)).verdict[2] == f"  {operands}{wanted}"
+    said = [each for each in Report(0, (), (origin,)).verdict if "needs" in each or "too" in each]
+    rest = said[bool(operands) and "too" in operands :]
+    assert rest == ([] if line is None else [line.format("what float16 holds (65504)")])
 
 
 def test_the_fix_and_the_phase_are_those_of_the_first_origin() -> None:

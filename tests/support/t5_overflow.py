@@ -60,9 +60,10 @@ REPORT = Report(0, (WI_1, MUL), (OVERFLOW,))
 VERDICT = """\
 mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109): overflow
   modeling_t5.py:109: hidden_states = hidden_gelu * hidden_linear
-  at [0, 3, 17]: 454.2 * 485.1; it needs 2.203e+05, 3.36 times what float16 holds (65504)
+  at [0, 3, 17]: 454.2 * 485.1
   fix: keep `DenseReluDense` in float32: finite, error 2e-3 (tried)
   or: bfloat16 (advice)
+  it needs 2.203e+05, 3.36 times what float16 holds (65504)
   it read input[0] up to 4.54e+02, input[1] up to 4.85e+02
   output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04
   where the magnitude grew most on the way:
