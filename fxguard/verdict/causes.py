@@ -162,6 +162,8 @@ def _law_of(evidence: Evidence) -> str:
         return "empty"
     if evidence.masked_row and name in SOFTMAXES:
         return "masked row"
+    if name in MEANS and any(math.isnan(operand.low) for operand in tensors):
+        return "empty"  # nanmean leaves NaN out
     if any(not _is_finite(operand) for operand in tensors):
         rows = tensors[:1] if name in SOFTMAXES else []
         return "masked row" if any(row.high == -math.inf for row in rows) else "domain"

@@ -16,6 +16,7 @@ from fxguard.rerun.consequences import Difference, Start, if_other, if_repaired
 from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.origins import Blame, Verdict
+from fxguard.verdict.surroundings import Surroundings
 
 __all__ = ["Opinion", "SecondOpinion"]
 
@@ -71,7 +72,9 @@ class SecondOpinion:
         if blame.step is None:
             return cause_of_given(self.flow.values[blame.value].role)
         evidence = self.evidence(blame)
-        return "unknown" if evidence is None else cause_of(evidence)
+        if evidence is None:
+            return "unknown"
+        return cause_of(evidence, Surroundings(self.flow.steps, self.flow.values, blame))
 
     @property
     def lasts(self) -> bool:

@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 from fxguard.graph.poles import DEFAULT_EPS, plain
 from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
@@ -66,13 +67,19 @@ class Surroundings:
         self.step = steps[blame.step]
         self.values = values
         self.made = blame.value
-        self._maker: dict[int, Step] = {}
-        for step in steps:
-            self._maker.update(dict.fromkeys(step.outputs, step))
-        self._readers: dict[int, list[Step]] = {}
-        for step in steps[blame.step + 1 :]:
+        self._steps = steps
+
+    @cached_property
+    def _maker(self) -> dict[int, Step]:
+        return {value: step for step in self._steps for value in step.outputs}
+
+    @cached_property
+    def _readers(self) -> dict[int, list[Step]]:
+        readers: dict[int, list[Step]] = {}
+        for step in self._steps:
             for value in dict.fromkeys(step.inputs):
-                self._readers.setdefault(value, []).append(step)
+                readers.setdefault(value, []).append(step)
+        return readers
 
     def behind(self, value: int) -> list[Step]:
         """The operations that computed a value, nearest first.

@@ -138,6 +138,8 @@ CASES = (
          "sum of a row from -inf to 0.0 (4 elements)"),
     case("mean", NAN, (Operand(NAN, NAN, count=0, dtype="float16"),), NAN, NAN, "empty",
          "mean of 0 elements"),
+    case("nanmean", NAN, (row(NAN, NAN, 4),), NAN, NAN, "empty",
+         "nanmean of a row from nan to nan (4 elements)"),
     case("std", NAN, (one(0.5, 0.5), number(1)), NAN, NAN, "empty", "std of 1 element"),
     case("cross_entropy", NAN, (ROW,), NAN, NAN, "empty", "cross_entropy without a valid target"),
     case("softmax", NAN, (MASKED, number(-1)), NAN, NAN, "masked row",
