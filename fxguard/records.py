@@ -280,7 +280,6 @@ class Origin:
     limit: float | None = None  # the largest number that this dtype holds
     needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
     autocast: tuple[Row, ...] = ()  # what autocast cast to `dtype`, which cannot hold it
-    masked_row: bool = False  # NaN, made of a row of nothing but -inf: every position is masked
     follows: bool = False  # made of a bad value that another origin had made
     climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way there
     spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
@@ -296,6 +295,11 @@ class Origin:
     fixes: tuple[Fix, ...] = ()  # what to do about it, the best first
     # Why nobody knows whether an absorbed inf or NaN does harm: "no float64 kernel for X".
     not_judged: str = ""
+
+    @property
+    def masked_row(self) -> bool:
+        """Whether it is a NaN made of a row of nothing but -inf: every position is masked."""
+        return self.cause == "masked row"
 
     @property
     def phase(self) -> str:

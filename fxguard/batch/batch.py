@@ -68,7 +68,6 @@ class Batch:
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad ones
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
-        self.float64_runs = 0  # of operations between graphs that made something bad
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and of which it has a copy
         self.live = LiveTensors()

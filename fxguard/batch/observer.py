@@ -26,7 +26,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
-from fxguard.graph.in_float64 import needed_by, reads_masked_row
+from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import source_of_caller
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
@@ -148,7 +148,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
-        add_float64_details(batch, call, func, made)
+        add_evidence(batch, call, func, result, made)
     if outputs:
         batch.events.append(operation_of(batch, call, inputs, outputs))
     if apart:
@@ -181,18 +181,17 @@ def operation_of(
 FLOAT64_RUNS = 8  # in one batch, at most: each runs an operation once more
 
 
-def add_float64_details(
-    batch: Batch, call: Call, func: Any, made: list[tuple[tuple[int, ...], Key]]
+def add_evidence(
+    batch: Batch, call: Call, func: Any, result: Any, made: list[tuple[tuple[int, ...], Key]]
 ) -> None:
-    """Note what an operation that made something bad would have needed, and what it read."""
+    """Look closer at an operation that made something bad."""
     for path, (_, index) in made:
-        if index not in batch.details or batch.float64_runs >= FLOAT64_RUNS:
+        if index not in batch.details or len(batch.evidence) >= FLOAT64_RUNS:
             continue
-        batch.float64_runs += 1
-        with batch.own_arithmetic():
-            needed = needed_by(func, call.args, call.kwargs, path)
-            masked = reads_masked_row(call.args, call.kwargs)
-        batch.details[index] = replace(batch.details[index], needed=needed, masked_row=masked)
+        with batch.own_arithmetic(), contextlib.suppress(Exception):  # as a tensor knows few
+            evidence = evidence_alone(call, func, result, path)
+            if evidence is not None:
+                batch.evidence[index] = evidence
 
 
 def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fxguard.graph import tables
 from fxguard.graph.evidence import Evidence, Operand
-from fxguard.graph.in_float64 import reads_masked_row
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
+from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.measure import traceable
 
-__all__ = ["evidence_of"]
+__all__ = ["evidence_alone", "evidence_of"]
 
 
 def evidence_of(
@@ -69,12 +71,43 @@ def evidence_of(
         operands=operands,
         same=_at(same, made, index),
         wide=_at(wide, made, index),
+        needed=None if same is None or not is_float(same) else _needed(same),
         share=len(found),
         numel=made.numel(),
         sample=index[0] if first_is_sample else None,
         masked_row=reads_masked_row(args, kwargs),
         not_judged=not_judged,
     )
+
+
+def evidence_alone(
+    call: Call, function: Callable[..., Any], result: Any, path: tuple[int, ...] = ()
+) -> Evidence | None:
+    """The same of one operation that ran by itself: nothing is known of a wide form.
+
+    Args:
+        call: the operation, with the tensors that it read; it has not written them since.
+        function: what was called.
+        result: what it returned.
+        path: indices of the item of that which is asked for.
+    """
+    args, kwargs = call.args, call.kwargs
+    same: Any = None
+    reason = f"{call.kind} draws random numbers" if call.random else ""
+    if not call.random:
+        ran = Ran(call, function, function, args, kwargs, result)
+        try:
+            # It may write what it was given.
+            wide_args, wide_kwargs = pytree.tree_map_only(
+                Tensor, torch.clone, widened((args, dict(kwargs)), torch.float64)
+            )
+            same = wide_result(ran, wide_args, wide_kwargs, torch.float64)
+        except NotJudged as error:
+            reason = str(error)
+    for index in path:
+        result, same = result[index], None if same is None else same[index]
+    same = same if is_float(same) else None
+    return evidence_of(call, args, kwargs, result, same=same, not_judged=reason)
 
 
 def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -209,9 +242,37 @@ def _at(result: Tensor | None, made: Tensor, index: tuple[int, ...]) -> float | 
     return _number(result[index])
 
 
+def _needed(same: Tensor) -> float:
+    largest = float(same.detach().abs().max()) if same.numel() else 0.0
+    return largest if math.isfinite(largest) else math.inf
+
+
 def _number(element: Tensor) -> float:
     return float(element.detach().abs() if element.is_complex() else element.detach())
 
 
 def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def reads_masked_row(args: Any, kwargs: Any) -> bool:
+    """Whether a floating-point operand holds a row of nothing but -inf.
+
+    The row is along ``dim`` where the operation was given one, else along the last dimension.
+    """
+    given = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
+    try:
+        return any(_has_masked_row(value, dim) for value in pytree.tree_leaves((args, kwargs)))
+    except Exception:  # a subclass or a layout that knows few operations
+        return False
+
+
+def _has_masked_row(value: Any, dim: int) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in traceable.FLOATS
+        and value.layout is torch.strided
+        and -value.dim() <= dim < value.dim()
+        and bool((value == -math.inf).all(dim=dim).any())
+    )

@@ -49,6 +49,9 @@ class Evidence:
     # form. None where that is not known.
     same: float | None = None
     wide: float | None = None
+    # The largest magnitude of the whole result in float64, of the operands that the model had; inf
+    # where an element is infinite then too; None where that is not known.
+    needed: float | None = None
     share: int = 1  # how many elements of the result are bad
     numel: int = 1  # of how many
     sample: int | None = None  # the index in the batch of the model's inputs, where it has one

@@ -23,9 +23,6 @@ class Detail:
     neginf_count: int
     largest_finite: float | None  # magnitude; None when no element is finite
     first_index: tuple[int, ...] | None  # None when every element is finite
-    # What the operation would have made in float64: the largest finite magnitude, or inf.
-    needed: float | None = None
-    masked_row: bool = False  # it read a row of nothing but -inf
     rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
     row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
     loop: str = ""  # the higher-order operation that made it many times, "scan"; "" for none

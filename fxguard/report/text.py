@@ -130,7 +130,7 @@ def cause_text(origin: Origin) -> str:
         >>> origin.message + cause_text(origin)
         'mul in encoder.block.0 made inf (modeling_t5.py:109): overflow'
     """
-    cause = "masked row" if origin.masked_row else origin.cause
+    cause = origin.cause
     if not origin.is_operation or cause == "unknown":
         return ""
     return f": {CAUSES.get(cause, cause)}"

@@ -6,13 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
-from fxguard.graph.in_float64 import needed_by, reads_masked_row
 from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
-from fxguard.plan.plan import Check
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.node_by_node import NodeByNode
 from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
@@ -69,23 +66,16 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
         ):
             raise _Ended(None)
 
-    in_float64: dict[str, Any] = {}
-
-    def before(slot: int, check: Check, node: Node, args: Any, kwargs: Any) -> None:
-        if slot == wanted:
-            in_float64["needed"] = needed_by(node.target, args, kwargs, check.path)
-            in_float64["masked_row"] = reads_masked_row(args, kwargs)
-
     checks = list(enumerate(run.plan.checks))
     if later is not None:  # only a second run sees it: it is compared with nothing
         wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
         with as_before(run):
-            walk = NodeByNode(run.graph_module, checks, visit, before=before)
+            walk = NodeByNode(run.graph_module, checks, visit)
             walk.run(*copies_of(run))
     except _Ended as ended:
         detail = ended.detail
-        return None if detail is None else replace(detail, **in_float64, **iterations)
+        return None if detail is None else replace(detail, **iterations)
     except Exception:  # whatever stops the second run, the report goes out without counts
         return None
     return None

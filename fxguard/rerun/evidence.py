@@ -16,11 +16,13 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check
+from fxguard.records import Role
 from fxguard.rerun.lockstep import Lockstep, Place
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Look", "evidence_in"]
@@ -52,11 +54,11 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     }
     if run.args is None or not run.repeated or not checks:
         return {}
-    looks = _Looks(checks, _samples(run))
+    looks = _Looks(checks, _samples(run), _compared_in(run))
     try:
         with as_before(run):
             Lockstep(without_marks(run.graph_module), looks).run_both(copies_of(run))
-    except _AllSeen:
+    except _Ended:
         pass
     except Exception:  # whatever stops the second run, the report goes out with what is known
         pass
@@ -78,7 +80,22 @@ def _samples(run: GraphRun) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-class _AllSeen(Exception):  # noqa: N818 - a signal, not an error
+def _compared_in(run: GraphRun) -> dict[Place, list[tuple[Check, float]]]:
+    """The values that a second run has to repeat, and their largest magnitudes."""
+    compared: dict[Place, list[tuple[Check, float]]] = {}
+    highs = run.statistics[:, 1].tolist()
+    for value in run.plan.values:
+        # Not integers, nor what came in: a cache that the graph wrote is another one now.
+        if value.slot is None or not value.can_be_bad or value.role is not Role.MADE:
+            continue
+        check = run.plan.checks[value.slot]
+        if check.region_end is None and not check.inside:
+            place = check.inside, check.after
+            compared.setdefault(place, []).append((check, highs[value.slot]))
+    return compared
+
+
+class _Ended(Exception):  # noqa: N818 - a signal, not an error
     pass
 
 
@@ -95,9 +112,15 @@ class _Before:
 class _Looks(WideForm):
     """The wide form, and a look at some operations when they have run."""
 
-    def __init__(self, checks: dict[int, Check], samples: int | None) -> None:
+    def __init__(
+        self,
+        checks: dict[int, Check],
+        samples: int | None,
+        compared: dict[Place, list[tuple[Check, float]]],
+    ) -> None:
         super().__init__()
         self.samples = samples
+        self.compared = compared
         self.wanted: dict[Place, dict[int, Check]] = {}
         for value, check in checks.items():
             self.wanted.setdefault((check.inside, check.after), {})[value] = check
@@ -122,10 +145,13 @@ class _Looks(WideForm):
 
     def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
         place = step.place(node)
+        nodes = {each.name: each for each in step.env}
+        for check, high in self.compared.get(place, ()):
+            if check.node in nodes and not _repeats(step.env[nodes[check.node]], check, high):
+                raise _Ended  # other random numbers: what follows are other tensors
         if place not in self.wanted:
             return
         begun = self.begun.pop(place)
-        nodes = {each.name: each for each in step.env}
         for value, check in self.wanted[place].items():
             made = nodes.get(check.node)
             if made is None or value in self.found:
@@ -134,7 +160,7 @@ class _Looks(WideForm):
             if look is not None:
                 self.found[value] = look
         if len(self.found) == sum(map(len, self.wanted.values())):
-            raise _AllSeen
+            raise _Ended
 
     def look(
         self, step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
@@ -180,3 +206,10 @@ class _Looks(WideForm):
             return None
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
         return Look(evidence, wide.clone() if keeps else None)
+
+
+def _repeats(made: Any, check: Check, high: float) -> bool:
+    """Whether a value has the range that it had in the first run."""
+    for index in check.path:
+        made = made[index]
+    return same_magnitude(float(traceable.abs_min_max(made)[1]), high)

@@ -22,14 +22,9 @@ from fxguard.graph.nodes import memory_of
 from fxguard.graph.operations import Call, is_collective, read_node
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
+from fxguard.rerun._regions import Regions
 
-__all__ = ["CLOSES", "Lockstep", "Place", "SecondForm"]
-
-# A second run may end inside a region that a node has opened: what closes it.
-CLOSES = {
-    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
-    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
-}
+__all__ = ["Lockstep", "Place", "SecondForm"]
 
 # A node, and the bodies of higher-order operations around it, as in `plan.Check`.
 Place = tuple[tuple[tuple[str, int], ...], str]
@@ -145,7 +140,7 @@ class Lockstep(Interpreter):
         self.others: dict[Node, Any] = {}
         self.finished = {} if finished is None else finished
         self.calls: dict[Node, Call] = {}
-        self.open: list[tuple[Any, Any]] = []  # what closes a region, and its argument
+        self.regions = Regions()
         self.node: Node | None = None
 
     def place(self, node: Node) -> Place:
@@ -190,9 +185,7 @@ class Lockstep(Interpreter):
                     self.env.pop(unused, None)
                     self.others.pop(unused, None)
         finally:
-            while self.open:
-                close, argument = self.open.pop()
-                close(argument)
+            self.regions.leave()
         raise AssertionError("a graph without an output")
 
     def keep(self, node: Node, low: Any, other: Any) -> None:
@@ -250,10 +243,7 @@ class Lockstep(Interpreter):
     def run_plain(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Run an operation in the model's form."""
         result = getattr(self, node.op)(node.target, args, kwargs)
-        if node.op == "call_function" and node.target in CLOSES:
-            self.open.append((CLOSES[node.target], result))
-        elif node.op == "call_function" and self.open and node.target is self.open[-1][0]:
-            self.open.pop()
+        self.regions.passed(node.target, result)
         return result
 
     def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:

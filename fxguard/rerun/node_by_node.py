@@ -6,21 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.graph import higher_order, operations
+from fxguard.graph.wide_form import NotJudged
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check
+from fxguard.rerun._regions import Regions
 
 __all__ = ["NodeByNode", "Visit"]
-
-# A second run may end inside a region that a node has opened: what closes it.
-CLOSES = {
-    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
-    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
-}
 
 # Given the check's number, what is measured, and whether a loop may measure it many times.
 Visit = Callable[[int, Any, bool], None]
@@ -35,8 +30,6 @@ class NodeByNode(Interpreter):
         visit: called for each when its value is there.
         inside: the higher-order operations around this graph, as in :class:`Check`.
         repeats: whether one of them is a loop.
-        before: called before an operation that a check follows, with the check's number, the
-            operation's node, and its arguments.
     """
 
     def __init__(
@@ -46,10 +39,8 @@ class NodeByNode(Interpreter):
         visit: Visit,
         inside: tuple[tuple[str, int], ...] = (),
         repeats: bool = False,
-        before: Callable[[int, Check, Node, Any, Any], None] | None = None,
     ) -> None:
         super().__init__(module)
-        self.before = before
         self.visit = visit
         self.inside = inside
         self.repeats = repeats
@@ -63,7 +54,7 @@ class NodeByNode(Interpreter):
             else:
                 self.after.setdefault(check.after, []).append((slot, check))
         self.pending: dict[str, list[tuple[int, Any]]] = {}  # until their torch.func region ends
-        self.open: list[tuple[Any, Any]] = []  # what closes a region, and its argument
+        self.regions = Regions()
         self.node: Node | None = None  # that is running
         self.last_body: NodeByNode | None = None  # a body that has not returned
 
@@ -77,20 +68,14 @@ class NodeByNode(Interpreter):
         try:
             return super().run(*args, **kwargs)
         finally:
-            while self.open:
-                close, argument = self.open.pop()
-                close(argument)
+            self.regions.leave()
 
     def run_node(self, n: Node) -> Any:
         self.node = n
-        if self.before is not None and n.op in ("call_function", "call_method"):
-            for slot, check in self.after.get(n.name, ()):
-                self.before(slot, check, n, *self.fetch_args_kwargs_from_env(n))
+        if operations.is_collective(n.target):
+            raise NotJudged(f"{n.name} is a collective")
         result = super().run_node(n)
-        if n.op == "call_function" and n.target in CLOSES:
-            self.open.append((CLOSES[n.target], result))
-        elif n.op == "call_function" and self.open and n.target is self.open[-1][0]:
-            self.open.pop()
+        self.regions.passed(n.target, result)
         for slot, check in self.after.get(n.name, ()):
             value = result if check.node == n.name else self.env.get(self.by_name[check.node])
             if value is None:
@@ -119,7 +104,7 @@ class NodeByNode(Interpreter):
             place = (node.name, position)
             checks = self.bodies.get(place, [])
             inside = (*self.inside, place)
-            inner = NodeByNode(module, checks, self.visit, inside, repeats, self.before)
+            inner = NodeByNode(module, checks, self.visit, inside, repeats)
             inner.loop, inner.iteration = self.loop, self.iteration
             if kind.runs_many_times:
                 name = operations.name_of(target)

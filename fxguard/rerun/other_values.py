@@ -188,7 +188,8 @@ class Repaired(AsTheModel):
         if bool(close.all()):
             return low
         fits = bool((rounded.isfinite() | is_exact).all())
-        if fits or bool((low.isfinite() | is_exact).all()):
+        is_hidden = not self.extends and bool((low.isfinite() | is_exact).all())
+        if fits or is_hidden:
             return torch.where(close, low, rounded)
         return torch.where(close, widened(low, self.dtype), wide)
 

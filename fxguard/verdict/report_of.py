@@ -16,19 +16,24 @@ from fxguard.batch.frames import FrameView
 from fxguard.formats import LIMITS
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Frame, Growth, Origin, Role, Row, Severity
+from fxguard.records import Fix, Frame, Growth, Origin, Role, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, spread_of
+from fxguard.verdict.fixes import fixes_for, fixes_of_given
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.operands import operands_text
 from fxguard.verdict.precedents import Precedents
-from fxguard.verdict.second_opinion import SecondOpinion
+from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
+from fxguard.verdict.surroundings import Surroundings
+from fxguard.verdict.trials import tried, with_tried
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames"]
+
+HALVES = ("float16", "bfloat16")  # in which a model may be, and some of its operations in float32
 
 # The last frames of earlier batches: at most as many as it is asked for.
 EarlierFrames = Callable[[int], list[Frame]]
@@ -143,6 +148,8 @@ class _Description:
         self.opinion = opinion
         self.flow = judgment.flow
         self.view = view
+        origins = (blame for blame in judgment.verdict.origins if blame.step is not None)
+        self.first = next(origins, None)  # the operation for which a fix is tried
 
     def origin(self, blame: cause.Blame) -> Origin:
         """Name a blamed value."""
@@ -186,6 +193,8 @@ class _Description:
             turn=turn_of(flow, blame),
             cause=self.opinion.cause(blame),
             operands="" if evidence is None else operands_text(evidence),
+            needed=evidence.needed if evidence is not None and is_inf else None,
+            fixes=self.fixes(blame),
             harm="" if judged is None else judged.harm,
         )
         # Nobody looks for the cause in what only followed: it is not worth a second run.
@@ -202,10 +211,22 @@ class _Description:
             first_index=detail.first_index,
             rows=detail.rows,
             row_count=detail.row_count,
-            needed=detail.needed if is_inf else None,
             turn=turn_in_loop(detail) or origin.turn,
-            masked_row=detail.masked_row and not is_inf and blame.step is not None,
         )
+
+    def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:
+        """What to do about an origin."""
+        if blame.step is None:
+            value = self.flow.values[blame.value]
+            return fixes_of_given(value.role, self.judgment.name_of(blame.value))
+        around = Surroundings(self.flow.steps, self.flow.values, blame)
+        cause = self.opinion.cause(blame)
+        fixes = fixes_for(cause, self.opinion.evidence(blame), around)
+        if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
+            return fixes
+        if blame != self.first:
+            return fixes
+        return with_tried(fixes, tried(self.judgment.batch, self.flow.keys[blame.value]))
 
     def autocast(self, blame: cause.Blame) -> tuple[Row, ...]:
         """The operands that autocast turned into infinities, as rows of the operation."""

@@ -18,7 +18,7 @@ from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.origins import Blame, Verdict
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["Opinion", "SecondOpinion"]
+__all__ = ["FAILURES", "Opinion", "SecondOpinion"]
 
 MOST_JUDGED = 16  # absorbed values of one batch: each takes a run of its own
 
@@ -166,8 +166,8 @@ def _harm_of(differences: Sequence[Difference]) -> str:
     worst = max(differences, key=lambda found: found.error)
     if worst.given is None or worst.wanted is None:
         return "what left the model is wrong: another number was meant"
-    wanted = "beyond what the dtype holds" if math.isinf(worst.wanted) else f"{worst.wanted:.4g}"
-    return (
-        f"what left the model is finite and wrong: {worst.given:.4g} at {list(worst.index or ())}, "
-        f"in float64 {wanted}"
-    )
+    place = "" if not worst.index else f" at {list(worst.index)}"
+    wrong = f"what left the model is finite and wrong: {worst.given:.4g}{place}"
+    if math.isfinite(worst.wanted):
+        return f"{wrong}, in float64 {worst.wanted:.4g}"
+    return f"{wrong}, where without that bound it is not finite"

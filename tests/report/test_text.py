@@ -71,7 +71,7 @@ def test_the_verdict_tells_origins_errors_and_notes_in_order() -> None:
     linear = Frame("head", "Linear", False, (Row("weight", NAN, NAN), Row("output", NAN, NAN)))
     weight = Origin(linear, "nan", "weight head.weight", "weight", 4, 4, 0, 0, None, (0, 0))
     softmax = Frame("head", "softmax", True, (Row("output", NAN, NAN),), source=line)
-    masked = Origin(softmax, "nan", "softmax", "output", masked_row=True)
+    masked = Origin(softmax, "nan", "softmax", "output", cause="masked row")
     report = Report(
         3,
         (linear,),

@@ -452,5 +452,5 @@ def running_frames() -> Iterator[FrameType]:
 
 def is_own_arithmetic() -> bool:
     """Whether fxguard is measuring, which an observer from below sees too."""
-    own = ("fxguard.measure.traceable", "fxguard.graph.in_float64")
+    own = ("fxguard.measure.traceable", "fxguard.graph.closer_look")
     return any(frame.f_globals.get("__name__") in own for frame in running_frames())

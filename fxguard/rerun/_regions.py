@@ -1,0 +1,34 @@
+"""Regions that nodes of a graph open and close, such as that of autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["Regions"]
+
+CLOSES: dict[Any, Any] = {
+    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
+    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+}
+
+
+class Regions:
+    """The regions that are open in a second run, which may end inside of them."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Any, Any]] = []  # what closes a region, and its argument
+
+    def passed(self, target: Any, result: Any) -> None:
+        """Something was called, and returned this: perhaps a region was entered, or left."""
+        if target.__hash__ is not None and target in CLOSES:
+            self._open.append((CLOSES[target], result))
+        elif self._open and target is self._open[-1][0]:
+            self._open.pop()
+
+    def leave(self) -> None:
+        """Leave every region that is open."""
+        while self._open:
+            close, argument = self._open.pop()
+            close(argument)
