@@ -156,7 +156,6 @@ class Repaired(AsTheModel):
                 return result
         if not ran.has_floats and not ran.call.written:
             return self.integers(ran, args, kwargs)
-        self.island[place] = None
         result = self.starts.get(place)
         if result is None:
             wide_args, wide_kwargs = widened((args, kwargs), self.dtype)
@@ -164,6 +163,7 @@ class Repaired(AsTheModel):
         elif ran.call.written:
             raise NotJudged(f"{ran.call.kind} writes in place")
         if ran.call.written:  # others read the same memory: it stays wide
+            self.island[place] = None
             return result
         found = pytree.tree_map(self.settled, ran.result, result)
         same = all(
@@ -172,6 +172,8 @@ class Repaired(AsTheModel):
         )
         if same:
             self.absorbers.add(ran.call.kind)
+        else:
+            self.island[place] = None
         return found
 
     def writes_wide(self, step: Lockstep, ran: Ran) -> bool:
