@@ -244,6 +244,14 @@ class Batch:
         numbers = [run.numbers for run in self.runs]
         return numbers if self.between is None else [*numbers, self.between]
 
+    def numbers_of(self, event: int) -> Tensor | None:
+        """The numbers of one run of a graph, or of what ran between graphs; None where put off."""
+        if event == BETWEEN_GRAPHS:
+            return self.between
+        run = self.events[event]
+        assert isinstance(run, GraphRun)
+        return run.statistics if run.postponed is None else None
+
     def read(self) -> None:
         """Bring the numbers to the host: one transfer for each graph, and the only wait.
 

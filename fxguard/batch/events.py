@@ -253,6 +253,7 @@ class UncapturedOperation(Event):
     infinite_literal: bool = False
     limit_literal: bool = False
     literals: tuple[float, ...] = ()
+    number_first: bool = False
     counts: bool = True  # see Step
 
     def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
@@ -265,6 +266,7 @@ class UncapturedOperation(Event):
                 infinite_literal=self.infinite_literal,
                 limit_literal=self.limit_literal,
                 literals=self.literals,
+                number_first=self.number_first,
                 source=self.source,
                 counts=self.counts,
             )

@@ -174,6 +174,7 @@ def operation_of(
         infinite_literal=call.infinite_literal,
         limit_literal=call.limit_literal,
         literals=call.literals,
+        number_first=call.number_first,
         counts=bool(outputs),
     )
 

@@ -84,6 +84,11 @@ class Call:
         return tuple(x for x in given if isinstance(x, (int, float)) and not isinstance(x, bool))
 
     @property
+    def number_first(self) -> bool:
+        """Whether its first operand is a Python number, as in ``2 / x``."""
+        return bool(self.args) and isinstance(self.args[0], (int, float))
+
+    @property
     def infinite_literal(self) -> bool:
         """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
         return any(math.isinf(value) for value in _literals((self.args, self.kwargs)))

@@ -19,7 +19,9 @@ __all__ = [
     "DRAWS",
     "DROPOUTS",
     "END_OF_MASKS",
+    "FILLS",
     "IN_PLACE",
+    "KEEPS",
     "LAST_DIMS",
     "LIMITERS",
     "LOSSES",
@@ -277,6 +279,27 @@ MIXES = frozenset(
 
 # Their first operand is only added to what they make of the others.
 MIX_AND_ADD = frozenset("addbmm addbmm_ addmm addmm_ addmv addmv_ addr baddbmm baddbmm_".split())
+
+# No element of what these make is larger than the elements of what they read ...
+KEEPS = (
+    MOVES
+    | SELECTS
+    | frozenset(
+        """
+        abs abs_ absolute amax amin aminmax copy_ cummax cummin fmax fmin index_copy index_copy_
+        index_put index_put_ kthvalue max max_pool1d max_pool2d max_pool3d maximum min minimum msort
+        neg neg_ negative negative_ relu relu_ sort topk
+        """.split()
+    )
+)
+
+# ... or than the numbers that they were given.
+FILLS = LIMITERS | frozenset(
+    """
+    constant_pad_nd fill fill_ full full_like index_fill index_fill_ masked_fill masked_fill_
+    masked_scatter masked_scatter_ new_full pad scatter scatter_ setitem where
+    """.split()
+)
 
 # Functions whose results are minimized. No infinity that they make is intended.
 LOSSES = frozenset(

@@ -128,6 +128,7 @@ class Reading:
             infinite_literal=call.infinite_literal,
             limit_literal=call.limit_literal,
             literals=call.literals,
+            number_first=call.number_first,
             source=source_of_trace(node.meta.get("stack_trace")),
             node=node.name,
             inside=self.table.inside,

@@ -62,6 +62,7 @@ class Step:
     infinite_literal: bool = False  # was given an infinity on purpose
     limit_literal: bool = False  # was given a dtype's largest magnitude, to make a mask
     literals: tuple[float, ...] = ()  # the Python numbers that it was given, in order
+    number_first: bool = False  # its first operand is one of them, as in 2 / x
     source: Source | None = None
     # False where it is no operation of its own: what an operation wrote besides its results, or a
     # link that says that one value stands in the memory of another.

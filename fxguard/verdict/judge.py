@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import torch
@@ -12,16 +13,17 @@ from torch import Tensor
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun
-from fxguard.formats import limit_of
-from fxguard.graph.tables import ADDITIONS
-from fxguard.measure.at_hand import dtype_of, range_of
+from fxguard.formats import LIMITS, limit_of
+from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS
+from fxguard.measure.at_hand import dtype_of, own_arithmetic, range_of
 from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.details import detail_of
+from fxguard.rerun.turned import turned_infinite
 from fxguard.verdict import origins
 from fxguard.verdict.explain import beyond
-from fxguard.verdict.precedents import Answer, Question
+from fxguard.verdict.precedents import Answer, Conditions, Question
 
 __all__ = ["Judgment", "answer"]
 
@@ -44,6 +46,7 @@ class Judgment:
         self.flow = flow
         self.is_ignored = is_ignored
         self.answers: dict[Question, Answer] = {}
+        self.turned: dict[int, bool | None] = {}  # values that were asked about
         self.verdict = self.judge()
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
@@ -56,6 +59,8 @@ class Judgment:
             self.severity,
             abs_max=self.abs_max,
             is_mask=self.is_mask,
+            finite_part=self.finite_part,
+            turned_infinite=self.turned_infinite,
             reached=self.flow.reached,
             is_ignored=self.is_ignored,
             overflowed=overflowed,
@@ -125,9 +130,32 @@ class Judgment:
         """
         if value in self.left_before:
             return False
-        question = Question(self.flow.keys[value], "is mask")
+        question = Question(self.flow.keys[value], "mask")
         self.answers[question] = found = answer(self.batch, question)
-        return bool(found)
+        return found is not None
+
+    def finite_part(self, value: int) -> Range:
+        """The range of the finite elements of a value; up to inf where that is not known."""
+        found = self.range_of(value)
+        if found is None:
+            return Range(0.0, math.inf)
+        if found.severity and not self.flow.values[value].role.is_given:
+            return Range(found.abs_min, math.inf)
+        if not found.severity and self.flow.values[value].slot is not None:
+            return found
+        question = Question(self.flow.keys[value], "mask" if found.severity else "range")
+        if question not in self.answers:
+            self.answers[question] = answer(self.batch, question)
+        known = self.answers[question]
+        return known if isinstance(known, Range) else Range(0.0, math.inf)
+
+    def turned_infinite(self, value: int) -> bool | None:
+        """Whether an element is infinite that was made of finite ones; None if nobody can tell."""
+        if value not in self.turned:
+            key = self.flow.keys[value]
+            run = self.batch.run_of(key)
+            self.turned[value] = None if run is None else turned_infinite(run, key.value)
+        return self.turned[value]
 
     @functools.cached_property
     def left_before(self) -> set[int]:
@@ -147,12 +175,46 @@ class Judgment:
             if value.role is Role.BUFFER and value.name in names
         }
 
+    def conditions(self) -> Conditions | None:
+        """On what conditions another batch with the same pattern of numbers is healthy, too.
+
+        Returns:
+            None where there are none: elements had to be looked at.
+        """
+        wider = None if self.verdict.bounds is None else self.verdict.bounds.limits()
+        if wider is None:
+            return None
+        answers = {
+            question: Range(0.0, math.inf) if isinstance(found, Range) else found
+            for question, found in self.answers.items()
+        }
+        rows: dict[int, list[tuple[int, Range]]] = {}
+        for value, within in wider.items():
+            key, slot = self.flow.keys[value], self.flow.values[value].slot
+            asked = answers.keys() & {Question(key, "mask"), Question(key, "range")}
+            answers.update(dict.fromkeys(asked, within))
+            if not asked and slot is not None:
+                rows.setdefault(key.event, []).append((slot, within))
+        limits = {
+            event: (
+                torch.tensor([slot for slot, _ in found]),
+                torch.tensor([[x.abs_min, x.abs_max] for _, x in found], dtype=torch.float64),
+            )
+            for event, found in rows.items()
+        }
+        return Conditions(answers, limits)
+
     def overflowed(self) -> set[int]:
-        """Values that look like a mask that became infinite, but hold +inf."""
+        """Values that look like a mask that became infinite, and are none.
+
+        They hold +inf; or a softmax made NaN of them, and an element of theirs is the sum, or the
+        cast, of finite numbers: ``finfo.min + (-20)`` in a row in which all is masked.
+        """
         flow, verdict = self.flow, self.verdict
-        steps = [flow.steps[blame.step] for blame in verdict.origins if blame.step is not None]
-        todo = [value for step in steps for value in step.inputs]
+        blamed = [(flow.steps[x.step], x) for x in verdict.origins if x.step is not None]
+        todo = [value for step, _ in blamed for value in step.inputs]
         maker = {value: step for step in flow.steps for value in step.outputs}
+        is_nan = any(step.kind in END_OF_MASKS and x.severity is Severity.NAN for step, x in blamed)
         overflowed: set[int] = set()
         seen: set[int] = set()
         while todo:
@@ -162,11 +224,15 @@ class Judgment:
             seen.add(value)
             step = maker[value]
             todo += step.inputs
-            of_finite = verdict.intended.isdisjoint(step.inputs)
-            if of_finite and step.kind in ADDITIONS and not step.infinite_literal:
+            adds = step.kind in ADDITIONS
+            if step.infinite_literal or not (adds or step.kind in CASTS):
+                continue
+            if adds and verdict.intended.isdisjoint(step.inputs):
                 detail = self.detail(origins.Blame(value, 0, Severity.INF))
                 if detail is not None and detail.posinf_count:
                     overflowed.add(value)
+            if is_nan and self.turned_infinite(value):
+                overflowed.add(value)
         return overflowed
 
     def detail(self, blame: origins.Blame) -> Detail | None:
@@ -194,9 +260,26 @@ def _writes_infinity(makers: Mapping[int, Step], value: int) -> bool:
 def answer(batch: Batch, question: Question) -> Answer:
     """What a judgment has to know of a tensor that no graph measures."""
     tensor = batch.tensor_of(question.key)
-    if question.about == "is mask":
-        return tensor is not None and describe(tensor).posinf_count == 0
-    return None if tensor is None else _extreme(tensor, range_of(tensor))
+    if tensor is None:
+        return None
+    if question.about == "mask":
+        return _finite_part_of_mask(tensor)
+    number = range_of(tensor)
+    if question.about == "range":
+        return number if isinstance(number, Range) else None
+    return _extreme(tensor, number)
+
+
+def _finite_part_of_mask(tensor: Tensor) -> Range | None:
+    """The range of a mask's finite elements; None where it holds +inf."""
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested
+    if is_plain and tensor.layout is torch.strided and dtype_of(tensor) in LIMITS:
+        with own_arithmetic():  # one transfer: each healthy batch asks
+            finite = tensor.masked_fill(tensor == -math.inf, 0).abs().amax()
+            most, largest = torch.stack([tensor.amax(), finite]).tolist()
+        return None if most == math.inf else Range(0.0, largest)
+    detail = describe(tensor)
+    return None if detail.posinf_count else Range(0.0, detail.largest_finite or 0.0)
 
 
 def _extreme(tensor: Tensor, number: Range | str) -> float | None:

@@ -21,7 +21,8 @@ from fxguard.graph.tables import (
     UNINITIALISED,
 )
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role, Severity
+from fxguard.records import Range, Role, Severity
+from fxguard.verdict.bounds import Bounds
 
 __all__ = ["Blame", "Verdict", "find_origins"]
 
@@ -47,6 +48,7 @@ class Verdict:
     # Bad values to where they came from.
     sources: Mapping[int, tuple[Blame, ...]] = field(default_factory=dict, compare=False)
     intended: frozenset[int] = field(default=frozenset(), compare=False)  # infinite on purpose
+    bounds: Bounds | None = field(default=None, compare=False)  # of their finite elements
 
 
 def find_origins(
@@ -56,6 +58,8 @@ def find_origins(
     *,
     abs_max: Callable[[int], float],
     is_mask: Callable[[int], bool],
+    finite_part: Callable[[int], Range],
+    turned_infinite: Callable[[int], bool | None],
     reached: Iterable[int],
     is_ignored: Callable[[Step], bool],
     overflowed: Collection[int] = (),
@@ -69,12 +73,22 @@ def find_origins(
             made something bad.
         abs_max: largest magnitude of a value.
         is_mask: whether an input, buffer or constant that holds inf does so on purpose.
+        finite_part: the range of a value's finite elements; up to inf where that is not known.
+        turned_infinite: whether an element of a value is infinite that was made of finite ones;
+            None where nobody can tell. Asked only where bounds do not exclude it.
         reached: values that left the model.
         is_ignored: whether the user asked not to hear of an operation.
         overflowed: values that hold +inf, and are no masks though they look like it.
     """
     tracing = _Tracing(
-        values, measured, is_mask, is_ignored, overflowed, masks=_masks(steps, values, abs_max)
+        values,
+        measured,
+        is_mask,
+        turned_infinite,
+        is_ignored,
+        overflowed,
+        masks=_masks(steps, values, abs_max),
+        bounds=Bounds(values, finite_part),
     )
     for index, step in enumerate(steps):
         tracing.follow(index, step)
@@ -97,9 +111,11 @@ class _Tracing:
         values: what the operations read and made.
         measured: as in :func:`find_origins`, like the following ones.
         is_mask: of a value that no operation made.
+        turned_infinite: of a value that an operation made of intended infinities.
         is_ignored: of an operation.
         overflowed: values that look intended and are not.
         masks: values at the limit of their dtype because somebody wrote it there.
+        bounds: of intended infinities.
     """
 
     def __init__(
@@ -107,16 +123,20 @@ class _Tracing:
         values: Sequence[Value],
         measured: Callable[[int], Severity],
         is_mask: Callable[[int], bool],
+        turned_infinite: Callable[[int], bool | None],
         is_ignored: Callable[[Step], bool],
         overflowed: Collection[int],
         masks: Collection[int],
+        bounds: Bounds,
     ) -> None:
         self.values = values
         self.measured = measured
         self.is_mask = is_mask
+        self.turned_infinite = turned_infinite
         self.is_ignored = is_ignored
         self.overflowed = overflowed
-        self.masks = masks
+        self.of_limits = set(masks)  # and infinities that were made of them
+        self.bounds = bounds
         self.sources: dict[int, tuple[Blame, ...]] = {}  # of bad values that are not intended
         self.intended: set[int] = set()
         self.blames: dict[Blame, None] = {}  # insertion order is the order of execution
@@ -152,17 +172,20 @@ class _Tracing:
         )
         for value in made:
             severity = self.severity(value)
-            if severity <= worst:
+            is_intended = not inherited and not self.intended.isdisjoint(bad)
+            if severity <= worst and not (is_intended and self.has_turned(step, value)):
                 self.sources[value] = inherited
-                if not inherited and not self.intended.isdisjoint(bad):
+                if is_intended:
                     self.intended.add(value)
             elif self.is_ignored(step):
                 self.sources[value] = inherited
-            elif severity is Severity.INF and self.is_intended_by(step, value):
+            elif severity > worst and severity is Severity.INF and self.is_intended_by(step, value):
                 self.intended.add(value)
             else:
                 blame = Blame(value, index, severity)
                 self.sources[value] = (*inherited, self.accused(blame))
+                if severity <= worst:  # what it wrote besides is bad because of that
+                    inherited = self.sources[value]
                 if step.kind in UNINITIALISED:
                     self.uninitialised.add(blame)
 
@@ -170,8 +193,30 @@ class _Tracing:
         """Whether an operation was meant to make an infinity."""
         if value in self.overflowed:
             return False
-        keeps_masks = step.kind in ADDITIONS or step.kind in CASTS
-        return step.infinite_literal or (keeps_masks and any(i in self.masks for i in step.inputs))
+        of_limits = self.keeps_limits(step)
+        if of_limits or step.infinite_literal:
+            self.bounds.follow(step, value)
+            self.bounds.excuse()
+        if of_limits:
+            self.of_limits.add(value)
+        return of_limits or step.infinite_literal
+
+    def keeps_limits(self, step: Step) -> bool:
+        """Whether an operation may make infinities of a mask of a dtype's largest magnitude."""
+        keeps = step.kind in ADDITIONS or step.kind in CASTS
+        return keeps and not self.of_limits.isdisjoint(step.inputs)
+
+    def has_turned(self, step: Step, value: int) -> bool:
+        """Whether an operation on intended infinities made another one out of finite elements."""
+        fits = self.bounds.follow(step, value)
+        if not self.of_limits.isdisjoint(step.inputs):
+            self.of_limits.add(value)
+        if fits:
+            return False
+        turned = None if self.keeps_limits(step) else self.turned_infinite(value)
+        if turned is None:
+            self.bounds.excuse()
+        return bool(turned)
 
     def judge_given(self, value: int) -> None:
         """Judge a bad value that no operation made, when it is first read."""
@@ -201,6 +246,7 @@ class _Tracing:
             both=reported,
             sources=self.sources,
             intended=frozenset(self.intended),
+            bounds=self.bounds,
         )
 
 

@@ -2,12 +2,14 @@
 
 Masks of -inf and T5's ``log(0)`` are there in every batch. The verdict depends only on which values
 are bad, and on a few properties of tensors that no graph measures. If all of these match an earlier
-batch that was judged healthy, the new batch is healthy too, and the analysis is skipped.
+batch that was judged healthy, the new batch is healthy too, and the analysis is skipped. Elements
+beside intended infinities may be larger than they were, as far as nothing can overflow by that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,45 +20,62 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
 from fxguard.formats import limit_of
 from fxguard.plan.plan import Plan
+from fxguard.records import Range
 
-__all__ = ["Answer", "Precedents", "Question"]
+__all__ = ["Answer", "Conditions", "Precedents", "Question"]
 
 CASES = 256  # more of them are judged each time
 
-Answer = float | bool | None
+Answer = float | Range | None
 
 
 class Question(NamedTuple):
     """A question about a tensor that no graph measures."""
 
     key: Key  # which one
-    about: Literal["is mask", "extreme"]
+    # Whether it is a mask: then the range of its finite elements, else None. Or its magnitude,
+    # where that is NaN, inf or the dtype's limit. Or its range.
+    about: Literal["mask", "extreme", "range"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What made a healthy batch healthy, besides the pattern of its numbers."""
+
+    answers: Mapping[Question, Answer]  # of a range: what it has to be within
+    # Event, or -1 for what ran between graphs, to the rows of its numbers that have to be within
+    # limits, and those: at least and at most, shape [count, 2].
+    limits: Mapping[int, tuple[Tensor, Tensor]]
 
 
 class Precedents:
     """What the batches of one model looked like that were judged healthy."""
 
     def __init__(self) -> None:
-        self._cases: dict[Hashable, Mapping[Question, Answer]] = {}
+        self._cases: dict[Hashable, Conditions] = {}
         # By id of the plan, and whether only what left the graph was measured.
         self._limits: dict[tuple[int, bool], tuple[Plan, Tensor]] = {}
 
-    def match(self, case: Hashable | None, ask: Callable[[Question], Answer]) -> bool:
+    def match(self, case: Hashable | None, batch: Batch, ask: Callable[[Question], Answer]) -> bool:
         """Whether a batch is like one that was judged healthy before.
 
         Args:
             case: of the batch, see :meth:`case_of`.
+            batch: the batch.
             ask: answers a question about it.
         """
-        questions = self._cases.get(case)
-        return questions is not None and all(
-            _same(ask(question), answer) for question, answer in questions.items()
+        known = self._cases.get(case)
+        return (
+            known is not None
+            and all(_within(batch.numbers_of(event), *rows) for event, rows in known.limits.items())
+            and all(_fits(ask(question), answer) for question, answer in known.answers.items())
         )
 
-    def add(self, case: Hashable | None, answers: Mapping[Question, Answer]) -> None:
-        """Note that a batch of this kind was healthy, and what its judgment had asked."""
-        if case is not None and len(self._cases) < CASES:
-            self._cases[case] = dict(answers)
+    def add(self, case: Hashable | None, conditions: Conditions | None) -> None:
+        """Note that a batch of this kind was healthy, and on what conditions, if there are any."""
+        is_kept = len(self._cases) < CASES or case in self._cases
+        if case is not None and conditions is not None and is_kept:
+            self._cases[case] = conditions
 
     def case_of(self, batch: Batch) -> Hashable | None:
         """All that a verdict depends on, except for the answers; None where that is too much.
@@ -88,5 +107,14 @@ class Precedents:
         return pattern
 
 
-def _same(one: Answer, other: Answer) -> bool:
-    return one == other or (one != one and other != other)  # NaN is as bad as NaN
+def _within(numbers: Tensor | None, rows: Tensor, limits: Tensor) -> bool:
+    if numbers is None:  # they were put off, and the pattern of what left the graph has to suffice
+        return True
+    found = numbers[rows]
+    return bool(((limits[:, 0] <= found[:, 0]) & (found[:, 1] <= limits[:, 1])).all())
+
+
+def _fits(found: Answer, expected: Answer) -> bool:
+    if isinstance(found, Range) and isinstance(expected, Range):
+        return expected.abs_min <= found.abs_min and found.abs_max <= expected.abs_max
+    return found == expected or (found != found and expected != expected)  # NaN is as bad as NaN

@@ -85,7 +85,7 @@ class ReportOf:
             if all(map(_all_finite, batch.statistics())):
                 return Finished(batch)
             case = self.precedents.case_of(batch)
-            if self.precedents.match(case, lambda question: answer(batch, question)):
+            if self.precedents.match(case, batch, lambda question: answer(batch, question)):
                 return Finished(batch)
         measure_postponed(batch)
         flow = assemble(batch, numbers_inside)
@@ -102,7 +102,7 @@ class ReportOf:
         accused = verdict.both if self.strict else verdict.origins
         if not accused:
             if opinion.lasts:
-                self.precedents.add(case, judgment.answers)
+                self.precedents.add(case, judgment.conditions())
             return Finished(batch, absorbed=absorbed)
         first = min(map(describe.position, accused))
         model = self.view.model

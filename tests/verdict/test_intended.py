@@ -61,6 +61,13 @@ def nearest(x: Tensor) -> Tensor:
     return torch.cdist(x, x).fill_diagonal_(INF).min(-1).values
 
 
+def part_in_place(x: Tensor) -> Tensor:
+    """A part of the scores overflows, in their memory."""
+    scores = masked(x)
+    scores[:, 1:].mul_(1e39)
+    return scores
+
+
 HEALTHY: dict[str, Callable[[Tensor], Any]] = {
     "returned": masked,
     "temperature": lambda x: masked(x) / 0.7,
@@ -77,6 +84,11 @@ HEALTHY: dict[str, Callable[[Tensor], Any]] = {
     "largest of two": lambda x: torch.maximum(masked(x), torch.full_like(x, -INF)),
     "joined": lambda x: torch.cat([masked(x), x], -1).sort(-1).values,
     "narrower": lambda x: masked(x).half(),
+    "times and over": lambda x: masked(x * 1e30) / 1e20 * 1e20,
+    "number over": lambda x: 2.0 / masked(x),
+    "over integers": lambda x: masked(x) / x.long(),
+    "square": lambda x: masked(x * 1e10) ** 2,
+    "bound too large, elements not": lambda x: masked(x * 1e30) * torch.tensor([1.0, 1.0, 1e10]),
     "baddbmm": lambda x: torch.baddbmm(masked(x)[None], x[None, :, :2], x[None, :2]),
 }
 
@@ -92,6 +104,15 @@ BROKEN: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         lambda x: functional.cross_entropy(masked(x), torch.tensor([2, 0])),
         "cross_entropy",
     ),
+    "times a large number": (lambda x: masked(x) * 1e39, "mul"),
+    "over a small number": (lambda x: masked(x) / 1e-39, "div"),
+    "over a zero": (lambda x: masked(x) / torch.tensor([1.0, 0.0, 1.0]), "div"),
+    "number over a zero": (lambda x: -2.0 / masked(x - 1), "div"),
+    "plus a large number": (lambda x: (masked(x) - 3e38) - 3e38 * x.sign(), "sub"),
+    "exponential": (lambda x: (-masked(x * 30)).exp() + (masked(x * 30)).exp(), "exp"),
+    "part in place": (part_in_place, "mul_"),
+    "narrower": (lambda x: masked(x * 1e5).half(), "half"),
+    "after many": (lambda x: ((masked(x).abs() + 1e20).log() * 1e20).neg() * 1e20, "mul"),
     "mse_loss": (lambda x: functional.mse_loss(masked(x), x), "mse_loss"),
 }
 
@@ -115,6 +136,88 @@ def test_minus_infinity_that_comes_into_a_linear_is_found() -> None:
     with torch.no_grad():
         linear.weight.fill_(1.0)
     assert origins_of(linear, masked(X)) == [("linear", "inf")]
+
+
+# What bounds do for later batches.
+
+
+def reports_of(model: nn.Module, *batches: Any) -> list[int]:
+    """Numbers of the batches that were reported."""
+    reports: list[fxguard.Report] = []
+    fxguard.instrument(model, on_detect=reports.append)
+    for batch in batches:
+        model(*batch)
+    return [report.batch_number for report in reports]
+
+
+def test_a_later_batch_whose_bounds_do_not_hold_is_judged_again() -> None:
+    """The pattern is the one of healthy batches: finite beside infinities. The numbers are not."""
+    scaled = Model(lambda x, factor: masked(x) * factor)
+    fine, large = torch.tensor([1.0]), torch.tensor([1e30])
+    assert reports_of(scaled, *[(X, fine)] * 3, (X, large), (X * 1e9, large), (X, fine)) == [4]
+
+
+def test_a_later_mask_with_larger_elements_is_judged_again() -> None:
+    """Nobody measures the finite elements of a mask that comes in with infinities."""
+    added = Model(lambda x, mask: (x + mask) * 1e30)
+    mask = torch.tensor([0.0, 0.0, -INF])
+    assert reports_of(added, (X, mask), (X, mask + 1), (X, mask + 1e9), (X, mask)) == [2]
+
+
+def test_healthy_batches_ask_for_no_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While bounds hold, no element is looked at, and one judgment serves all batches."""
+    asked: list[Any] = []
+    monkeypatch.setattr("fxguard.verdict.judge.turned_infinite", lambda *args: asked.append(args))
+    model = Model(lambda x, mask: ((x + mask) / 0.7).log_softmax(-1) - x)
+    mask = torch.tensor([0.0, 0.0, -INF])
+    assert reports_of(model, *[(X * scale, mask) for scale in (1.0, 100.0, 0.01)]) == []
+    assert asked == []
+
+
+def test_where_elements_cannot_be_seen_an_infinity_stays_intended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second run that fails accuses nobody."""
+    monkeypatch.setattr("fxguard.verdict.judge.turned_infinite", lambda *args: None)
+    assert origins_of(lambda x: masked(x) * 1e39, X) == []
+
+
+# Masks of a dtype's largest magnitude.
+
+LOWEST = torch.finfo(torch.float16).min
+
+
+def limit_masked(scores: Tensor, mask: Tensor) -> Tensor:
+    return (scores + mask).softmax(-1)
+
+
+def limits(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float16)
+
+
+def test_a_row_of_finite_limits_that_overflows_is_blamed_on_the_addition() -> None:
+    """Scores and mask are finite: -inf came from their sum, and the softmax only followed."""
+    scores = torch.full((2, 3), -20.0).half()
+    mask = limits([0.0, LOWEST, 0.0], [LOWEST] * 3)
+    assert origins_of(limit_masked, scores, mask) == [("add", "inf"), ("softmax", "nan")]
+    assert origins_of(limit_masked, scores, mask[:1]) == []
+    assert origins_of(limit_masked, -scores / 20, mask) == []  # it rounds to the limit
+
+
+def test_a_row_of_genuine_infinities_is_blamed_on_the_softmax() -> None:
+    """Nobody's addition made it."""
+    scores = torch.full((2, 3), -20.0).half()
+    mask = limits([0.0, -INF, 0.0], [-INF] * 3)
+    assert origins_of(limit_masked, scores, mask) == [("softmax", "nan")]
+
+
+def test_a_cast_of_limits_that_masks_a_row_is_blamed() -> None:
+    """The lowest number of float32 is -inf in float16."""
+    mask = torch.full((1, 3), torch.finfo(torch.float32).min)
+    assert origins_of(lambda x, m: (m.half() + x).softmax(-1), limits([1.0] * 3), mask) == [
+        ("half", "inf"),
+        ("softmax", "nan"),
+    ]
 
 
 # What an earlier batch wrote.
@@ -200,7 +303,7 @@ class Outer(nn.Module):
         return self.then(y)
 
 
-@pytest.mark.parametrize("then", [torch.sigmoid, torch.nan_to_num])
+@pytest.mark.parametrize("then", [torch.sigmoid, torch.tanh])
 def test_a_value_that_leaves_a_part_and_not_the_model_is_a_note(then: Any) -> None:
     """A submodule's output does not count by itself."""
     reports: list[fxguard.Report] = []

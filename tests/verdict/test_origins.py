@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fxguard import NonFiniteError, guard_of, instrument
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role, Severity
+from fxguard.records import Range, Role, Severity
 from fxguard.verdict.origins import Blame, Verdict, find_origins
 
 FINITE, INF, NAN = Severity
@@ -30,6 +30,8 @@ class Program:
     steps: list[Step] = field(default_factory=list)
     masks: set[int] = field(default_factory=set)
     ignored: set[int] = field(default_factory=set)
+    largest: dict[int, float] = field(default_factory=dict)  # of finite elements, 1 otherwise
+    turned: dict[int, bool] = field(default_factory=dict)  # what is known of elements
     asked: list[int] = field(default_factory=list)  # whose severity was asked for
 
     def value(
@@ -64,6 +66,8 @@ class Program:
             severity,
             abs_max=self.magnitudes.__getitem__,
             is_mask=self.masks.__contains__,
+            finite_part=lambda value: Range(0.0, self.largest.get(value, 1.0)),
+            turned_infinite=self.turned.get,
             reached=reached,
             is_ignored=lambda step: self.steps.index(step) in self.ignored,
         )

@@ -121,7 +121,7 @@ class Added(nn.Module):
 def test_what_the_numbers_do_not_tell_is_asked(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask that holds +inf is none; without the question it would pass for the one before."""
     if not asks:
-        monkeypatch.setattr("fxguard.verdict.precedents._same", lambda one, other: True)
+        monkeypatch.setattr("fxguard.verdict.precedents._fits", lambda one, other: True)
     reports: list[fxguard.Report] = []
     model = fxguard.instrument(Added(), on_detect=reports.append)
     model(X, MASK)
