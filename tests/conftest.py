@@ -62,11 +62,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("false alarms")
         terminalreporter.line(
             f"healthy runs: {len(runs)}, detections: {sum(count for *_, count in runs)}, "
+            f"notes: {sum(notes for *_, notes, _ in runs)}, "
             f"architectures: {len({name for name, *_ in runs})}, "
             f"skipped: {sum(map(len, skipped.values()))}"
         )
         for reason, names in sorted(skipped.items()):
             terminalreporter.line(f"skipped: {reason}: {', '.join(sorted(names))}")
+    if compared := noted["every operation"]:
+        reasons: Counter[str] = Counter()
+        for *_, not_judged in compared:
+            reasons.update(not_judged)
+        terminalreporter.line(
+            f"operations compared with float64: {sum(count for count, *_ in compared)}, "
+            f"sums that became a mask: {sum(masks for _, masks, _ in compared)}"
+        )
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"not judged: {count} times: {reason}")
     if trials := noted["operator database"]:
         terminalreporter.section("operator database")
         for line in operator_lines(trials):

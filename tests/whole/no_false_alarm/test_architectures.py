@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.guard.guard import Guard
+from fxguard.guard.options import Options
+from fxguard.guard.plugins import Plugins
 from support import zoo
 from support.configurations import ARCHITECTURES, SKIPPED, Architecture, inputs_of
+from support.every_operation import Comparison
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ VARIANTS = (
     Variant(torch.float16, "eager", "infinite"),
     Variant(torch.bfloat16, "sdpa", "causal"),
     Variant(torch.float32, "flex_attention", "right"),
+    Variant(torch.float16, "sdpa", train=True),
+    Variant(torch.bfloat16, "sdpa", train=True),
+    Variant(torch.bfloat16, "eager", "infinite"),
+    Variant(torch.float16, "eager", "causal"),
+    Variant(torch.bfloat16, "flex_attention", "right"),
 )
 
 # What CI runs: architecture, variants. The campaign runs every variant of every architecture.
@@ -120,10 +128,29 @@ def same(some: list[Tensor], others: list[Tensor]) -> bool:
 LEFT_TO_PYTHON = frozenset({"pegasus_x"})
 
 
+def guarded_by(
+    model: nn.Module, reports: list[fxguard.Report], comparison: Comparison | None
+) -> nn.Module:
+    """An instrumented model, of which each operation may be compared as well."""
+    hear = comparison.hear if comparison is not None else None
+    Guard(model, Options(on_detect=reports.append), Plugins(hear=hear)).install()
+    return model
+
+
 def healthy_run(
-    architecture: Architecture, variant: Variant, record: Callable[[str, object], None]
+    architecture: Architecture,
+    variant: Variant,
+    record: Callable[[str, object], None],
+    comparison: Comparison | None = None,
 ) -> str:
-    """One run with fxguard next to one without. Says why there is none, if so."""
+    """One run with fxguard next to one without. Says why there is none, if so.
+
+    Args:
+        architecture: of the model.
+        variant: how it is run.
+        record: hears what was found.
+        comparison: of every operation with the same in float64, where it is wanted.
+    """
     try:
         guarded = build(architecture, variant)
     except ValueError as error:  # a part of it that the whole did not ask
@@ -149,14 +176,14 @@ def healthy_run(
 
     torch._dynamo.reset()
     reports: list[fxguard.Report] = []
-    fxguard.instrument(guarded, on_detect=reports.append)
+    guarded_by(guarded, reports, comparison)
     try:
         try:
             actual = run(guarded, batch, variant.train)
         except torch._dynamo.exc.TorchRuntimeError:
             # Python's path has an operation that TorchDynamo fails on, such as grouped_mm: for
             # users it is left to Python, and so it is here.
-            fxguard.instrument(fxguard.remove(guarded), on_detect=reports.append)
+            guarded_by(fxguard.remove(guarded), reports, comparison)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Guard, "fallback", True)
                 actual = run(guarded, batch, variant.train)
@@ -166,9 +193,12 @@ def healthy_run(
         except Exception as error:
             return f"raises {type(error).__name__} under torch.compile by itself"
         raise
-    record("healthy run", (architecture.name, str(variant), len(reports)))
+    guard = fxguard.guard_of(guarded)
+    notes = [note for note in guard.notes if note.not_judged]
+    record("healthy run", (architecture.name, str(variant), len(guard.notes), len(reports)))
     assert not reports, "\n".join(map(str, reports))
-    coverage = re.match(r"checked (\d+) of", fxguard.guard_of(guarded).coverage())
+    assert not notes, "\n".join(map(str, notes))
+    coverage = re.match(r"checked (\d+) of", guard.coverage())
     assert coverage is not None
     assert int(coverage[1]) > 5
     assert actual
@@ -211,7 +241,11 @@ def test_every_architecture(
     record_property: Callable[[str, object], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every variant of every architecture: nothing is found in what is healthy without fxguard."""
+    """Every variant of every architecture: nothing is found in what is healthy without fxguard.
+
+    Every operation is compared with the same in float64, and none is called an overflow or an
+    underflow.
+    """
     for reason, names in SKIPPED.items():
         if name in names.split():
             pytest.skip(reason)
@@ -220,14 +254,19 @@ def test_every_architecture(
     missing, failed = {}, []
     variants = variants_of(architecture)
     for label, variant in variants.items():
+        comparison = Comparison()
         try:
-            reason = healthy_run(architecture, variant, record_property)
+            reason = healthy_run(architecture, variant, record_property, comparison)
         except Exception as error:  # the other variants run all the same
             failed.append(f"{name} {label}: {type(error).__name__}: {error}")
             continue
         if reason:
             missing[label] = reason
             record_property("no healthy run", (name, label, reason))
+            continue
+        counted = (comparison.compared, comparison.masks, dict(comparison.not_judged))
+        record_property("every operation", counted)
+        failed += [f"{name} {label}: {called}" for called in comparison.called]
     assert not failed, "\n\n".join(failed)
     if len(missing) == len(variants):
         pytest.skip("; ".join(dict.fromkeys(missing.values())))

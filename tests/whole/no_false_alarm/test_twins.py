@@ -17,44 +17,23 @@ WRONG = [twin for table in TABLES for twin in table.wrong]
 REPLAY = "replay"
 WAYS = (EAGER, AOT, REPLAY, PYTHON)
 
-# What is harmful and what is intended is not judged so far by the rules that these need.
+# An element that turns infinite beside a mask is taken for the mask.
 PENDING = frozenset(
     [
-        "LayersBetween",
-        "Relu6OfLinear",
-        "SigmoidOfLinear",
-        "TanhOfLinear",
-        "a_comparison_with_nan",
-        "a_temperature_of_zero",
-        "an_argmax_among_nan",
-        "beam_scores_with_a_length_penalty",
-        "box_sizes_clamped_at_the_limit",
-        "labels_with_gaps_masked",
-        "labels_with_gaps_selected",
-        "largest_of_squares_that_overflow",
-        "loss_of_a_forbidden_target",
-        "loss_that_smooths_over_the_forbidden",
         "masked_logits_that_overflow",
-        "mean_of_that_table",
-        "mean_of_what_is_hidden",
-        "mean_of_what_is_known",
-        "mean_pooling_with_that_padding",
-        "median_and_quantile_of_what_is_known",
-        "norm_by_squares",
-        "smaller_number_that_is_known",
-        "softmax_by_hand",
-        "weights_on_what_is_hidden",
+        "a_temperature_of_zero",
+        "beam_scores_with_a_length_penalty",
     ]
 )
 
 
-def marked(twin: Twin, *others: object, name: str) -> object:
-    marks = [pytest.mark.xfail] if str(twin) in PENDING else []
-    return pytest.param(twin, *others, id=name, marks=marks)
-
-
 def trial(twin: Twin, dtype: torch.dtype, way: str) -> object:
-    return marked(twin, dtype, way, name=f"{twin}-{str(dtype)[6:]}-{way}")
+    return pytest.param(twin, dtype, way, id=f"{twin}-{str(dtype)[6:]}-{way}")
+
+
+def sister(twin: Twin) -> object:
+    marks = [pytest.mark.xfail(strict=True)] if str(twin) in PENDING else []
+    return pytest.param(twin, id=str(twin), marks=marks)
 
 
 # The dtypes take turns; every fifth idiom is also compiled, and every fifth replayed.
@@ -95,7 +74,7 @@ def test_healthy_idioms_in_every_dtype_and_way(twin: Twin, dtype: torch.dtype, w
     check(twin, dtype, way)
 
 
-@pytest.mark.parametrize("twin", [marked(twin, name=str(twin)) for twin in WRONG])
+@pytest.mark.parametrize("twin", [sister(twin) for twin in WRONG])
 def test_their_sisters_that_went_wrong_are_reported(twin: Twin) -> None:
     """No idiom is healthy because nobody looks: next to it stands what must be reported."""
     assert first_blamed(twin, twin.dtypes[0]) in twin.blames.split("|")
