@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.poles import plain
+from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.plan.plan import Step
 from fxguard.records import Role
 from fxguard.verdict.causes import lost_eps
@@ -132,18 +132,38 @@ class Case:
         made_by = self.around.culprit_made_by
         return any(plain(step.kind) in names and 1 in step.literals for step in made_by)
 
+    def is_one_minus_exp(self) -> bool:
+        """It is 1 - exp(x), or log1p's -exp(x)."""
+        return "exp" in _names(self.around.culprit_made_by) and self.is_taken_from_one()
+
+    def is_one_minus_tanh_squared(self) -> bool:
+        """It is 1 - tanh(x)²: how a density changes when tanh squashes."""
+        squares = [s for s in self.around.culprit_made_by if plain(s.kind) in _SQUARES]
+        return self.is_taken_from_one() and "tanh" in _names(self.around.behind_all(squares))
+
+    def is_of_tanh(self) -> bool:
+        """A tanh made it."""
+        return "tanh" in _names(self.around.culprit_made_by)
+
+    def is_ratio_of_exp(self) -> bool:
+        """It is an exponential divided by a sum of them."""
+        ratios = [step for step in self.around.culprit_made_by if plain(step.kind) == "div"]
+        return any("exp" in _names(self.around.behind(step.inputs[0])) for step in ratios)
+
     def is_sum_of_exp(self) -> bool:
-        """It is a sum or a mean of exponentials."""
-        sums = [s for s in self.around.culprit_made_by if plain(s.kind) in ("sum", "mean")]
-        return "exp" in _names(self.around.behind_all(sums))
+        """It is a sum or a mean of exponentials, perhaps weighted."""
+        made_by = self.around.culprit_made_by
+        sums = [step for step in made_by if plain(step.kind) in {"mean", "sum"} | PRODUCTS]
+        behind = self.around.behind_all(sums)
+        weighted = [step for step in behind if plain(step.kind) == "mul"]
+        return "exp" in _names((*behind, *self.around.behind_all(weighted)))
 
     def is_difference_of_squares(self) -> bool:
         """It is E[x²] - E[x]²."""
-        squares = {"pow", "square", "mul", "mean"}
         for step in self.around.culprit_made_by:
             if plain(step.kind) == "sub" and len(set(step.inputs)) == 2:
                 sides = [_names(self.around.behind(value)) for value in step.inputs]
-                if all(side & squares for side in sides):
+                if all(side & {*_SQUARES, "mean"} for side in sides):
                     return True
         return False
 
@@ -317,4 +337,5 @@ class Case:
         return self.dtype == "float16" and self.around.norm_ahead() is not None
 
 
+_SQUARES = ("mul", "pow", "square")
 _SUMMED = ("add", "div", "mean", "sum")

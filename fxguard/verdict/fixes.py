@@ -124,6 +124,8 @@ _BOUNDED = {
     "xlogy": "xlogy(x, y.clamp(min=eps))",
 }
 
+_OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
+
 RULES = (
     # Logarithms of what exponentials made, and small numbers beside 1.
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
@@ -135,6 +137,16 @@ RULES = (
          "take logsigmoid(x) instead of log(sigmoid(x))", Case.is_of_sigmoid),
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take logsigmoid(-x) instead of log(1 - sigmoid(x))", Case.is_one_minus_sigmoid),
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take log_softmax(x, dim) instead of the logarithm of a ratio of exponentials",
+         Case.is_ratio_of_exp),
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take log(-expm1(x)) instead of log(1 - exp(x))", Case.is_one_minus_exp),
+    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
+         "take 2 * (log(2) - x - softplus(-2 * x)) instead of log(1 - tanh(x)²)",
+         Case.is_one_minus_tanh_squared),
+    Rule("zero divisor, rounding", _names("atanh"), "exact",
+         "keep x instead of taking atanh(tanh(x))", Case.is_of_tanh),
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take logsumexp(x, dim) instead of log(sum(exp(x)))", Case.is_sum_of_exp),
     Rule("zero divisor, underflow", _LOGS, "exact",
@@ -207,6 +219,9 @@ RULES = (
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}", lambda c: not c.reads_infinity(), last=True)
       for name, bounded in _BOUNDED.items()),
+    Rule("zero divisor, rounding, domain", _OTHERS, "advice",
+         "bound the argument of {c.name} away from where it has no value",
+         lambda c: not c.reads_infinity(), last=True),
     Rule("underflow, rounding", None, "advice",
          "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
          last=True),
