@@ -96,9 +96,14 @@ class Case:
         return f"{eps:.0e} in {plain(step.kind)}{place}"
 
     @property
-    def held_eps(self) -> str:
-        """An eps that the dtype holds, whose square root and reciprocal it holds, too."""
-        return "1e-4" if self.dtype == "float16" else f"{FORMATS[self.dtype].smallest_normal:.0e}"
+    def near_zero(self) -> str:
+        """An eps that the dtype holds, with its square root and its reciprocal."""
+        return "1e-4" if self.dtype == "float16" else "1e-12"
+
+    @property
+    def near_one(self) -> str:
+        """An eps that the dtype can take from 1."""
+        return f"{4 * FORMATS[self.dtype].eps:.0e}" if self.dtype in FORMATS else "eps"
 
     # What the operand in question is.
 
@@ -169,8 +174,10 @@ class Case:
 
     def is_count_of_mask(self) -> bool:
         """It is the sum of a mask."""
-        sums = [step for step in self.around.culprit_made_by if plain(step.kind) == "sum"]
-        return any(self.around.is_given(step.inputs[0]) for step in sums if step.inputs)
+        counted = (s.inputs[0] for s in self.around.culprit_made_by if plain(s.kind) == "sum")
+        # x / x.sum() is no mean over a mask.
+        read = self.around.step.inputs
+        return any(self.around.is_given(value) and value not in read for value in counted)
 
     def is_of_weight(self) -> bool:
         """It is a weight, perhaps cast or with its sign changed."""
@@ -192,6 +199,10 @@ class Case:
         found = () if self.evidence is None else self.evidence.operands
         inherited = (o for o in found if math.isinf(o.low) or math.isinf(o.high))
         return any(o.wide is not None and math.isfinite(o.wide) for o in inherited)
+
+    def lost_mask(self) -> bool:
+        """It read a row that is masked only because a sum did not fit beside the mask's number."""
+        return self.evidence is not None and self.evidence.masked_row and self.inherits_infinity()
 
     def reads_mask(self) -> bool:
         """An operand is -inf because somebody wrote it: a number, a mask, an input."""

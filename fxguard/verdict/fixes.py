@@ -26,6 +26,7 @@ from fxguard.verdict.surroundings import Surroundings
 __all__ = ["RULES", "Rule", "fixes_for", "fixes_of_given"]
 
 MOST_FIXES = 3
+MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
         Exact fixes before advice, three at most.
     """
     case = Case(cause, evidence, around)
+    if case.lost_mask():
+        return (Fix("exact", MASK),)
     if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):
         return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
     found = [rule for rule in RULES if rule.applies(case)]
@@ -108,20 +111,20 @@ _KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
 
 # How an argument is kept inside of its domain, or away from a pole.
 _BOUNDED = {
-    "acos": "acos(x.clamp(-1 + eps, 1 - eps))",
-    "acosh": "acosh(x.clamp(min=1 + eps))",
-    "asin": "asin(x.clamp(-1 + eps, 1 - eps))",
-    "atanh": "atanh(x.clamp(-1 + eps, 1 - eps))",
-    "erfinv": "erfinv(x.clamp(-1 + eps, 1 - eps))",
-    "log": "log(x.clamp(min=eps))",
-    "log10": "log10(x.clamp(min=eps))",
-    "log1p": "log1p(x.clamp(min=-1 + eps))",
-    "log2": "log2(x.clamp(min=eps))",
-    "logit": "logit(x, eps=eps)",
-    "pow": "x.clamp(min=eps) ** y",
-    "rsqrt": "rsqrt(x.clamp(min=0) + eps)",
+    "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "acosh": "acosh(x.clamp(min=1 + {c.near_one}))",
+    "asin": "asin(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "atanh": "atanh(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "erfinv": "erfinv(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "log": "log(x.clamp(min={c.near_zero}))",
+    "log10": "log10(x.clamp(min={c.near_zero}))",
+    "log1p": "log1p(x.clamp(min=-1 + {c.near_one}))",
+    "log2": "log2(x.clamp(min={c.near_zero}))",
+    "logit": "logit(x, eps={c.near_one})",
+    "pow": "x.clamp(min={c.near_zero}) ** y",
+    "rsqrt": "rsqrt(x.clamp(min=0) + {c.near_zero})",
     "sqrt": "sqrt(x.clamp(min=0))",
-    "xlogy": "xlogy(x, y.clamp(min=eps))",
+    "xlogy": "xlogy(x, y.clamp(min={c.near_zero}))",
 }
 
 _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
@@ -172,8 +175,7 @@ RULES = (
          "scale an operand before the product: (q {c.scale}) @ k instead of (q @ k) {c.scale}",
          Case.is_scaled_after),
     Rule("overflow", _names("add sub"), "exact",
-         "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit",
-         Case.adds_limit),
+         MASK, Case.adds_limit),
     Rule("overflow", _names("add mul sub where"), "exact",
          "take masked_fill(mask, torch.finfo(x.dtype).min): {c.dtype} has no such number",
          Case.has_number_beyond),
@@ -208,7 +210,7 @@ RULES = (
          "take n.clamp(min=1): the divisor counts a mask that may be empty",
          Case.is_count_of_mask),
     Rule("zero divisor, underflow", None, "advice",
-         "take an eps that {c.dtype} holds, {c.held_eps}: {c.eps} is 0 there", Case.loses_eps),
+         "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there", Case.loses_eps),
     Rule("zero divisor", _names("weight_norm"), "advice",
          "initialise the weight, or add an eps to its norm: a row is all zeros"),
     Rule("zero divisor", _NORMS, "advice",

@@ -171,13 +171,15 @@ def test_what_is_said_of_an_operation(case: Case) -> None:
 def test_how_many_share_it_is_said_last() -> None:
     """Also where the line is too long: the numbers are cut, and the count is not."""
     zero = one(0.0)
-    x = Evidence("div", "float16", (5, 0), NAN, (zero, zero), NAN, NAN, 12, 100, sample=5)
+    x = Evidence(
+        "div", "float16", (5, 0), NAN, (zero, zero), NAN, NAN, share=12, numel=100, sample=5
+    )
     assert operands_text(x) == "at [5, 0]: 0.0 / 0.0 (and 11 more; sample 5)"
-    x = Evidence("div", "float16", (5, 0), NAN, (zero, zero), NAN, NAN, 12, 12)
+    x = Evidence("div", "float16", (5, 0), NAN, (zero, zero), NAN, NAN, share=12, numel=12)
     assert operands_text(x) == "at [5, 0]: 0.0 / 0.0 (all 12)"
     x = Evidence("div", "float16", (), NAN, (zero, zero), NAN, NAN)
     assert operands_text(x) == "0.0 / 0.0"
-    x = Evidence("x" * 200, "float16", (1,), NAN, (zero,), NAN, NAN, 2, 12)
+    x = Evidence("x" * 200, "float16", (1,), NAN, (zero,), NAN, NAN, share=2, numel=12)
     assert len(operands_text(x)) == LONGEST
     assert operands_text(x).endswith("x… (and 1 more)")
 

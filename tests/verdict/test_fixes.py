@@ -143,7 +143,7 @@ CASES = (
     Case("zero divisor", "y = reciprocal(x)!", "advice: add an eps to the divisor"),
     Case("zero divisor", "y = rsqrt(x)!", "advice: bound the argument: rsqrt(x.clamp("),
     Case("rounding", "c = cosine_similarity(x, z); y = acos(c)!",
-         "advice: bound the argument: acos(x.clamp(-1 + eps, 1"),
+         "advice: bound the argument: acos(x.clamp(-1 + 4e-03, 1"),
     Case("domain", "y = sqrt(x)!", "advice: bound the argument: sqrt(x.clamp(min=0))",
          numbers=(-2.0,)),
     Case("underflow", "y = cdist(x, z)!", "advice: compute cdist and what it reads in float32"),
@@ -209,6 +209,27 @@ def test_every_rule_is_said_once_at_least() -> None:
     for rule in RULES:
         begins = re.split("[{(:]", rule.text)[0]
         assert any(fix.startswith(f"{rule.kind}: {begins}") for fix in said), rule.text
+
+
+def test_what_inherits_an_infinity_is_sent_back() -> None:
+    """To what made it; a row that is masked by an overflow is told how masks are made."""
+    graph = around("s = add(x, m); p = softmax(s, -1)!")
+
+    def fixes(wide: float, *, masked_row: bool) -> str:
+        row = Operand(-math.inf, -math.inf, wide, wide, 1, "float16")
+        seen = Evidence(
+            "softmax", "float16", (0,), math.nan, (row,), math.nan, 0.5, masked_row=masked_row
+        )
+        return fixes_for("overflow", seen, graph)[0].text
+
+    assert fixes(-65524.0, masked_row=False).startswith("look at what made its operand infinite")
+    assert fixes(-65524.0, masked_row=True).startswith("mask with masked_fill")
+
+
+def test_a_sum_of_the_numerator_counts_no_mask() -> None:
+    """``x / x.sum()`` is no mean."""
+    fixes = Case("zero divisor", "s = sum(x, 1); y = div(x, s)!", "").fixes
+    assert fixes[0].startswith("advice: add an eps to the divisor")
 
 
 def test_no_result_that_overflowed_is_clamped() -> None:
