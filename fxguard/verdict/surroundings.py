@@ -14,7 +14,7 @@ from fxguard.plan.plan import Step, Value
 from fxguard.records import Role
 from fxguard.verdict.origins import Blame
 
-__all__ = ["ROOTS", "Surroundings", "is_scaling"]
+__all__ = ["ROOTS", "Surroundings", "is_scaling", "names_of"]
 
 MOST_STEPS = 64  # that one walk passes
 
@@ -25,6 +25,11 @@ _PASSED = MOVES | SELECTS | CASTS | {"dropout", "masked_fill", "neg"}
 _OF_NUMBERS = frozenset(
     {"add", "sub", "rsub", "maximum", "minimum", "eq", "ne", "gt", "lt", "ge", "le"}
 )
+
+
+def names_of(steps: Iterable[Step]) -> set[str]:
+    """The plain names of operations."""
+    return {plain(step.kind) for step in steps}
 
 
 def _is_by_number(step: Step) -> bool:

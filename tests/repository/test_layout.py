@@ -39,7 +39,7 @@ WITHOUT_TORCH = (
     *(name for room in ("report", "trace") for name in house.files_in(room)),
     *("graph.tables", "plan.plan", "verdict.origins", "guard.options"),
     *("graph.poles", "graph.evidence", "verdict.causes", "verdict.operands"),
-    *("verdict.case", "verdict.fixes", "verdict.surroundings"),
+    *("verdict.case", "verdict.fixes", "verdict.signs", "verdict.surroundings"),
     *("cli.main", "cli._ending", "cli._processes", "cli._script", "cli._settings"),
     *("cli._summary", "cli._traces", *TWELVE, "cli"),
 )
