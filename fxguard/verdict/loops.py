@@ -84,8 +84,9 @@ def _turn_of_line(flow: DataFlow, place: int, module: str) -> str:
     frame = flow.frames[place]
     if frame.source is None or not frame.is_op:
         return ""
-    begin = max((end + 1 for end in _returns(flow, module) if end < place), default=0)
-    end = min((end for end in _returns(flow, module) if end > place), default=len(flow.frames))
+    returns = _returns(flow, module)
+    begin = max((end + 1 for end in returns if end < place), default=0)
+    end = min((end for end in returns if end > place), default=len(flow.frames))
     same = [
         each
         for each in flow.frames[begin:end]
