@@ -10,17 +10,18 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
-from fxguard.graph.operations import read_node
-from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import Ran, is_float, widened
 from fxguard.measure.func_levels import without_levels
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Step
 from fxguard.records import Source
+from fxguard.rerun.lockstep import Lockstep, Place
 from fxguard.rerun.same_start import copies_of
+from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Deviation", "SideBySide", "converted"]
 
@@ -43,137 +44,96 @@ class Deviation:
 def converted(values: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in another dtype."""
     return pytree.tree_map_only(
-        Tensor, lambda x: x.detach().to(dtype) if _is_float(x) else x, values
+        Tensor, lambda x: x.detach().to(dtype) if is_float(x) else x, values
     )
 
 
-class SideBySide:
-    """One run of a graph, once more in two precisions, in step."""
+class SideBySide(WideForm):
+    """One run of a graph, once more in two precisions, in step.
+
+    Args:
+        run: that has returned.
+        reference: the other precision.
+
+    Attributes:
+        deviations: of each operation, in order.
+        not_compared: operations that draw random numbers, or have no kernel for the reference.
+        without_kernel: how many of them have none.
+    """
 
     def __init__(self, run: GraphRun, reference: torch.dtype) -> None:
+        super().__init__(reference)
         self.run_before = run
-        self.graph = without_marks(run.graph_module)
-        self.low = Interpreter(self.graph)
-        self.high = _Reference(self.low, self.graph, reference)
         self.errors: dict[Node, float] = {}
         self.deviations: list[Deviation] = []
-        self.by_name = {node.name: node for node in self.graph.graph.nodes}
+        self.random: set[Place] = set()
         # What is measured after a node has run, and the operation that made it.
-        self.after: dict[str, list[tuple[Step, list[Check]]]] = {}
+        self.ends: dict[Place, list[tuple[Step, list[Check]]]] = {}
         for step in run.plan.steps:
             if not step.counts:
                 continue
             slots = [run.plan.values[value].slot for value in step.outputs]
             checks = [run.plan.checks[slot] for slot in slots if slot is not None]
             if checks and not checks[0].inside:
-                self.after.setdefault(checks[0].after, []).append((step, checks))
+                place = checks[0].inside, checks[0].after
+                self.ends.setdefault(place, []).append((step, checks))
 
     def run(self, references: Sequence[Any]) -> Sequence[Any]:
         """Run it, and return what leaves it in the reference."""
         if self.run_before.random_state is not None:
             self.run_before.random_state.restore()
-        given = zip(copies_of(self.run_before), references, strict=True)
-        *body, output = self.graph.graph.nodes
-        for node in body:
-            if node.op == "placeholder":
-                low, high = next(given)
-                high = high.clone() if _is_float(low) else low
-            else:
-                before = self.random_state()
-                low = self.low.run_node(node)
-                drawn = before != self.random_state()
-                high = self.high.run_beside(node, low, drawn)
-            self.low.env[node], self.high.env[node] = low, high
-            self.compare(node, low, high)
-        returned: Any = self.high.map_nodes_to_values(output.args[0], output)
-        return list(returned)
+        given = copies_of(self.run_before)
+        others = [
+            other.clone() if is_float(low) else low
+            for low, other in zip(given, references, strict=True)
+        ]
+        step = Lockstep(without_marks(self.run_before.graph_module), self)
+        _, returned = step.run_both(given, others)
+        return list(widened(returned, self.dtype))
 
-    def random_state(self) -> list[bytes]:
-        """Of all generators: dropout draws in training, and not in evaluation."""
-        assert self.run_before.args is not None
-        state = RandomState.now(self.run_before.args)
-        return [bytes(each.numpy()) for each in (state.cpu, *state.devices.values())]
+    @property
+    def not_compared(self) -> int:
+        """How many operations were taken over from the run in the other precision."""
+        return len(self.taken_over) + len(self.random)
 
-    def compare(self, node: Node, low: Any, high: Any) -> None:
+    @property
+    def without_kernel(self) -> int:
+        """How many of those have no kernel for the reference."""
+        return sum(reason.startswith("no ") for reason in self.taken_over.values())
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return True
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        if ran.before is not None:
+            self.random.add(step.place(node))
+        return super().follow(step, node, ran, args, kwargs)
+
+    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
         """Note how far apart the two results of a node are."""
-        before = max((self.errors[one] for one in node.all_input_nodes), default=0.0)
-        self.errors[node] = _largest_error(low, high)
-        for step, checks in self.after.get(node.name, ()):
-            if node in self.high.not_compared:
-                continue
+        if step.inside:
+            return
+        before = max((self.error(step, one) for one in node.all_input_nodes), default=0.0)
+        self.errors.pop(node, None)
+        self.error(step, node)
+        place = step.place(node)
+        if place in self.taken_over or place in self.random:
+            return
+        nodes = {each.name: each for each in step.env}
+        for operation, checks in self.ends.get(place, ()):
             error = 0.0
             for check in checks:
-                made = self.by_name[check.node]  # another node, where its memory was written
-                self.errors[made] = _largest_error(self.low.env[made], self.high.env[made])
-                error = max(error, self.errors[made])
-            title = step.title
-            self.deviations.append(Deviation(title, error, before, step.source))
+                made = nodes[check.node]  # another node, where its memory was written
+                self.errors.pop(made, None)
+                error = max(error, self.error(step, made))
+            self.deviations.append(Deviation(operation.title, error, before, operation.source))
 
-
-class _Reference(Interpreter):
-    """Computes in the reference's precision, whatever dtype a node asks for.
-
-    What is no floating-point number is the same tensor in both runs, and computed once.
-    """
-
-    def __init__(self, low: Interpreter, module: GraphModule, dtype: torch.dtype) -> None:
-        super().__init__(module)
-        self.low = low
-        self.dtype = dtype
-        self.not_compared: set[Node] = set()
-        self.without_kernel = 0
-
-    def run_beside(self, node: Node, low: Any, drawn: bool) -> Any:
-        """Run a node, given what it made in the other precision.
-
-        Args:
-            node: of the graph.
-            low: what it made.
-            drawn: whether it drew random numbers for that.
-        """
-        made = [x for _, x in elements_of(low)]
-        call = read_node(node, self.low.module)  # type: ignore[arg-type]
-        written = [operand for operand in call.written if _is_float(self.low.env[operand])]
-        if not written and not any(map(_is_float, made)):
-            return low  # also a size, or the beginning or end of a region such as that of autocast
-        if node.op == "get_attr":
-            return converted(low, self.dtype)
-        if drawn:
-            return self.taken_over(node, low, written)
-        if call.casts:
-            read = self.fetch_args_kwargs_from_env(node)[0][0]
-            return read.to(self.dtype, copy=True)
-        try:
-            with torch.autocast(made[0].device.type if made else "cpu", enabled=False):
-                result = self.run_node(node)
-        except (RuntimeError, NotImplementedError):  # grouped matrix products, for one
-            self.without_kernel += 1
-            return self.taken_over(node, low, written)
-        return pytree.tree_map(self.chosen, low, result)
-
-    def taken_over(self, node: Node, low: Any, written: Sequence[Node]) -> Any:
-        """What the other run has made, and written."""
-        self.not_compared.add(node)
-        for operand in written:
-            self.env[operand].copy_(self.low.env[operand])
-        return self.env[written[0]] if written else converted(low, self.dtype)
-
-    def chosen(self, low: Any, high: Any) -> Any:
-        """The precise result where it is a floating-point number, else that of the other run."""
-        if not _is_float(high):
-            return low
-        return high if high.dtype is self.dtype else high.to(self.dtype)
-
-    def fetch_args_kwargs_from_env(self, n: Node) -> Any:
-        return pytree.tree_map_only(
-            torch.dtype,
-            lambda dtype: self.dtype if dtype.is_floating_point else dtype,
-            super().fetch_args_kwargs_from_env(n),
-        )
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    def error(self, step: Lockstep, node: Node) -> float:
+        """How far apart the two forms of a node's result are."""
+        if node not in self.errors:
+            low = step.env[node]
+            self.errors[node] = _largest_error(low, step.others.get(node, low))
+        return self.errors[node]
 
 
 def _largest_error(low: Any, high: Any) -> float:
