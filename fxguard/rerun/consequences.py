@@ -25,7 +25,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check
 from fxguard.records import RowRole
 from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
-from fxguard.rerun.other_values import Perturbed, Repaired, eps_of, perturbed
+from fxguard.rerun.other_values import Perturbed, RaisedOnOther, Repaired, eps_of, perturbed
 from fxguard.rerun.same_start import as_before, copies_of
 
 __all__ = ["Difference", "Replay", "Start", "if_other", "if_repaired"]
@@ -252,20 +252,22 @@ def if_other(batch: Batch, key: Key) -> list[Difference]:
         try:
             with judged():
                 found += replay.run()
-        except NotJudged:
-            raise
-        except Exception:  # an index, a Cholesky decomposition: it depends on the number
+        except RaisedOnOther:  # an index, a Cholesky decomposition
             found.append(Difference(1.0))
     return found
 
 
 @contextlib.contextmanager
 def judged() -> Iterator[None]:
-    """Out of memory is no verdict."""
+    """Whatever else stops a second run is no verdict."""
     try:
         yield
+    except (NotJudged, RaisedOnOther):
+        raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise NotJudged("out of memory") from error
+    except Exception as error:
+        raise NotJudged(f"a second run raised {type(error).__name__}") from error
 
 
 def check_of(batch: Batch, key: Key) -> Check:

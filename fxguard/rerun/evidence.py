@@ -47,12 +47,14 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     Returns:
         By value; without those at which the second run did not arrive, or that are finite in it.
     """
+    if run.args is None or not run.repeated:
+        return {}
     checks = {
         value: check
         for value in values
         if (check := _check_of(run, value)) is not None and check.region_end is None
     }
-    if run.args is None or not run.repeated or not checks:
+    if not checks:
         return {}
     looks = _Looks(checks, _samples(run), _compared_in(run))
     try:

@@ -19,9 +19,13 @@ from fxguard.graph.tables import SEES_NAN
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
 
-__all__ = ["Perturbed", "Repaired", "eps_of", "perturbed"]
+__all__ = ["Perturbed", "RaisedOnOther", "Repaired", "eps_of", "perturbed"]
 
 ROUNDINGS = 8  # in units of eps: what two ways to compute the same element may differ by
+
+
+class RaisedOnOther(Exception):  # noqa: N818 - an answer, not an error
+    """An operation raised on other values, which it did not do on the model's: it depends on them."""
 
 
 class AsTheModel(SecondForm):
@@ -36,7 +40,10 @@ class AsTheModel(SecondForm):
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         if ran.before is not None:
             ran.before.restore()
-        result = ran.run(*args, **kwargs)
+        try:
+            result = ran.run(*args, **kwargs)
+        except Exception as error:
+            raise RaisedOnOther(f"{ran.call.kind} raised {type(error).__name__}") from error
         return pytree.tree_map(_where_other, ran.result, result)
 
 

@@ -14,6 +14,7 @@ from fxguard.graph.wide_form import NotJudged
 from fxguard.records import Severity
 from fxguard.rerun.consequences import Difference, Start, if_other, if_repaired
 from fxguard.rerun.evidence import Look, evidence_in
+from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.origins import Blame, Verdict
 from fxguard.verdict.surroundings import Surroundings
@@ -148,10 +149,8 @@ class SecondOpinion:
             starts.append(Start(self.flow.keys[blame.value], look.wide))
         try:
             differences, form = if_repaired(self.batch, starts)
-        except NotJudged as reason:
+        except (NotJudged, RaisedOnOther) as reason:
             return Opinion(not_judged=str(reason))
-        except Exception as error:  # whatever stops the second run is no verdict
-            return Opinion(not_judged=f"a second run raised {type(error).__name__}")
         lasts = form.absorbers <= SATURATES
         return Opinion(_harm_of(differences), lasts=lasts and not differences)
 
