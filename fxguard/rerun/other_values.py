@@ -25,7 +25,7 @@ ROUNDINGS = 8  # in units of eps: what two ways to compute the same element may 
 
 
 class RaisedOnOther(Exception):  # noqa: N818 - an answer, not an error
-    """An operation raised on other values, which it did not do on the model's: it depends on them."""
+    """An operation raised on other values, and not on the model's: it depends on them."""
 
 
 class AsTheModel(SecondForm):

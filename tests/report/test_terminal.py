@@ -191,7 +191,7 @@ def test_a_real_terminal(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     colours = on_a_terminal(script)
-    assert "\x1b[31mexp made inf (train.py:5)\x1b[0m" in colours
+    assert "\x1b[31mexp made inf (train.py:5): overflow\x1b[0m" in colours
     plain = on_a_terminal(script, NO_COLOR="1")
     assert plain == ANSI.sub("", colours)
     piped = subprocess.run(
