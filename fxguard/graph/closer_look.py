@@ -14,6 +14,7 @@ from fxguard.graph import tables
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
+from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
 
@@ -138,8 +139,9 @@ class _Part:
         self.second = tensors[1] if len(tensors) > 1 else None
         self.dims = _dims(args, kwargs, self.first, self.kind)
         shapes = [x.shape for x in tensors]
-        self.by_element = call.kind not in tables.BY_ROW and _broadcast(shapes) == made.shape
         self.is_product = call.kind in tables.MATRIX_PRODUCTS
+        is_by_row = call.kind in tables.BY_ROW or plain(call.kind) in PRODUCTS
+        self.by_element = not is_by_row and _broadcast(shapes) == made.shape
 
     def operand(self, name: str, value: Any, other: Any) -> Operand:
         """What the first bad element is made of, of one operand.
@@ -152,18 +154,19 @@ class _Part:
         if not isinstance(value, Tensor):
             number = float(value)
             return Operand(number, number, number, number, name=name)
-        part = self.of(value)
+        part = self.of(value, value)
         low, high = _range(part)
         wide_low, wide_high = (None, None)
         if isinstance(other, Tensor) and other.shape == value.shape:
-            wide_low, wide_high = _range(self.of(other))
+            wide_low, wide_high = _range(self.of(other, value))
         return Operand(low, high, wide_low, wide_high, part.numel(), _name(value), name)
 
-    def of(self, value: Tensor) -> Tensor:
+    def of(self, value: Tensor, given: Tensor) -> Tensor:
+        """The elements of an operand, which was given so, in either form."""
         if self.by_element:
             return value.expand(self.made.shape)[self.index]
         if self.is_product and self.second is not None and self.first is not None:
-            return self.of_product(value)
+            return self.of_product(value, given)
         if self.first is None or value.shape != self.first.shape or self.dims is None:
             return value
         place: list[Any] = list(self.index)
@@ -177,14 +180,14 @@ class _Part:
             return value
         return value[tuple(place)]
 
-    def of_product(self, value: Tensor) -> Tensor:
+    def of_product(self, value: Tensor, given: Tensor) -> Tensor:
         """The row of the first operand, and the column of the second."""
         first, second = self.first, self.second
         assert first is not None
         assert second is not None
         if self.kind == "linear":
             last = self.index[-1] if self.made.dim() == first.dim() else None
-            if value.shape == first.shape and value is not second and last is not None:
+            if value.shape == first.shape and given is not second and last is not None:
                 return value[self.index[:-1]]
             return value if last is None else value[last]
         if value.dim() < 2 or self.made.dim() < 2:
@@ -192,7 +195,7 @@ class _Part:
         whole = value.expand(self.made.shape[:-2] + value.shape[-2:])
         row: Any = self.index[:-1]
         column: Any = (*self.index[:-2], slice(None), self.index[-1])
-        is_first = value.shape == first.shape and value.shape[-2] == self.made.shape[-2]
+        is_first = given is not second and value.shape == first.shape
         return whole[row if is_first else column]
 
 

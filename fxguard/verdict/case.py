@@ -122,17 +122,14 @@ class Case:
         """An operand is -inf because somebody wrote it: a number, a mask, an input."""
         if self.evidence is None:
             return False
-        step, behind = self.around.step, self.around.behind
         tensors = [operand for operand in self.evidence.operands if operand.dtype]
         infinite = [
             value
-            for value, operand in zip(step.inputs, tensors, strict=False)
+            for value, operand in zip(self.around.step.inputs, tensors, strict=False)
             if operand.low == -math.inf
         ]
-        return (step.infinite_literal and self.reads_infinity()) or any(
-            self.around.is_given(value) or any(each.infinite_literal for each in behind(value))
-            for value in infinite
-        )
+        is_literal = self.around.step.infinite_literal and self.reads_infinity()
+        return is_literal or any(map(self.around.is_masked, infinite))
 
     def adds_limit(self) -> bool:
         """An operand is a mask of the dtype's limit."""

@@ -141,7 +141,8 @@ def _overflows_everywhere(evidence: Evidence) -> bool:
     if not all(map(_is_finite, evidence.operands)):
         return False
     made = evidence.number if evidence.same is None else evidence.same
-    return math.isinf(made) or plain(evidence.kind) in SUMS | PRODUCTS
+    sums = plain(evidence.kind) in SUMS | PRODUCTS
+    return math.isinf(made) or (evidence.same is None and sums)
 
 
 def _overflowed_before(operand: Operand) -> bool:

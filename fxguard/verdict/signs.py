@@ -126,7 +126,11 @@ def is_difference_of_squares(case: Case) -> bool:
 
 def is_count_of_mask(case: Case) -> bool:
     """It is the sum of a mask."""
-    counted = (s.inputs[0] for s in case.around.culprit_made_by if plain(s.kind) == "sum")
+    operands = () if case.evidence is None else case.evidence.operands
+    if operands and operands[-1].dtype.startswith(("int", "uint")):
+        return True
+    sums = [step for step in case.around.culprit_made_by if plain(step.kind) == "sum"]
+    counted = [value for step in sums for value in step.inputs]
     # x / x.sum() is no mean over a mask.
     read = case.around.step.inputs
     return any(case.around.is_given(value) and value not in read for value in counted)

@@ -174,6 +174,11 @@ class Surroundings:
         kept = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
         return all(self.values[root].role in kept for root in roots - made)
 
+    def is_masked(self, value: int) -> bool:
+        """Whether somebody wrote an infinity that a value holds, or it was given to the model."""
+        behind = self._walk([value], self._made_by, lambda step: step.inputs, _keeps_scale)
+        return self.is_given(value) or any(step.infinite_literal for step in behind)
+
     def norm_ahead(self) -> Step | None:
         """The norm that divides out any scale of the result: ``layer_norm``, ``rms_norm``."""
         for step in self.ahead([self.made], _keeps_scale):
