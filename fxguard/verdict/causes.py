@@ -157,6 +157,8 @@ def _law_of(evidence: Evidence) -> str:
     """What exact arithmetic says of the operands that the model had; "" where nothing is wrong."""
     name, operands = plain(evidence.kind), evidence.operands
     tensors = [operand for operand in operands if operand.dtype]
+    if name == "sub" and evidence.masked_row and all(x.high == -math.inf for x in operands):
+        return "masked row"  # of a softmax by hand, which subtracts the row's maximum
     if name in LAWS:
         return _elementwise(name, operands)
     if any(operand.count == 0 for operand in tensors):
