@@ -62,7 +62,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("false alarms")
         terminalreporter.line(
             f"healthy runs: {len(runs)}, detections: {sum(count for *_, count in runs)}, "
-            f"notes: {sum(notes for *_, notes, _ in runs)}, "
+            f"notes: {sum(notes for *_, notes, _, _ in runs)}, "
+            f"not judged: {sum(count for *_, count, _ in runs)}, "
             f"architectures: {len({name for name, *_ in runs})}, "
             f"skipped: {sum(map(len, skipped.values()))}"
         )

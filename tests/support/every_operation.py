@@ -39,7 +39,9 @@ class Comparison:
     """What came of it."""
 
     compared: int = 0  # operations
-    masks: int = 0  # additions to the dtype's lowest number that became infinite: a mask
+    masks: int = (
+        0  # sums with the lowest number, or a lower one, that became infinite
+    )
     not_judged: Counter[str] = field(default_factory=Counter)  # reasons
     called: list[str] = field(default_factory=list)  # "scores add: overflow"
 
@@ -105,13 +107,13 @@ def pairs(low: Any, wide: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def became_a_mask(ran: Ran, low: Tensor) -> bool:
-    """Whether -inf was made of the dtype's lowest number by an addition."""
+    """Whether -inf was made by an addition of the dtype's lowest number, or of a lower one."""
     lowest = torch.finfo(low.dtype).min
     given = (x for x in pytree.tree_leaves(ran.args) if is_float(x))
     return (
         ran.call.kind in ADDITIONS
         and bool((low == -torch.inf).any())
-        and any(bool((x == lowest).any()) for x in given)
+        and any(bool((x <= lowest).any()) for x in given)
     )
 
 
