@@ -215,6 +215,8 @@ class Batch:
             reference = self.tensors.get(key.value)
             return None if reference is None else reference()
         value = run.plan.values[key.value]
+        if not value.role.is_given:  # a kernel may have made it where nothing is measured
+            return None
         if value.argument is None:
             attribute = nodes.attribute_of(run.graph_module, value.name)
             return attribute if isinstance(attribute, Tensor) else None

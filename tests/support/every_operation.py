@@ -39,9 +39,7 @@ class Comparison:
     """What came of it."""
 
     compared: int = 0  # operations
-    masks: int = (
-        0  # sums with the lowest number, or a lower one, that became infinite
-    )
+    masks: int = 0  # sums with the lowest number, or a lower one, that became infinite
     not_judged: Counter[str] = field(default_factory=Counter)  # reasons
     called: list[str] = field(default_factory=list)  # "scores add: overflow"
 

@@ -18,8 +18,13 @@ REPLAY = "replay"
 WAYS = (EAGER, AOT, REPLAY, PYTHON)
 
 
+# Between graphs nobody sees the -inf that the score function writes inside its kernel.
+UNSEEN = [("lse_of_flex_attention", PYTHON)]
+
+
 def trial(twin: Twin, dtype: torch.dtype, way: str) -> object:
-    return pytest.param(twin, dtype, way, id=f"{twin}-{str(dtype)[6:]}-{way}")
+    marks = [pytest.mark.xfail(strict=True)] if (str(twin), way) in UNSEEN else []
+    return pytest.param(twin, dtype, way, id=f"{twin}-{str(dtype)[6:]}-{way}", marks=marks)
 
 
 def in_turn(twin: Twin, turn: int) -> torch.dtype:
