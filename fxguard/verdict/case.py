@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.poles import plain
+from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
 from fxguard.records import Role
 from fxguard.verdict.causes import lost_eps
@@ -116,7 +116,8 @@ class Case:
 
     def lost_mask(self) -> bool:
         """It read a row that is masked only because a sum did not fit beside the mask's number."""
-        return self.evidence is not None and self.evidence.masked_row and self.inherits_infinity()
+        is_masked = self.evidence is not None and self.evidence.masked_row
+        return is_masked and self.name in SOFTMAXES and self.inherits_infinity()
 
     def reads_mask(self) -> bool:
         """An operand is -inf because somebody wrote it: a number, a mask, an input."""

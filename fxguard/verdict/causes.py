@@ -160,7 +160,8 @@ def _law_of(evidence: Evidence) -> str:
     if name == "sub" and evidence.masked_row and all(x.high == -math.inf for x in operands):
         return "masked row"  # of a softmax by hand, which subtracts the row's maximum
     if name in LAWS:
-        return _elementwise(name, operands)
+        is_row = evidence.masked_row and all(operand.high == -math.inf for operand in tensors)
+        return "masked row" if is_row and name == "sub" else _elementwise(name, operands)
     if any(operand.count == 0 for operand in tensors):
         return "empty"
     if evidence.masked_row and name in SOFTMAXES:

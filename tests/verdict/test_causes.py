@@ -144,6 +144,8 @@ CASES = (
     case("cross_entropy", NAN, (ROW,), NAN, NAN, "empty", "cross_entropy without a valid target"),
     case("softmax", NAN, (MASKED, number(-1)), NAN, NAN, "masked row",
          "softmax of a row from -inf to -inf (4 elements)", masked_row=True),
+    case("sub", NAN, (one(-INF), one(-INF)), NAN, NAN, "masked row", "-inf - -inf",
+         masked_row=True),
     case("scaled_dot_product_attention", NAN, (ROW, ROW, ROW), NAN, NAN, "masked row",
          "scaled_dot_product_attention of a row from -170.5 to 203.0 (64 elements)",
          masked_row=True),
