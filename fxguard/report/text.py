@@ -201,7 +201,7 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
             yield f"  {origin.frame.source}"
         needs = _needs(origin)
     # The fix has to be among the first five lines.
-    first = (origin.operands or needs, origin.harm, origin.turn, *fix_lines(origin.fixes))
+    first = (origin.operands or needs, origin.harm, *fix_lines(origin.fixes), origin.turn)
     for line in (*first, needs if origin.operands else ""):
         if line:
             yield f"  {line}"

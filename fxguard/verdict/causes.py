@@ -97,11 +97,15 @@ def lost_eps(evidence: Evidence) -> float | None:
 
 
 def _is_root_of_nothing(evidence: Evidence, around: Surroundings) -> bool:
-    """Whether an operand is 0 because an eps or a square is 0 of which it is the root."""
+    """Whether an operand is 0 because an eps or a square is 0 of which it is the root.
+
+    An eps that was added to it counts as well.
+    """
     form = FORMATS.get(evidence.dtype)
     roots = (step for step in around.culprit_made_by if plain(step.kind) in ROOTS)
     behind = around.behind_all(roots)
-    numbers = (number for step in behind for number in step.literals)
+    sums = [step for step in around.culprit_made_by if plain(step.kind) == "add"]
+    numbers = (number for step in (*behind, *sums) for number in step.literals)
     loses_eps = form is not None and any(map(form.loses, numbers))
     zeros = (each for each in evidence.operands if each.dtype and each.low == each.high == 0)
     wide = max((abs(each.wide_low) for each in zeros if each.wide_low is not None), default=0.0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fxguard
 from fxguard.guard.guard import Guard
 from support.needs import needs
 
@@ -33,6 +34,31 @@ def the_gallery() -> ModuleType:
 
 gallery = the_gallery()
 STORIES = gallery.STORIES
+
+
+def report_of(name: str) -> fxguard.Report:
+    """The report on the model of a story."""
+    report: fxguard.Report | None = gallery.report(name)
+    assert report is not None, "no report"
+    return report
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_operation_and_the_cause_are_named(name: str) -> None:
+    """What people found in days stands in the first line of the report."""
+    first = report_of(name).origins[0]
+    assert (first.what, first.cause) == (STORIES[name].operation, STORIES[name].cause)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_five_lines_suffice(name: str) -> None:
+    """The operation, the cause and what to do about it stand above everything else."""
+    report = report_of(name)
+    first = report.origins[0]
+    lines = "\n".join(str(report).splitlines()[:5])
+    assert first.fixes
+    for word in (first.what, first.cause, first.fixes[0].text):
+        assert word in lines, lines
 
 
 @pytest.mark.parametrize("name", STORIES)

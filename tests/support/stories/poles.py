@@ -98,6 +98,9 @@ POLES = {
     "temperature 0": Story(
         "div", "zero divisor", lambda x, t: (x / t).softmax(-1), (single([1.0, 2.0]), single(0.0))
     ),
+    "a sigmoid far out": Story(
+        "log", "zero divisor", lambda x: (1 - torch.sigmoid(x)).log(), (single(120.0, 1.0),)
+    ),
     "KL divergence of a zero": Story(
         "log", "zero divisor", kl_divergence, (single([0.0, 1.0]), single([0.5, 0.5]))
     ),
