@@ -12,8 +12,9 @@ from fxguard import globs
 from fxguard.batch.assemble import operations_of
 from fxguard.batch.batch import Batch
 from fxguard.plan.plan import Plan
+from fxguard.records import Origin
 
-__all__ = ["Coverage", "coverage_of", "idle_globs"]
+__all__ = ["Coverage", "coverage_of", "idle_globs", "not_judged_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Coverage:
         if self.between:
             line += f" and {self.between} between graphs"
         if replay:
-            line += ", when what leaves them has turned bad"
+            line += ", when what leaves them has turned bad; what they absorb is not judged"
         if unchecked:
             reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
             line += f"; not checked: {reasons}"
@@ -70,6 +71,19 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     unmeasured = 0 if last is None else last.unmeasured()
     known = sum(plan.operations for plan in plans) + between
     return Coverage(len(plans), known, between, unchecked, unmeasured)
+
+
+def not_judged_in(notes: Iterable[Origin]) -> str:
+    """What nobody could judge, in words that end the line; "" where there is nothing of the kind.
+
+    Args:
+        notes: origins whose bad values reached no output.
+    """
+    reasons = Counter(origin.not_judged for origin in notes if origin.not_judged)
+    if not reasons:
+        return ""
+    listed = ", ".join(f"{count} ({why})" for why, count in sorted(reasons.items()))
+    return f"; absorbed and not judged: {listed}"
 
 
 def idle_globs(patterns: Iterable[str], model: Module | None, batch: Batch) -> list[str]:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,12 +25,12 @@ from fxguard.graph.source_lines import warn_user
 from fxguard.guard._coverage import idle_globs
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
-from fxguard.records import OriginKey
+from fxguard.records import Origin, OriginKey
 from fxguard.report import terminal
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 from fxguard.report.terminal import Progress
-from fxguard.report.text import HEADER, INDENT, frame_text
+from fxguard.report.text import HEADER, INDENT, absorbed_line, frame_text
 from fxguard.trace.file import TraceWriter
 from fxguard.trace.trace import TracedBatch
 from fxguard.verdict.report_of import Finished
@@ -77,6 +77,8 @@ class Delivery:
         self.warns_of_idle_globs = bool(options.ignore)
         self._file: _ToFile | None = None
         self._reported = _Seen()
+        self._not_judged = _Seen()
+        self.stream = stream
         self._receivers: list[Receiver] = []
         if options.trace_to is not None:
             model = recorder.model
@@ -124,6 +126,8 @@ class Delivery:
                 terminal.write(_trace_text(self.recorder, finished), sys.stdout)
             else:
                 self._file.write(finished)
+        if finished.report is None:
+            self._say_not_judged(finished)
         self._deliver(finished, None)
         return number
 
@@ -156,7 +160,7 @@ class Delivery:
         if report is None:
             return
         self.last_report = report
-        detection = Detection(report, finished, error, self._reported.adds(report), tells)
+        detection = Detection(report, finished, error, self._reported.adds(report.origins), tells)
         stopped: RuntimeWarning | None = None
         for receive in self._receivers:
             try:
@@ -166,6 +170,12 @@ class Delivery:
                 detection = replace(detection, error=error or warning)
         if stopped is not None:
             raise stopped
+
+    def _say_not_judged(self, finished: Finished) -> None:
+        """Print once what was absorbed, and may do harm for all that anybody knows."""
+        for origin in finished.absorbed:
+            if origin.not_judged and self._not_judged.adds([origin]):
+                terminal.write(absorbed_line(origin), getattr(sys, self.stream))
 
     def _warn_of_idle_globs(self) -> None:
         """Say after the first batch which globs of ``ignore`` are probably misspelt."""
@@ -211,9 +221,9 @@ class _Seen:
         self._keys: set[OriginKey] = set()
         self._lock = threading.Lock()
 
-    def adds(self, report: Report) -> bool:
-        """Whether an origin of a report is new; now none of them is."""
-        keys = {origin.key for origin in report.origins if not origin.follows}
+    def adds(self, origins: Iterable[Origin]) -> bool:
+        """Whether one of some origins is new; now none of them is."""
+        keys = {origin.key for origin in origins if not origin.follows}
         with self._lock:
             new = not keys <= self._keys
             self._keys |= keys
@@ -263,7 +273,7 @@ class _ToFile:
 
     def __call__(self, detection: Detection) -> None:
         found_here = detection.report.rank == agreement.current_rank()
-        if found_here and self._written.adds(detection.report):
+        if found_here and self._written.adds(detection.report.origins):
             self.write(detection.finished, detection.report)
 
     def write(self, finished: Finished, report: Report | None = None) -> None:

@@ -13,7 +13,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import UsageError
-from fxguard.guard._coverage import NOTHING_YET, coverage_of
+from fxguard.guard._coverage import NOTHING_YET, coverage_of, not_judged_in
 from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard.options import Options
 from fxguard.guard.recorder import Recorder
@@ -116,7 +116,8 @@ class CompilerBackend:
         if last is None:
             return NOTHING_YET
         counted = coverage_of(self._checking.plans, last)
-        return counted.in_words(replay=self.recorder.options.replay)
+        line = counted.in_words(replay=self.recorder.options.replay)
+        return line + not_judged_in(self.recorder.notes.values())
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         with self.delivery.batch(self._part_of.number) as batch:

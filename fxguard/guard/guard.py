@@ -24,7 +24,13 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
 from fxguard.guard._captures import Captures
-from fxguard.guard._coverage import NOTHING_YET, Coverage, coverage_of, idle_globs
+from fxguard.guard._coverage import (
+    NOTHING_YET,
+    Coverage,
+    coverage_of,
+    idle_globs,
+    not_judged_in,
+)
 from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
@@ -154,7 +160,7 @@ class Guard:
             line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
         for reason, count in sorted(self.unchecked_calls.items()):
             line += f"; not checked: {count} call{'' if count == 1 else 's'} {reason}"
-        return line
+        return line + not_judged_in(self.recorder.notes.values())
 
     @property
     def plans(self) -> list[Plan]:

@@ -507,7 +507,8 @@ def test_coverage_says_when_it_checks() -> None:
     model(X)
     guard = fxguard.guard_of(model)
     assert guard.coverage() == (
-        "checked 1 of 1 operations in 1 graph, when what leaves them has turned bad"
+        "checked 1 of 1 operations in 1 graph, when what leaves them has turned bad; "
+        "what they absorb is not judged"
     )
     assert guard.selftest()
 
