@@ -19,10 +19,27 @@ from torch.fx import Graph, GraphModule, Node
 from fxguard.graph import nodes, operations
 from fxguard.measure import branches_and_loops
 
-__all__ = ["ENTERED", "Body", "BodyGraph", "HigherOrder", "bodies_of", "is_higher_order", "kind_of"]
+__all__ = [
+    "ENTERED",
+    "Body",
+    "BodyGraph",
+    "HigherOrder",
+    "RunBody",
+    "bodies_of",
+    "is_higher_order",
+    "kind_of",
+]
 
-# Runs the body at a position with these inputs, and returns all that it returned.
-RunBody = Callable[..., Any]
+
+@dataclass(frozen=True, slots=True)
+class RunBody:
+    """How bodies are run in Python."""
+
+    run: Callable[..., Any]  # the body at a position with these inputs; gives all that it returned
+    stack: Callable[..., Any] = torch.stack  # joins what iterations made
+
+    def __call__(self, position: int, *operands: Any) -> Any:
+        return self.run(position, *operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +289,7 @@ class Scan(HigherOrder):
             result = body(0, *carried, *(x[index] for x in slices), *additional)
             carried = list(result[: len(init)])
             made.append(result[len(init) :])
-        return (*carried, *(torch.stack(rows) for rows in zip(*made, strict=True)))
+        return (*carried, *(body.stack(rows) for rows in zip(*made, strict=True)))
 
 
 class Map(HigherOrder):
@@ -300,7 +317,7 @@ class Map(HigherOrder):
         made = [
             body(0, *(x[index] for x in slices), *additional) for index in range(len(slices[0]))
         ]
-        return tuple(torch.stack(rows) for rows in zip(*made, strict=True))
+        return tuple(body.stack(rows) for rows in zip(*made, strict=True))
 
 
 class FlexAttention(HigherOrder):

@@ -91,14 +91,14 @@ class Two:
     def __len__(self) -> int:
         return len(self.low)
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Two:
-        low, other = parts((args, kwargs or {}))
-        wide = {x.dtype for x in pytree.tree_leaves(other) if is_float(x)}
-        if len(wide) > 1:  # a stack of parts that differ and of parts that do not
-            widest = max(wide, key=lambda dtype: dtype.itemsize)
-            other = pytree.tree_map(lambda x: x.to(widest) if is_float(x) else x, other)
-        return Two(func(*low[0], **low[1]), func(*other[0], **other[1]))
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """What iterations made, as one tensor in each form."""
+    low, other = parts(tuple(rows))
+    if all(x is y for x, y in zip(low, other, strict=True)):
+        return torch.stack(low)
+    dtype = max((x.dtype for x in other), key=lambda dtype: dtype.itemsize)
+    return Two(torch.stack(low), torch.stack([x.to(dtype) for x in other]))
 
 
 def parts(values: Any) -> tuple[Any, Any]:
@@ -263,7 +263,7 @@ class Lockstep(Interpreter):
 
         if not entered:
             raise NotJudged(f"inside {self.call_of(node).kind}")
-        return kind.run(args, kwargs, body)
+        return kind.run(args, kwargs, higher_order.RunBody(body, stacked))
 
     def materialize(self, written: Sequence[Node]) -> None:
         """Give what is about to be written, and all that shares its memory, a second form."""

@@ -115,7 +115,7 @@ class NodeByNode(Interpreter):
             self.last_body = None
             return result
 
-        return kind.run(args, kwargs, body)
+        return kind.run(args, kwargs, higher_order.RunBody(body))
 
 
 def _bare(value: Any) -> Any:

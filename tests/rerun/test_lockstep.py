@@ -1,0 +1,303 @@
+"""The lockstep interpreter: the model's form is the model's, and the wide form is float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.fx import Node
+from torch.utils.checkpoint import checkpoint
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph.wide_form import NotJudged, Ran
+from fxguard.guard.guard import Guard
+from fxguard.guard.options import Options
+from fxguard.guard.plugins import Plugins
+from fxguard.passes.unmark import without_marks
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.wide_run import WideForm
+from fxguard.testing.watch import as_module
+
+
+class Seen:
+    """What came of one run: both forms of what the graph returned."""
+
+    def __init__(self) -> None:
+        self.low: Sequence[Any] = ()
+        self.wide: Sequence[Any] = ()
+        self.form = WideForm()
+
+
+def in_both(model: Any, *args: Any, form: WideForm | None = None) -> tuple[Any, Seen]:
+    """What a model returns, and the same again in both forms."""
+    seen = Seen()
+    if form is not None:
+        seen.form = form
+
+    def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        with as_before(run):
+            step = Lockstep(without_marks(run.graph_module), seen.form)
+            seen.low, seen.wide = step.run_both(copies_of(run))
+
+    module = as_module(model)
+    guard = Guard(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
+    guard.install()
+    try:
+        return module(*args), seen
+    finally:
+        guard.uninstall()
+
+
+def assert_wide(function: Callable[..., Any], *args: Any, rtol: float = 1e-12) -> Seen:
+    """The model's form is bit for bit the model's; the wide form is that of the same in float64."""
+    expected = function(*(a.detach().double() for a in args))
+    returned, seen = in_both(function, *args)
+    torch.testing.assert_close(seen.low[0], returned, rtol=0, atol=0, equal_nan=True)
+    wide = seen.wide[0]
+    assert wide.dtype is torch.float64
+    torch.testing.assert_close(wide, expected, rtol=rtol, atol=1e-14)
+    assert not seen.form.taken_over
+    return seen
+
+
+X = torch.linspace(0.1, 3.0, 12).view(3, 4)
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x.exp()
+    y.mul_(3).add_(x)
+    y += 0.1
+    return y / 7
+
+
+def in_place_on_a_view(x: Tensor) -> Tensor:
+    """What is written through a view is read through the whole, and the other way."""
+    y = x.clone()
+    row, column = y[1], y[:, 2]
+    row.mul_(0.3)
+    column.add_(x[:, 0] / 3)
+    y[0, 1:3] = x[2, :2].sin()
+    return y.cumsum(1) * row + column.sum()
+
+
+def in_place_on_the_input(x: Tensor) -> Tensor:
+    x.div_(3)
+    return x.t().reshape(-1).sqrt()
+
+
+def views(x: Tensor) -> Tensor:
+    y = x.sin().t().unflatten(1, (1, 3)).squeeze(1).flip(0)
+    return y.expand(2, 4, 3).permute(2, 0, 1).reshape(3, -1).chunk(2, 1)[1] / 3
+
+
+def out_argument(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    torch.exp(x / 3, out=y)
+    return y * x
+
+
+def several_results(x: Tensor) -> Tensor:
+    values, indices = (x / 3).topk(2, 1)
+    mean, var = torch.var_mean(x / 7)
+    return values.gather(1, indices * 0) + mean * var
+
+
+PLAIN = [in_place, in_place_on_a_view, in_place_on_the_input, views, out_argument, several_results]
+
+
+@pytest.mark.parametrize("function", PLAIN, ids=lambda function: function.__name__)
+def test_the_wide_form_is_float64(function: Callable[..., Any]) -> None:
+    assert_wide(function, X.clone())
+
+
+def with_checkpoint(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: (y / 3).exp() * y, x.sin(), use_reentrant=False) + x
+
+
+def with_cond(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 1, lambda y: y.sin() / 3, lambda y: y.cos(), (x / 7,))
+
+
+def with_while_loop(x: Tensor) -> Tensor:
+    count = torch.tensor(0)
+    done = while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, (y * 1.1).sin()), (count, x / 3))
+    return done[1]
+
+
+def with_scan(x: Tensor) -> Tensor:
+    last, rows = scan(lambda c, y: (c / 3 + y, (c * y).sin()), x[0] / 7, x)
+    return rows + last
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x / 3) ** 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x * x / 9
+
+
+def with_autograd_function(x: Tensor) -> Tensor:
+    return Cube.apply(x.sin()) / 7
+
+
+BODIES = [with_checkpoint, with_cond, with_while_loop, with_scan, with_autograd_function]
+
+
+@pytest.mark.parametrize("function", BODIES, ids=lambda function: function.__name__)
+def test_bodies_are_entered_in_both_forms(function: Callable[..., Any]) -> None:
+    assert_wide(function, X.clone().requires_grad_(function is with_autograd_function))
+
+
+def test_casts_are_identities() -> None:
+    """Also that of autocast: the wide form never was in bfloat16."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x.to(torch.float16).float() @ w
+        return y.bfloat16().type_as(x) / 3
+
+    def exact(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w / 3
+
+    w = torch.linspace(-1, 1, 8).view(4, 2)
+    returned, seen = in_both(model, X, w)
+    assert torch.equal(seen.low[0], returned)
+    torch.testing.assert_close(seen.wide[0], exact(X.double(), w.double()), rtol=1e-12, atol=0)
+    assert (returned - seen.wide[0]).abs().max() > 1e-3  # the model was
+
+
+def test_integers_are_those_of_the_model() -> None:
+    """A bucket must not flip because float64 is on the other side of a border."""
+
+    def model(x: Tensor) -> Tensor:
+        bucket = (x / 3 * 3 * 100).long()
+        return torch.where(x / 3 * 3 >= x, bucket, bucket + 100)
+
+    x = torch.linspace(0.1, 2, 32, dtype=torch.float16)
+    returned, seen = in_both(model, x)
+    assert torch.equal(seen.wide[0], returned)
+    assert not torch.equal(model(x.double()), returned)  # it would flip
+
+
+def test_dropout_draws_in_the_models_dtype() -> None:
+    def model(x: Tensor) -> Tensor:
+        return F.dropout(x.exp() / 3, 0.5) + torch.rand_like(x)
+
+    torch.manual_seed(0)
+    returned, seen = in_both(model, torch.randn(64, dtype=torch.float16))
+    low, wide = seen.low[0], seen.wide[0]
+    assert torch.equal(low, returned)
+    torch.testing.assert_close(low.double(), wide, rtol=1e-2, atol=1e-3)  # the same elements
+    assert not torch.equal(low.double(), wide)  # it is more precise
+    assert not seen.form.taken_over
+
+
+def test_random_numbers_are_put_back() -> None:
+    torch.manual_seed(0)
+    plain = F.dropout(X.exp(), 0.5), torch.rand(2)
+    torch.manual_seed(0)
+    returned, _ = in_both(lambda x: F.dropout(x.exp(), 0.5), X)
+    assert torch.equal(returned, plain[0])
+    assert torch.equal(torch.rand(2), plain[1])
+
+
+@torch.library.custom_op("lockstep_test::triple", mutates_args=())
+def triple(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@triple.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_what_has_no_wide_form_is_said() -> None:
+    returned, seen = in_both(lambda x: triple(x.exp()) / 7, X)
+    assert torch.equal(seen.low[0], returned)
+    assert set(seen.form.taken_over.values()) == {"no float64 kernel for triple"}
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+class Counting(WideForm):
+    """How many bytes the second form holds at most, after any operation."""
+
+    most = 0
+
+    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        tensors = (x for x in step.others.values() if isinstance(x, Tensor))
+        held = sum(x.numel() * x.element_size() for x in tensors)
+        self.most = max(self.most, held)
+
+
+def test_no_wide_copy_of_the_weights_is_held() -> None:
+    torch.manual_seed(0)
+    model = Small().bfloat16()
+    weights = sum(p.numel() for p in model.parameters())
+    form = Counting()
+    _, seen = in_both(model, torch.randn(2, 32, dtype=torch.bfloat16), form=form)
+    assert not form.taken_over
+    assert seen.wide[0].dtype is torch.float64
+    assert form.most <= 4 * 2 * 32 * 8 < weights
+
+
+def test_a_collective_is_never_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the graph holds one, a second run ends there."""
+    from torch.fx import symbolic_trace
+
+    def model(x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+    graph = symbolic_trace(model)
+    node = next(node for node in graph.graph.nodes if node.op == "call_function")
+    node.target = torch.ops._c10d_functional.all_reduce.default
+    node.args = (*node.args, "sum", "0")
+    node.kwargs = {}  # symbolic_trace writes inplace=False
+    graph.recompile()
+    with pytest.raises(NotJudged, match="all_reduce is a collective"):
+        Lockstep(graph, WideForm()).run_both([X])
+
+
+class Nothing(SecondForm):
+    """A second form that differs nowhere."""
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        assert not differs
+        return True
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        assert all(a is b for a, b in zip(args, ran.args, strict=True) if isinstance(a, Tensor))
+        return ran.result
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        raise AssertionError("nothing is written")
+
+
+def test_where_nothing_differs_nothing_is_held() -> None:
+    from torch.fx import symbolic_trace
+
+    step = Lockstep(symbolic_trace(lambda x: x.exp().sum(0) / 3), Nothing())
+    low, other = step.run_both([X])
+    assert low is other
+    assert not step.others
