@@ -102,7 +102,8 @@ def is_of_tanh(case: Case) -> bool:
 def is_ratio_of_exp(case: Case) -> bool:
     """It is an exponential divided by a sum of them."""
     ratios = [step for step in case.around.culprit_made_by if plain(step.kind) == "div"]
-    return any("exp" in names_of(case.around.behind(step.inputs[0])) for step in ratios)
+    above = [step.inputs[0] for step in ratios if step.inputs]  # integers are not measured
+    return any("exp" in names_of(case.around.behind(value)) for value in above)
 
 
 def is_sum_of_exp(case: Case) -> bool:

@@ -110,6 +110,12 @@ POLES = {
     "log of a silent spectrum": Story(
         "log10", "zero divisor", lambda x: 20 * x.abs().log10(), (single(0.0, 1.0),)
     ),
+    "log of class frequencies": Story(
+        "log",
+        "zero divisor",
+        lambda y: (torch.bincount(y, minlength=3) / 4).log(),
+        (torch.tensor([0, 0, 1, 1]),),
+    ),
     "log of a histogram": Story(
         "log", "zero divisor", lambda x: x.histc(4, 0, 1).log().sum(), (single(0.1, 0.9),)
     ),
@@ -154,9 +160,9 @@ POLES = {
     "an arc sine above one": Story("asin", "domain", torch.asin, (single(1.5, 0.5),)),
     "an inverse cosh below one": Story("acosh", "domain", torch.acosh, (single(0.5, 2.0),)),
     "log1p below minus one": Story("log1p", "domain", torch.log1p, (single(-2.0),)),
-    "two infinite scores": Story(
+    "a masked row less its maximum": Story(
         "sub",
-        "domain",
+        "masked row",
         lambda x: (y := x.masked_fill(x < 9, -math.inf)) - y.amax(-1, keepdim=True),
         (single([1.0, 2.0]),),
     ),
