@@ -263,7 +263,10 @@ def test_every_architecture(
             missing[label] = reason
             record_property("no healthy run", (name, label, reason))
             continue
-        counted = (comparison.compared, comparison.masks, dict(comparison.not_judged))
+        counted = (
+            *(comparison.compared, comparison.masks, sum(comparison.vanished.values())),
+            dict(comparison.not_judged),
+        )
         record_property("every operation", counted)
         failed += [f"{name} {label}: {called}" for called in comparison.called]
     assert not failed, "\n\n".join(failed)
