@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,36 +15,38 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph.wide_form import Ran
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check
-from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
 from fxguard.rerun.same_start import as_before, copies_of
 
 __all__ = ["turned_infinite"]
 
 
-def turned_infinite(run: GraphRun, value: int) -> bool | None:
+def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
     """Whether an element is infinite although all that it was made of is finite.
 
-    The graph runs again, up to the operation that made the value. That one is taken to work
-    element by element, on operands that are broadcast.
+    The graph runs again. The operations that made the values are taken to work element by element,
+    on operands that are broadcast.
 
     Args:
         run: of a graph, not closed yet.
-        value: of its plan.
+        values: of its plan.
 
     Returns:
-        None where that cannot be seen: no second run is possible, or nothing is infinite in it.
+        By value; without those of which nobody can tell: no second run is possible, or nothing is
+        infinite in it.
     """
-    slot = run.plan.values[value].slot
-    if run.args is None or not run.repeated or slot is None:
-        return None
-    look = _Look(run.plan.checks[slot])
+    slots = {value: run.plan.values[value].slot for value in values}
+    checks = {value: run.plan.checks[slot] for value, slot in slots.items() if slot is not None}
+    if run.args is None or not run.repeated or not checks:
+        return {}
+    look = _Look(checks)
     try:
         with as_before(run):
             Lockstep(without_marks(run.graph_module), look).run_both(copies_of(run))
     except _Ended:
         pass
-    except Exception:  # whatever stops the second run, the infinity is taken to be intended
-        return None
+    except Exception:  # whatever stops the second run, what it has seen until then is true
+        pass
     return look.turned
 
 
@@ -54,16 +57,19 @@ class _Ended(Exception):  # noqa: N818 - a signal, not an error
 class _Look(SecondForm):
     """No second form: a look at what one operation reads and makes."""
 
-    def __init__(self, check: Check) -> None:
-        self.check = check
-        self.turned: bool | None = None
-        self.infinite: list[Tensor] = []  # where its operands are
+    def __init__(self, checks: Mapping[int, Check]) -> None:
+        self.wanted: dict[Place, dict[int, Check]] = {}
+        for value, check in checks.items():
+            self.wanted.setdefault((check.inside, check.after), {})[value] = check
+        self.count = len(checks)
+        self.turned: dict[int, bool] = {}
+        self.infinite: list[Tensor] = []  # where the operands of the operation that runs are
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        return step.place(node) == (self.check.inside, self.check.after)
+        return step.place(node) in self.wanted
 
     def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if self.wants(step, node, differs=False):
+        if step.place(node) in self.wanted:
             operands = pytree.tree_leaves((args, kwargs))
             self.infinite = [~torch.isfinite(x) for x in operands if isinstance(x, Tensor)]
             numbers = (x for x in operands if isinstance(x, (int, float)))
@@ -73,17 +79,26 @@ class _Look(SecondForm):
         return ran.result
 
     def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        made: Any = next(step.env[each] for each in step.env if each.name == self.check.node)
-        for index in self.check.path:
-            made = made[index]
-        turned = torch.isinf(made)
-        if not turned.any():
-            return  # the second run does not repeat the first; or another iteration of a loop does
-        for infinite in self.infinite:
-            turned = turned & ~infinite.to(made.device).broadcast_to(made.shape)
-        self.turned = bool(turned.any())
-        if self.turned or not self.check.inside:
+        results = {each.name: value for each, value in step.env.items()}
+        for value, check in self.wanted[step.place(node)].items():
+            made = results[check.node]
+            for index in check.path:
+                made = made[index]
+            # Nothing is infinite where the run does not repeat the first one, and in some
+            # iterations of a loop.
+            if torch.isinf(made).any():
+                self.turned[value] = self.turned.get(value, False) or self.turns(made)
+        if len(self.turned) == self.count and not step.inside:
             raise _Ended
+
+    def turns(self, made: Any) -> bool:
+        """Whether an element is infinite of which no operand is."""
+        turned = torch.isinf(made)
+        for infinite in self.infinite:
+            if infinite.dim() > made.dim():
+                return False  # it does not work element by element
+            turned = turned & ~infinite.to(made.device).broadcast_to(made.shape)
+        return bool(turned.any())
 
     def copy_of(self, memory: Tensor) -> Tensor:
         return memory.clone()

@@ -16,7 +16,7 @@ from fxguard.graph.tables import CASTS, FILLS, KEEPS
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Range
 
-__all__ = ["Bounds"]
+__all__ = ["RULES", "Bounds"]
 
 # Rounding to bfloat16, which has the fewest digits, makes a result larger by less than this; to
 # the smallest number of float16 by less than the other.
@@ -193,6 +193,7 @@ def _of_one(names: str, function: Callable[[Range], float]) -> dict[str, Rule]:
     return _all(names, lambda step, read: function(read[0]) if read else math.inf)
 
 
+# Of operations that work element by element, as far as it matters whether one turned infinite.
 RULES: Mapping[str, Rule] = {
     **_all("add add_ sub sub_ subtract subtract_", _sum),
     **_all("mul mul_ multiply multiply_", _product),

@@ -13,6 +13,7 @@ from torch import Tensor
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun
+from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.formats import LIMITS, limit_of
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS
 from fxguard.measure.at_hand import dtype_of, own_arithmetic, range_of
@@ -22,6 +23,7 @@ from fxguard.records import Range, Role, Severity
 from fxguard.rerun.details import detail_of
 from fxguard.rerun.turned import turned_infinite
 from fxguard.verdict import origins
+from fxguard.verdict.bounds import RULES
 from fxguard.verdict.explain import beyond
 from fxguard.verdict.precedents import Answer, Conditions, Question
 
@@ -46,7 +48,7 @@ class Judgment:
         self.flow = flow
         self.is_ignored = is_ignored
         self.answers: dict[Question, Answer] = {}
-        self.turned: dict[int, bool | None] = {}  # values that were asked about
+        self.turned: dict[int, dict[int, bool]] = {}  # event to values that were looked at
         self.verdict = self.judge()
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
@@ -151,11 +153,21 @@ class Judgment:
 
     def turned_infinite(self, value: int) -> bool | None:
         """Whether an element is infinite that was made of finite ones; None if nobody can tell."""
-        if value not in self.turned:
-            key = self.flow.keys[value]
-            run = self.batch.run_of(key)
-            self.turned[value] = None if run is None else turned_infinite(run, key.value)
-        return self.turned[value]
+        event = self.flow.keys[value].event
+        if event not in self.turned:
+            self.turned[event] = self._turned_in(event)
+        return self.turned[event].get(value)
+
+    def _turned_in(self, event: int) -> dict[int, bool]:
+        """The same of all values that one run of a graph may be asked about: one second run."""
+        if event == BETWEEN_GRAPHS:
+            return {}
+        made = (step.outputs[0] for step in self.flow.steps if step.outputs and step.kind in RULES)
+        keys = {v: self.flow.keys[v] for v in made if self.severity(v) is Severity.INF}
+        wanted = {key.value: value for value, key in keys.items() if key.event == event}
+        run = self.batch.run_of(Key(event, 0))
+        assert run is not None
+        return {wanted[i]: turned for i, turned in turned_infinite(run, wanted).items()}
 
     @functools.cached_property
     def left_before(self) -> set[int]:

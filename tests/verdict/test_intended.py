@@ -178,7 +178,7 @@ def test_where_elements_cannot_be_seen_an_infinity_stays_intended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second run that fails accuses nobody."""
-    monkeypatch.setattr("fxguard.verdict.judge.turned_infinite", lambda *args: None)
+    monkeypatch.setattr("fxguard.verdict.judge.turned_infinite", lambda *args: {})
     assert origins_of(lambda x: masked(x) * 1e39, X) == []
 
 
