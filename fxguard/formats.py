@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "LIMITS", "Format", "headroom", "is_mask", "limit_of"]
+__all__ = ["FORMATS", "LIMITS", "Format", "format_of", "headroom", "is_mask", "limit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,15 @@ FORMATS: dict[str, Format] = {
 # The largest finite number of each dtype that models compute in. Masks made of it turn into -inf
 # when something is added to them.
 LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+# The format of each part of a complex number.
+PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+def format_of(dtype: str) -> Format | None:
+    """The format that a dtype's elements have, or the parts of its complex elements."""
+    return FORMATS.get(PARTS.get(dtype, dtype))
 
 
 def limit_of(dtype: str) -> float:

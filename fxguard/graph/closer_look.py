@@ -34,7 +34,7 @@ def evidence_of(
     samples: int | None = None,
     not_judged: str = "",
 ) -> Evidence | None:
-    """What an operation read and made at the first bad element.
+    """What an operation read and made at the first bad element: at the first NaN, if it made one.
 
     Args:
         call: the operation.
@@ -49,9 +49,11 @@ def evidence_of(
         not_judged: why ``same`` or ``wide`` is not known.
 
     Returns:
-        None where no element is bad.
+        None where no element is bad. Elements that are infinite are not counted beside a NaN.
     """
-    bad = ~torch.isfinite(made)
+    bad = torch.isnan(made)
+    if not bool(bad.any()):
+        bad = torch.isinf(made)
     found = bad.nonzero()
     if not len(found):
         return None

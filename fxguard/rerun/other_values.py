@@ -7,7 +7,7 @@ in float64, :class:`Perturbed` puts finite numbers in place of NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -121,6 +121,7 @@ class Repaired(AsTheModel):
         starts: where the operations stand, and what they give; None: to be computed, of the
             operands that the model had.
         extends: whether operations that fail later on are repaired, too.
+        harmless: where those stand that fail, and are left alone all the same.
         dtype: the wide one.
 
     Attributes:
@@ -133,10 +134,12 @@ class Repaired(AsTheModel):
         starts: Mapping[Place, Tensor | None],
         *,
         extends: bool = False,
+        harmless: Collection[Place] = (),
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.starts = starts
         self.extends = extends
+        self.harmless = harmless
         self.dtype = dtype
         self.island: dict[Place, None] = {}
         self.absorbers: set[str] = set()
@@ -159,7 +162,8 @@ class Repaired(AsTheModel):
             result = ran.result
             if any(read in step.others for read in node.all_input_nodes):
                 result = super().follow(step, node, ran, args, kwargs)
-            if not (self.extends and not ran.call.written and _fails(result, args, kwargs)):
+            may_start = self.extends and not ran.call.written and place not in self.harmless
+            if not (may_start and _fails(result, args, kwargs)):
                 return result
         if not ran.has_floats and not ran.call.written:
             return self.integers(ran, args, kwargs)

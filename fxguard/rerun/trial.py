@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +27,20 @@ __all__ = ["Trial", "in_float32"]
 class Trial:
     """What came of it."""
 
-    steps: tuple[Step, ...]  # the operations that ran in float32
+    steps: tuple[Step, ...]  # the operations that ran in float32, the blamed one first
     error: float  # of what the graph returned, against float64; relative to its largest magnitude
 
 
-def in_float32(batch: Batch, key: Key) -> Trial | None:
+def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | None:
     """Run the graph of a batch with the operation that made a value in float32.
 
     What stays too large for the model's dtype goes on in float32, and so does each operation that
     fails after it.
+
+    Args:
+        batch: still open.
+        key: of the value.
+        harmless: of bad values that do no harm.
 
     Returns:
         None where the model has more than one graph, or where what it returns is not finite then.
@@ -45,7 +51,13 @@ def in_float32(batch: Batch, key: Key) -> Trial | None:
         return None
     check = check_of(batch, key)
     graph = without_marks(run.graph_module)
-    form = Repaired({(check.inside, check.after): None}, extends=True, dtype=torch.float32)
+    checks = [check_of(batch, each) for each in harmless if each.event == key.event]
+    form = Repaired(
+        {(check.inside, check.after): None},
+        extends=True,
+        harmless=[(check.inside, check.after) for check in checks],
+        dtype=torch.float32,
+    )
     with as_before(run):
         low, other = Lockstep(graph, form).run_both(copies_of(run))
     with as_before(run):
@@ -60,7 +72,9 @@ def in_float32(batch: Batch, key: Key) -> Trial | None:
             return None
         error = max(error, found)
     by_place = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-    steps = tuple(by_place[place] for place in form.island if place in by_place)
+    first = (check.inside, check.after)
+    places = [first, *(place for place in form.island if place != first)]
+    steps = tuple(by_place[place] for place in places if place in by_place)
     return Trial(steps, error) if steps else None
 
 

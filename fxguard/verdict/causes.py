@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fxguard.formats import FORMATS
+from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -29,6 +30,8 @@ from fxguard.verdict.surroundings import ROOTS, Surroundings
 
 __all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
 
+# By how much float64 may miss the border of a domain, relative to the number or to 1.
+ROUNDED = 1e-9
 # A kernel may round up to infinity what is just below the limit.
 NEARLY = 0.99
 
@@ -69,6 +72,8 @@ def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
     if is_sound or (evidence.wide is None and lost):
         lost = lost or (around is not None and _is_root_of_nothing(evidence, around))
         return "underflow" if lost else "rounding"
+    if law == "domain" and _is_rounded_out(evidence):
+        return "rounding"
     return law or "unknown"
 
 
@@ -81,14 +86,14 @@ def is_lost(operand: Operand, dtype: str) -> bool:
     """
     if operand.wide_low is None or operand.wide_high is None or operand.low or operand.high:
         return False
-    form = FORMATS.get(operand.dtype or dtype)
+    form = format_of(operand.dtype or dtype)
     largest = max(abs(operand.wide_low), abs(operand.wide_high))
     return form is not None and form.loses(largest)
 
 
 def lost_eps(evidence: Evidence) -> float | None:
     """The eps of an operation that is 0 in its dtype, whether it was given or is torch's own."""
-    form = FORMATS.get(evidence.dtype)
+    form = format_of(evidence.dtype)
     literals = [operand.low for operand in evidence.operands if not operand.dtype]
     has_eps = any(0 < x < 0.1 for x in literals)  # others are dimensions, and powers
     own = None if has_eps else DEFAULT_EPS.get(plain(evidence.kind))
@@ -101,7 +106,7 @@ def _is_root_of_nothing(evidence: Evidence, around: Surroundings) -> bool:
 
     An eps that was added to it counts as well.
     """
-    form = FORMATS.get(evidence.dtype)
+    form = format_of(evidence.dtype)
     roots = (step for step in around.culprit_made_by if plain(step.kind) in ROOTS)
     behind = around.behind_all(roots)
     sums = [step for step in around.culprit_made_by if plain(step.kind) == "add"]
@@ -112,8 +117,26 @@ def _is_root_of_nothing(evidence: Evidence, around: Surroundings) -> bool:
     return loses_eps or (bool(behind) and form is not None and form.loses(wide * wide))
 
 
+def _is_rounded_out(evidence: Evidence) -> bool:
+    """Whether operands are outside of a domain by roundings, of which float64 has its own.
+
+    The cosine of two equal vectors is 1.001 in float16, and may be 1.0000000000000002 in float64.
+    """
+
+    def moved(operand: Operand, by: float) -> Operand:
+        if operand.wide is None or operand.wide == operand.low:
+            return operand
+        number = operand.wide + by * max(abs(operand.wide), 1.0)
+        return replace(operand, low=number, high=number)
+
+    name, operands = plain(evidence.kind), evidence.operands
+    moves = [tuple(moved(x, by) for x in operands) for by in (ROUNDED, -ROUNDED)]
+    differs = any(x.dtype and x.wide not in (None, x.low) for x in operands)
+    return name in LAWS and differs and any(not _elementwise(name, each) for each in moves)
+
+
 def _is_beyond(number: float, dtype: str) -> bool:
-    form = FORMATS.get(dtype)
+    form = format_of(dtype)
     return form is not None and abs(number) >= NEARLY * form.max
 
 
@@ -121,7 +144,7 @@ def _cause_inside(evidence: Evidence) -> str:
     """Of a kernel that fails though its exact result is an ordinary number."""
     if evidence.inner is not None:
         return cause_of(evidence.inner)
-    form = FORMATS.get(evidence.dtype)
+    form = format_of(evidence.dtype)
     read = [(_magnitude(each), each.count) for each in evidence.operands if "float" in each.dtype]
     # The largest number that sums of squares and of products may hold on the way.
     if any(_is_beyond(max(x, x * x) * count, evidence.dtype) for x, count in read):
@@ -161,9 +184,8 @@ def _law_of(evidence: Evidence) -> str:
     """What exact arithmetic says of the operands that the model had; "" where nothing is wrong."""
     name, operands = plain(evidence.kind), evidence.operands
     tensors = [operand for operand in operands if operand.dtype]
-    if name == "sub" and evidence.masked_row and all(x.high == -math.inf for x in operands):
-        return "masked row"  # of a softmax by hand, which subtracts the row's maximum
     if name in LAWS:
+        # A softmax by hand subtracts the row's maximum.
         is_row = evidence.masked_row and all(operand.high == -math.inf for operand in tensors)
         return "masked row" if is_row and name == "sub" else _elementwise(name, operands)
     if any(operand.count == 0 for operand in tensors):

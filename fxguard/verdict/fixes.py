@@ -185,7 +185,10 @@ RULES = (
          signs.adds_exponentials),
     Rule("overflow", None, "exact",
          "rescale what is summed here by a constant: the norm that follows{c.norm} divides it out",
-         signs.norm_follows),
+         signs.only_norm_follows),
+    Rule("overflow", None, "advice",
+         "rescale all that is added to this stream: the norm that follows{c.norm} divides it out",
+         lambda case: signs.norm_follows(case) and not signs.only_norm_follows(case)),
     # Overflows that another dtype avoids, or a bound on an argument; never one on the result.
     Rule("overflow", None, "advice",
          "square in float32, x.float().pow(2): {c.dtype} holds squares of up to "

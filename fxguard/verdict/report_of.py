@@ -226,7 +226,9 @@ class _Description:
             return fixes
         if blame != self.first:
             return fixes
-        return with_tried(fixes, tried(self.judgment.batch, self.flow.keys[blame.value]))
+        keys = self.flow.keys
+        harmless = [keys[other.value] for other in self.judgment.verdict.absorbed if other.step]
+        return with_tried(fixes, tried(self.judgment.batch, keys[blame.value], harmless))
 
     def autocast(self, blame: cause.Blame) -> tuple[Row, ...]:
         """The operands that autocast turned into infinities, as rows of the operation."""

@@ -239,3 +239,8 @@ def is_near_limit(case: Case) -> bool:
 def norm_follows(case: Case) -> bool:
     """A norm divides out any scale of its result, and the dtype's limit is near."""
     return case.dtype == "float16" and case.around.norm_ahead() is not None
+
+
+def only_norm_follows(case: Case) -> bool:
+    """The same, and no residual stream goes on beside the norm, to which others add."""
+    return norm_follows(case) and len(case.around.sums_ahead()) < 2

@@ -189,6 +189,11 @@ class Surroundings:
                 return step
         return None
 
+    def sums_ahead(self) -> list[Step]:
+        """The sums that its result goes through: many are a residual stream."""
+        steps = self.ahead([self.made], _keeps_scale)
+        return [s for s in steps if plain(s.kind) in ("add", "sub") and not _is_by_number(s)]
+
     def is_mean_square(self, square: Step) -> bool:
         """Whether a square is averaged, and a root of that taken: ``rsqrt(x.pow(2).mean())``."""
         means = [s for s in self.ahead(square.outputs) if plain(s.kind) in ("mean", "sum")]

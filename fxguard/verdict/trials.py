@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from fxguard.batch.batch import Batch
@@ -13,32 +12,41 @@ from fxguard.rerun.trial import Trial, in_float32
 
 __all__ = ["tried", "with_tried"]
 
-MOST_NAMES = 3  # of what is kept in float32
+MOST_NAMES = 2  # of what is kept in float32 besides the blamed operation
+MOST_ERROR = 0.1  # relative: from here on nothing is mended
 MOST_FIXES = 3
 
 
-def tried(batch: Batch, key: Key) -> Fix | None:
+def tried(batch: Batch, key: Key, harmless: Iterable[Key]) -> Fix | None:
     """The fix that keeps in float32 what failed, where a run of the batch shows that it helps.
 
     Args:
         batch: still open.
         key: of the value that overflowed, or was rounded away.
+        harmless: of bad values that do no harm.
     """
     try:
-        trial = in_float32(batch, key)
+        trial = in_float32(batch, key, harmless)
     except Exception:  # whatever stops the run: nothing was tried
         return None
-    return None if trial is None else fix_of(trial)
+    return None if trial is None or trial.error > MOST_ERROR else fix_of(trial)
 
 
 def fix_of(trial: Trial) -> Fix:
-    """Which operations, and what came of it."""
-    names = list(dict.fromkeys(map(_name_of, trial.steps)))
-    if len(names) > MOST_NAMES:
-        names = list(dict.fromkeys(_without_numbers(names)))
-    more = len(names) - MOST_NAMES
-    listed = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return Fix("tried", f"keep {listed} in float32: finite, error {trial.error:.1g}")
+    """Which operations, and what came of it.
+
+    Example:
+        >>> print(fix_of(trial))
+        keep `decoder.wo` and 3 operations after it in float32: finite, error 0.001 (tried)
+    """
+    first, *others = trial.steps
+    names = [name for name in dict.fromkeys(map(_name_of, others)) if name != _name_of(first)]
+    kept = _name_of(first)
+    if len(names) <= MOST_NAMES:
+        kept = ", ".join([kept, *names])
+    else:
+        kept += f" and {len(others)} operations after it"
+    return Fix("tried", f"keep {kept} in float32: finite, error {trial.error:.1g}")
 
 
 def with_tried(fixes: Sequence[Fix], trial: Fix | None) -> tuple[Fix, ...]:
@@ -51,11 +59,7 @@ def with_tried(fixes: Sequence[Fix], trial: Fix | None) -> tuple[Fix, ...]:
 
 
 def _name_of(step: Step) -> str:
-    """``mul` of `encoder.block.0``; the operation's line where it stands in no module."""
+    """The module in which an operation stands; the operation and its line where there is none."""
     if step.module:
         return f"`{step.module}`"
     return f"{step.kind} ({step.source.place})" if step.source else step.kind
-
-
-def _without_numbers(names: Iterable[str]) -> list[str]:
-    return [re.sub(r"\.\d+(?=[.`])", ".*", name) for name in names]
