@@ -138,6 +138,8 @@ CASES = (
          "advice: take an eps that float16 holds, 1e-4: 1e-08 in add (model.py:2) is 0 there"),
     Case("underflow", "y = normalize(x, 2, 1)!",
          "advice: take an eps that float16 holds, 1e-4: 1e-12 in normalize is 0 there"),
+    Case("overflow", "h = mul(x, 16)!; r = add(x, h); y = layer_norm(r, 64); s = add(r, y)",
+         "advice: rescale all that is added to this stream: the norm that follows (model.py:3)"),
     Case("zero divisor", "y = _weight_norm(w, wg, 0)!", "advice: initialise the weight"),
     Case("zero divisor", "y = layer_norm(x, 64, 0)!", "advice: give layer_norm an eps above 0"),
     Case("zero divisor", "y = reciprocal(x)!", "advice: add an eps to the divisor"),
