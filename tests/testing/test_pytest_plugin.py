@@ -74,9 +74,9 @@ def test_is_the_module_too(fxguard):
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "E * batch 0: mul in inner made inf (test_it.py:7)",
+            "E * batch 0: mul in inner made inf (test_it.py:7): overflow",
             "*- fxguard report -*",
-            "mul in inner made inf (test_it.py:7)",
+            "mul in inner made inf (test_it.py:7): overflow",
             "Detected inf/nan during batch_number=0",
             "*inner Square",
         ]
@@ -162,7 +162,7 @@ def test_the_option(run, pytester: pytest.Pytester, workers: str) -> None:
         case.get("name"): [(p.get("name"), p.get("value")) for p in case.iter("property")]
         for case in root.iter("testcase")
     }
-    origin = ("fxguard_origin", "batch 0: mul in inner made inf (test_it.py:7)")
+    origin = ("fxguard_origin", "batch 0: mul in inner made inf (test_it.py:7): overflow")
     coverage = ("fxguard_coverage", "Outer: checked 2 of 2 operations in 1 graph")
     for name, properties in found.items():
         if name == "test_without_a_model":
@@ -201,7 +201,7 @@ def test_stable():
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "E * mul in inner made inf (test_it.py:7)",
+            "E * mul in inner made inf (test_it.py:7): overflow",
             "*- fxguard report -*",
             "Detected inf/nan during batch_number=0",
         ]
