@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Replay:
 
     Attributes:
         differences: of what left the model, in order.
+        reached: whether anything that left the model was another, if by roundings only.
     """
 
     batch: Batch
@@ -73,6 +74,7 @@ class Replay:
     given: Mapping[Key, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     changed: dict[Key, Any] = field(default_factory=dict)
+    reached: bool = False
 
     def run(self) -> list[Difference]:
         """Run what has to run.
@@ -138,6 +140,7 @@ class Replay:
 
     def compare(self, low: Any, other: Any) -> None:
         """Note how far what leaves the model is from what it would be."""
+        self.reached = True
         found = difference_of(low, other)
         if found is not None:
             self.differences.append(found)
@@ -149,30 +152,23 @@ class _KeepsInputs(Lockstep):
     def __init__(self, module: Any, second: SecondForm) -> None:
         super().__init__(module, second)
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.begun: dict[Node, Any] = {}
+        self.memories: set[int | None] = set()  # that were written
         for unused in self.user_to_last_uses.values():
             unused[:] = [node for node in unused if node.op != "placeholder"]
+
+    def step(self, node: Node) -> None:
+        if node.op.startswith("call"):
+            written = (self.env[operand] for operand in self.call_of(node).written)
+            self.memories.update(nodes.memory_of(operand) for operand in written)
+        super().step(node)
 
     @property
     def written(self) -> dict[Node, tuple[Any, Any]]:
         """Inputs that the graph wrote, in both forms, of those that differ."""
-        nodes_written = {
-            operand
-            for node in self.module.graph.nodes  # type: ignore[union-attr]
-            if node.op.startswith("call")
-            for operand in self.call_of(node).written
-        }
-        memories = {
-            nodes.memory_of(self.env[node])
-            for node in nodes_written & self.env.keys()
-            if isinstance(self.env[node], Tensor)
-        }
         return {
             node: (self.env[node], self.others[node])
             for node in self.placeholders
-            if node in self.others
-            and isinstance(self.env[node], Tensor)
-            and nodes.memory_of(self.env[node]) in memories
+            if node in self.others and nodes.memory_of(self.env[node]) in self.memories - {None}
         }
 
 
@@ -206,8 +202,11 @@ def _largest(value: Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def if_repaired(batch: Batch, starts: list[Start]) -> tuple[list[Difference], Repaired]:
+def if_repaired(batch: Batch, starts: Sequence[Start]) -> tuple[list[Difference], bool]:
     """What would be different, had some operations not failed for their precision.
+
+    Returns:
+        What would be different, and whether nothing would be whatever the numbers are.
 
     Raises:
         NotJudged: where nobody can tell.
@@ -224,37 +223,48 @@ def if_repaired(batch: Batch, starts: list[Start]) -> tuple[list[Difference], Re
 
     with judged():
         replay = Replay(batch, form_of, frozenset(by_event))
-        return replay.run(), form
+        found = replay.run()
+    return found, form.always and not replay.reached
 
 
-def if_other(batch: Batch, key: Key) -> list[Difference]:
-    """What depends on the NaN that a value holds.
+def if_other(batch: Batch, keys: Sequence[Key]) -> tuple[list[Difference], bool]:
+    """What depends on the NaN that some values hold.
+
+    Returns:
+        What would be different, and whether nothing would be whatever the numbers are.
 
     Raises:
         NotJudged: where nobody can tell.
     """
-    run = batch.run_of(key)
-    given = run is not None and run.plan.values[key.value].role.is_given
+    starts: dict[int, dict[Place, Check]] = {}
+    given: list[Key] = []
+    for key in keys:
+        run = batch.run_of(key)
+        if run is None or run.plan.values[key.value].role.is_given:
+            given.append(key)
+        else:
+            check = check_of(batch, key)
+            starts.setdefault(key.event, {})[check.inside, check.after] = check
     found: list[Difference] = []
+    always = True
     for below in (True, False):
+        form = Perturbed({}, below=below)
+
+        def form_of(event: int, form: Perturbed = form) -> SecondForm:
+            form.starts = starts.get(event, {})
+            return form
 
         def other(low: Tensor, below: bool = below) -> Tensor:
             return perturbed(low, below)
 
-        if given or run is None:
-            form = Perturbed(None, below=below)
-            replay = Replay(batch, lambda _: form, frozenset(), {key: other})  # noqa: B023
-        else:
-            check = check_of(batch, key)
-            place = (check.inside, check.after)
-            form = Perturbed(place, check.node, check.path, below=below)
-            replay = Replay(batch, lambda _: form, frozenset({key.event}))  # noqa: B023
+        replay = Replay(batch, form_of, frozenset(starts), dict.fromkeys(given, other))
         try:
             with judged():
                 found += replay.run()
         except RaisedOnOther:  # an index, a Cholesky decomposition
             found.append(Difference(1.0))
-    return found
+        always = always and form.always and not replay.reached
+    return found, always and not found
 
 
 @contextlib.contextmanager

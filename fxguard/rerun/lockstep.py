@@ -9,7 +9,7 @@ that no second copy of the weights is made.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.rerun._regions import Regions
 
-__all__ = ["Lockstep", "Place", "SecondForm"]
+__all__ = ["Lockstep", "Place", "SecondForm", "same_leaves"]
 
 # A node, and the bodies of higher-order operations around it, as in `plan.Check`.
 Place = tuple[tuple[tuple[str, int], ...], str]
@@ -124,7 +124,6 @@ class Lockstep(Interpreter):
     Attributes:
         env: result of each node that is still needed, in the model's form.
         others: the same in the second form, of those that differ.
-        finished: how often each body has run, by its place, in this run of the graph.
     """
 
     def __init__(
@@ -132,13 +131,11 @@ class Lockstep(Interpreter):
         module: GraphModule,
         second: SecondForm,
         inside: tuple[tuple[str, int], ...] = (),
-        finished: dict[tuple[tuple[str, int], ...], int] | None = None,
     ) -> None:
         super().__init__(module)
         self.second = second
         self.inside = inside
         self.others: dict[Node, Any] = {}
-        self.finished = {} if finished is None else finished
         self.calls: dict[Node, Call] = {}
         self.regions = Regions()
         self.node: Node | None = None
@@ -191,7 +188,7 @@ class Lockstep(Interpreter):
     def keep(self, node: Node, low: Any, other: Any) -> None:
         """Note the two forms of a node's result."""
         self.env[node] = low
-        if other is low or _same_leaves(low, other):
+        if other is low or same_leaves(low, other):
             self.others.pop(node, None)
         else:
             self.others[node] = other
@@ -256,9 +253,8 @@ class Lockstep(Interpreter):
             if position not in entered:
                 return module(*low)
             inside = (*self.inside, (node.name, position))
-            nested = Lockstep(module, self.second, inside, self.finished)
+            nested = Lockstep(module, self.second, inside)
             made = nested.run_both(low, other)
-            self.finished[inside] = self.finished.get(inside, 0) + 1
             return made[0] if kind.only_a_second_run_sees else joined(*made)
 
         if not entered:
@@ -280,10 +276,6 @@ class Lockstep(Interpreter):
                 if alias not in self.others:
                     self.keep(alias, value, _in_memory(value, low, memory, copy))
 
-    def nodes_with_others(self) -> Iterator[Node]:
-        """The inputs of the graph that differ now."""
-        return (node for node in self.others if node.op == "placeholder")
-
 
 def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
     """What stands in a memory, in the copy of that memory."""
@@ -296,7 +288,8 @@ def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
     return pytree.tree_map(moved, value)
 
 
-def _same_leaves(low: Any, other: Any) -> bool:
+def same_leaves(low: Any, other: Any) -> bool:
+    """Whether two values are made of the same objects."""
     one, two = pytree.tree_leaves(low), pytree.tree_leaves(other)
     return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))
 

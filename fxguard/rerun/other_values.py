@@ -15,9 +15,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
-from fxguard.graph.tables import SEES_NAN
+from fxguard.graph.tables import SATURATES, SEES_NAN
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
-from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
+from fxguard.plan.plan import Check
+from fxguard.rerun.lockstep import Lockstep, Place, SecondForm, same_leaves
 
 __all__ = ["Perturbed", "RaisedOnOther", "Repaired", "eps_of", "perturbed"]
 
@@ -48,33 +49,35 @@ class AsTheModel(SecondForm):
 
 
 class Perturbed(AsTheModel):
-    """NaN of one operation replaced by numbers below or above all finite ones of its result.
+    """NaN of some operations replaced by numbers below or above all finite ones of their results.
 
     Operations that test for NaN see the NaN.
 
     Args:
-        start: where the operation stands; None where an input of the graph holds the NaN.
-        node: the name of the node whose result holds it.
-        path: indices into that result.
+        starts: where the operations stand, and what is measured of each.
         below: whether the numbers are below the others.
+
+    Attributes:
+        always: whether all that differed has ended in operations that test for NaN: then nothing
+            depends on it, whatever the numbers are.
     """
 
-    def __init__(
-        self, start: Place | None, node: str = "", path: tuple[int, ...] = (), *, below: bool
-    ) -> None:
-        self.start = start
-        self.name = node
-        self.path = path
+    def __init__(self, starts: Mapping[Place, Check], *, below: bool) -> None:
+        self.starts = starts
         self.below = below
+        self.always = True
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        if step.place(node) == self.start:
+        if step.place(node) in self.starts:
             return True
         return differs and not _tests_for_nan(step, node)
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        if step.place(node) != self.start:
-            return super().follow(step, node, ran, args, kwargs)
+        check = self.starts.get(step.place(node))
+        if check is None:
+            result = super().follow(step, node, ran, args, kwargs)
+            self.always = self.always and not same_leaves(result, ran.result)
+            return result
         if ran.call.written:
             for operand in ran.call.written:  # all that shares its memory is materialized
                 low = step.env[operand]
@@ -89,7 +92,7 @@ class Perturbed(AsTheModel):
             items[path[0]] = at(path[1:], items[path[0]])
             return type(value)(items)
 
-        return at(self.path, ran.result)
+        return at(check.path, ran.result)
 
 
 def perturbed(value: Tensor, below: bool) -> Tensor:
@@ -126,7 +129,8 @@ class Repaired(AsTheModel):
 
     Attributes:
         island: the operations that ran in the wide dtype, in order.
-        absorbers: the kinds of the operations after which nothing was different any more.
+        always: whether all that differed has ended in operations that saturate: then nothing would
+            be different, whatever the numbers are.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class Repaired(AsTheModel):
         self.harmless = harmless
         self.dtype = dtype
         self.island: dict[Place, None] = {}
-        self.absorbers: set[str] = set()
+        self.always = True
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return differs or step.place(node) in self.starts or self.extends
@@ -162,10 +166,12 @@ class Repaired(AsTheModel):
             result = ran.result
             if any(read in step.others for read in node.all_input_nodes):
                 result = super().follow(step, node, ran, args, kwargs)
+                self.always = self.always and not same_leaves(result, ran.result)
             may_start = self.extends and not ran.call.written and place not in self.harmless
             if not (may_start and _fails(result, args, kwargs)):
                 return result
         if not ran.has_floats and not ran.call.written:
+            self.always = False
             return self.integers(ran, args, kwargs)
         result = self.starts.get(place)
         if result is None:
@@ -177,12 +183,8 @@ class Repaired(AsTheModel):
             self.island[place] = None
             return result
         found = pytree.tree_map(self.settled, ran.result, result)
-        same = all(
-            x is y
-            for x, y in zip(pytree.tree_leaves(found), pytree.tree_leaves(ran.result), strict=True)
-        )
-        if same:
-            self.absorbers.add(ran.call.kind)
+        if same_leaves(found, ran.result):
+            self.always = self.always and ran.call.kind in SATURATES
         else:
             self.island[place] = None
         return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.tables import SATURATES
 from fxguard.graph.wide_form import NotJudged
 from fxguard.records import Severity
 from fxguard.rerun.consequences import Difference, Start, if_other, if_repaired
@@ -51,8 +50,13 @@ class SecondOpinion:
     def __init__(self, batch: Batch, flow: DataFlow, verdict: Verdict) -> None:
         self.batch = batch
         self.flow = flow
-        self.looks = self._looks(verdict.both)
+        absorbed_nan = [b for b in verdict.absorbed if b.severity is Severity.NAN]
+        others = [blame for blame in verdict.both if blame not in absorbed_nan]
+        self.looks = self._looks(others)
         self.absorbed = self._judged(verdict.absorbed)
+        # Where every batch is judged anew, no harmless one runs in float64 as well.
+        told = [b for b in absorbed_nan if self.absorbed[b].harm or self.absorbed[b].lasts]
+        self.looks |= self._looks(told)
         harmful = {blame for blame, opinion in self.absorbed.items() if opinion.harm}
         self.verdict = verdict
         if harmful:
@@ -102,20 +106,20 @@ class SecondOpinion:
 
     def _judged(self, absorbed: Sequence[Blame]) -> dict[Blame, Opinion]:
         opinions: dict[Blame, Opinion] = {}
-        failures = []
+        failures, nan = [], []
         for blame in absorbed:
             if blame.severity is Severity.NAN:
-                opinions[blame] = self._of_nan(blame) if len(opinions) < MOST_JUDGED else TOO_MANY
+                nan.append(blame)
             elif blame.step is None:
                 opinions[blame] = Opinion(lasts=True)
             elif (cause := self.cause(blame)) in FAILURES:
                 failures.append(blame)
             elif cause == "unknown":
-                opinions[blame] = Opinion(not_judged=self._why_unknown(blame))
+                opinions[blame] = not_judged(self._why_unknown(blame))
             else:
                 opinions[blame] = Opinion(lasts=True)
-        if failures:
-            opinions |= self._of_failures(failures)
+        opinions |= _together_or_one_by_one(failures, self._of_failures)
+        opinions |= _together_or_one_by_one(nan, self._of_nan)
         return opinions
 
     def _why_unknown(self, blame: Blame) -> str:
@@ -124,38 +128,49 @@ class SecondOpinion:
             return evidence.not_judged
         return "a second run of its graph did not show it"
 
-    def _of_nan(self, blame: Blame) -> Opinion:
+    def _of_nan(self, blames: Sequence[Blame]) -> Opinion:
         try:
-            differences = if_other(self.batch, self.flow.keys[blame.value])
+            keys = [self.flow.keys[blame.value] for blame in blames]
+            differences, lasts = if_other(self.batch, keys)
         except NotJudged as reason:
-            return Opinion(not_judged=str(reason))
-        return Opinion("what left the model depends on it" if differences else "")
+            return not_judged(str(reason))
+        return Opinion("what left the model depends on it" if differences else "", lasts=lasts)
 
-    def _of_failures(self, blames: Sequence[Blame]) -> dict[Blame, Opinion]:
-        """All at once; where that does harm, one by one."""
-        together = self._of_failure(blames)
-        if not together.harm or len(blames) == 1:
-            return dict.fromkeys(blames, together)
-        opinions = {blame: self._of_failure([blame]) for blame in blames[:MOST_JUDGED]}
-        opinions |= dict.fromkeys(blames[MOST_JUDGED:], TOO_MANY)
-        if not any(opinion.harm for opinion in opinions.values()):
-            opinions[blames[0]] = together
-        return opinions
-
-    def _of_failure(self, blames: Sequence[Blame]) -> Opinion:
-        starts = []
-        for blame in blames:
-            look = self.looks[blame]
-            starts.append(Start(self.flow.keys[blame.value], look.wide))
+    def _of_failures(self, blames: Sequence[Blame]) -> Opinion:
+        starts = [
+            Start(self.flow.keys[blame.value], self.looks[blame].wide)
+            for blame in blames
+            if blame in self.looks
+        ]
         try:
-            differences, form = if_repaired(self.batch, starts)
+            differences, lasts = if_repaired(self.batch, starts)
         except (NotJudged, RaisedOnOther) as reason:
-            return Opinion(not_judged=str(reason))
-        lasts = form.absorbers <= SATURATES
-        return Opinion(_harm_of(differences), lasts=lasts and not differences)
+            return not_judged(str(reason))
+        return Opinion(_harm_of(differences), lasts=lasts)
 
 
-TOO_MANY = Opinion(not_judged=f"more than {MOST_JUDGED} of its kind in one batch")
+def not_judged(reason: str) -> Opinion:
+    """It is said once: the next batch would be asked in vain."""
+    return Opinion(not_judged=reason, lasts=True)
+
+
+TOO_MANY = not_judged(f"more than {MOST_JUDGED} of its kind in one batch")
+
+
+def _together_or_one_by_one(
+    blames: Sequence[Blame], judge: Callable[[Sequence[Blame]], Opinion]
+) -> dict[Blame, Opinion]:
+    """All at once; where that does harm, or cannot be judged, one by one."""
+    if not blames:
+        return {}
+    together = judge(blames)
+    if len(blames) == 1 or not (together.harm or together.not_judged):
+        return dict.fromkeys(blames, together)
+    opinions = {blame: judge([blame]) for blame in blames[:MOST_JUDGED]}
+    opinions |= dict.fromkeys(blames[MOST_JUDGED:], TOO_MANY)
+    if together.harm and not any(opinion.harm for opinion in opinions.values()):
+        opinions[blames[0]] = together
+    return opinions
 
 
 def _harm_of(differences: Sequence[Difference]) -> str:
