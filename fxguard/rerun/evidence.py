@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.fx import Node
 from fxguard.batch.events import GraphRun
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
+from fxguard.graph.inside import evidence_inside
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
@@ -206,6 +208,9 @@ class _Looks(WideForm):
         )
         if evidence is None:
             return None
+        if evidence.same is not None and math.isfinite(evidence.same) and not call.written:
+            with contextlib.suppress(Exception):  # then nothing is known of its inside
+                evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
         return Look(evidence, wide.clone() if keeps else None)
 
