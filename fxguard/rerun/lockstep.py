@@ -9,6 +9,7 @@ that no second copy of the weights is made.
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,6 +171,7 @@ class Lockstep(Interpreter):
             for node in self.module.graph.nodes:  # type: ignore[union-attr]
                 if node.op == "placeholder":
                     low, other = next(given)
+                    _expect_one_rank(low)
                     self.keep(node, low, other)
                 elif node.op == "output":
                     return (
@@ -275,6 +277,13 @@ class Lockstep(Interpreter):
             for alias, value in self.env.items():
                 if alias not in self.others:
                     self.keep(alias, value, _in_memory(value, low, memory, copy))
+
+
+def _expect_one_rank(value: Any) -> None:
+    """Raise where operations on a tensor may wait for other ranks."""
+    module = sys.modules.get("torch.distributed.tensor")  # not imported: then there is none
+    if module is not None and isinstance(value, module.DTensor):
+        raise NotJudged("operations on a DTensor may be collectives")
 
 
 def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.fx import Node
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.fx import Node, symbolic_trace
 from torch.utils.checkpoint import checkpoint
 
 from fxguard.batch.events import GraphRun
@@ -264,7 +268,6 @@ def test_no_wide_copy_of_the_weights_is_held() -> None:
 
 def test_a_collective_is_never_issued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the graph holds one, a second run ends there."""
-    from torch.fx import symbolic_trace
 
     def model(x: Tensor) -> Tensor:
         return torch.relu(x)
@@ -295,9 +298,21 @@ class Nothing(SecondForm):
 
 
 def test_where_nothing_differs_nothing_is_held() -> None:
-    from torch.fx import symbolic_trace
-
     step = Lockstep(symbolic_trace(lambda x: x.exp().sum(0) / 3), Nothing())
     low, other = step.run_both([X])
     assert low is other
     assert not step.others
+
+
+def test_a_dtensor_ends_a_second_run(tmp_path: Path) -> None:
+    """Its operations may be collectives that no graph shows."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        with pytest.raises(NotJudged, match="may be collectives"):
+            Lockstep(symbolic_trace(lambda x: x.exp()), WideForm()).run_both([x])
+    finally:
+        dist.destroy_process_group()
