@@ -227,7 +227,8 @@ class _Description:
         if blame != self.first:
             return fixes
         keys = self.flow.keys
-        harmless = [keys[other.value] for other in self.judgment.verdict.absorbed if other.step]
+        absorbed = self.judgment.verdict.absorbed
+        harmless = [keys[other.value] for other in absorbed if other.step is not None]
         return with_tried(fixes, tried(self.judgment.batch, keys[blame.value], harmless))
 
     def autocast(self, blame: cause.Blame) -> tuple[Row, ...]:
