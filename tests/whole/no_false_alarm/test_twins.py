@@ -31,11 +31,11 @@ def in_turn(twin: Twin, turn: int) -> torch.dtype:
     return twin.dtypes[turn % len(twin.dtypes)]
 
 
-# The dtypes take turns; every sixth idiom is also compiled, and every sixth replayed.
+# The dtypes take turns; every twelfth idiom is also compiled, and every twelfth replayed.
 SAMPLE = [
     *((twin, in_turn(twin, place), EAGER) for place, twin in enumerate(HEALTHY)),
-    *((twin, in_turn(twin, place), AOT) for place, twin in enumerate(HEALTHY[::6])),
-    *((twin, in_turn(twin, place), REPLAY) for place, twin in enumerate(HEALTHY[3::6])),
+    *((twin, in_turn(twin, place), AOT) for place, twin in enumerate(HEALTHY[::12])),
+    *((twin, in_turn(twin, place), REPLAY) for place, twin in enumerate(HEALTHY[3::12])),
 ]
 OTHERS = [
     (twin, dtype, way)
