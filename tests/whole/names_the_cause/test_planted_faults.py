@@ -27,7 +27,7 @@ WAYS = [
 ]
 # Every operation of some models in eager mode, and small models in all other ways. T5 takes half a
 # minute for each kind of fault.
-LONG = ("t5", "mixtral", "whisper", "vit", "gpt2")
+LONG = ("t5", "mixtral", "whisper", "vit", "gpt2", "llama")
 SAMPLE = {
     *((name, *WAYS[0], "nan") for name in MODELS if name not in LONG),
     *(
