@@ -416,7 +416,7 @@ class Decay(nn.Module):
         return torch.exp(dt * -torch.exp(self.A_log))
 
 
-def mamba_A_exp() -> nn.Module:  # noqa: N802 - as Mamba calls it
+def mamba_A_exp() -> nn.Module:  # noqa: N802
     return Decay().half()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
+from fxguard.formats import limit_of
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.inside import evidence_inside
@@ -208,7 +209,8 @@ class _Looks(WideForm):
         )
         if evidence is None:
             return None
-        if evidence.same is not None and math.isfinite(evidence.same) and not call.written:
+        fits = evidence.same is not None and abs(evidence.same) < limit_of(evidence.dtype)
+        if fits and not call.written:
             with contextlib.suppress(Exception):  # then nothing is known of its inside
                 evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)

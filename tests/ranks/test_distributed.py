@@ -183,7 +183,7 @@ def test_no_rank_hangs(tmp_path: Path, how: str) -> None:
     lines = ran.stderr.splitlines()
     told = [line for line in lines if line.startswith("rank 0: told by rank 1: batch 3: mul made")]
     assert len(told) == (how == "sync")
-    start = lines.index("mul made inf (train.py:13)")
+    start = lines.index("mul made inf (train.py:13): overflow")
     assert lines[start + 1] == "  train.py:13: return self.up(x) * self.gate(x)"
     end = next(i for i in range(start, len(lines)) if lines[i].endswith("inf output"))
     titles = [line for line in lines[start:end] if line.startswith(" " * 18)]

@@ -117,7 +117,7 @@ def test_a_note_says_whether_an_absorbed_value_does_harm(
 
 
 def test_five_lines_suffice_for_the_right_fix() -> None:
-    """Headline and cause, line, numbers, harm, and the best fix; a loop comes before it, too."""
+    """Headline and cause, line, numbers, harm, and the best fix; a loop comes after it."""
     origin = dataclasses.replace(
         OVERFLOW, harm="the model's output is finite and wrong: 0 instead of 1"
     )
@@ -131,7 +131,8 @@ def test_five_lines_suffice_for_the_right_fix() -> None:
     ]
     turn = "call 37 of `cell`; grew 2.0 times a call since call 0"
     looped = Report(0, (), (dataclasses.replace(OVERFLOW, turn=turn),)).verdict
-    assert looped[3:5] == [f"  {turn}", f"  fix: {OVERFLOW.fixes[0]}"]
+    assert looped[3] == f"  fix: {OVERFLOW.fixes[0]}"
+    assert f"  {turn}" in looped[4:]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Function(nn.Module):
 
 
 def functions() -> nn.Module:
-    return nn.Sequential(Function(torch.square), Function(torch.exp), Function(torch.tanh))
+    return nn.Sequential(Function(torch.square), Function(torch.exp), Function(torch.neg))
 
 
 def half_frozen() -> nn.Module:
