@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fxguard.guard.guard import Guard
+from fxguard.verdict import forgiving
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
 
@@ -26,6 +27,7 @@ def pytest_collection_finish() -> None:
 def failures_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of fxguard while a model is captured fails the test, and is not worked around."""
     monkeypatch.setattr(Guard, "fallback", False)
+    monkeypatch.setattr(forgiving, "RAISES", True)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, spread_of
 from fxguard.verdict.fixes import fixes_for, fixes_of_given
+from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.operands import operands_text
@@ -192,7 +193,7 @@ class _Description:
             reached_output=returned,
             turn=turn_of(flow, blame),
             cause=self.opinion.cause(blame),
-            operands="" if evidence is None else operands_text(evidence),
+            operands="" if evidence is None else or_else("", operands_text, evidence),
             needed=evidence.needed if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),
             harm="" if judged is None else judged.harm,
@@ -221,7 +222,8 @@ class _Description:
             return fixes_of_given(value.role, self.judgment.name_of(blame.value))
         around = Surroundings(self.flow.steps, self.flow.values, blame)
         cause = self.opinion.cause(blame)
-        fixes = fixes_for(cause, self.opinion.evidence(blame), around)
+        nothing: tuple[Fix, ...] = ()
+        fixes = or_else(nothing, fixes_for, cause, self.opinion.evidence(blame), around)
         if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
             return fixes
         if blame != self.first:

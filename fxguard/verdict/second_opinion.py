@@ -15,6 +15,7 @@ from fxguard.rerun.consequences import Difference, Start, if_other, if_repaired
 from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.verdict.causes import cause_of, cause_of_given
+from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.origins import Blame, Verdict
 from fxguard.verdict.surroundings import Surroundings
 
@@ -79,7 +80,8 @@ class SecondOpinion:
         evidence = self.evidence(blame)
         if evidence is None:
             return "unknown"
-        return cause_of(evidence, Surroundings(self.flow.steps, self.flow.values, blame))
+        around = Surroundings(self.flow.steps, self.flow.values, blame)
+        return or_else("unknown", cause_of, evidence, around)
 
     @property
     def lasts(self) -> bool:

@@ -17,6 +17,7 @@ from fxguard.records import Origin
 from fxguard.report.report import Report
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.testing.watch import as_module
+from fxguard.verdict import forgiving, report_of, second_opinion
 
 HALF = torch.float16
 LARGE = torch.tensor([400.0, 300.0], dtype=HALF)  # their squares are infinite
@@ -336,6 +337,20 @@ def test_a_fix_is_tried() -> None:
     assert "in float32: finite, error 0.000" in tried.text
     nothing = origin_of(lambda x: x * x, LARGE)  # float16 cannot hold what it returns
     assert not any(fix.kind == "tried" for fix in nothing.fixes)
+
+
+def test_a_rule_that_fails_hides_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise IndexError
+
+    monkeypatch.setattr(second_opinion, "cause_of", fails)
+    monkeypatch.setattr(report_of, "operands_text", fails)
+    monkeypatch.setattr(report_of, "fixes_for", fails)
+    with pytest.raises(IndexError):  # in tests it is seen
+        reports_of(torch.log, torch.zeros(2))
+    monkeypatch.setattr(forgiving, "RAISES", False)
+    origin = origin_of(torch.log, torch.zeros(2))
+    assert (origin.what, origin.cause, origin.operands, origin.fixes) == ("log", "unknown", "", ())
 
 
 def test_outputs_gradients_and_random_numbers_stay() -> None:
