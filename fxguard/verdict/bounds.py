@@ -140,7 +140,9 @@ def _quotient(step: Step, read: Sequence[Range]) -> float:
     if len(operands) < 2:
         return math.inf
     dividend, divisor = reversed(operands) if step.number_first else operands
-    return dividend.abs_max * _inverse(divisor)
+    # torch computes 2 / x as the reciprocal of x, in its dtype, times 2.
+    least = 1.0 if step.number_first else 0.0
+    return max(dividend.abs_max, least) * _inverse(divisor)
 
 
 def _power(step: Step, read: Sequence[Range]) -> float:
