@@ -157,6 +157,7 @@ def test_a_port_that_is_taken() -> None:
     assert "NCCL_DEBUG" not in err  # that would not help
 
 
+@pytest.mark.campaign
 def test_somebody_else_listens() -> None:
     """Who connects, and gets no answer, is told so."""
     with taken() as port:
@@ -166,7 +167,7 @@ def test_somebody_else_listens() -> None:
     assert "frame #" not in err  # torch's own stack
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_host_that_is_none(rank: int) -> None:
     [(status, _, err)] = ends(start(rank, 2, free_port(), host="host.invalid"))
     assert status == 1
@@ -175,6 +176,7 @@ def test_a_host_that_is_none(rank: int) -> None:
     assert "frame #" not in err
 
 
+@pytest.mark.campaign
 def test_world_sizes_that_differ() -> None:
     port = free_port()
     first, second = ends(start(0, 2, port), start(1, 3, port))
@@ -284,6 +286,7 @@ def test_a_rank_that(name: str, tmp_path: Path) -> None:
 
 
 @needs_proc
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "name",
     # torchrun gives a stopped process 30 s before it kills it
