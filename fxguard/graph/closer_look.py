@@ -17,6 +17,7 @@ from fxguard.graph.operations import Call
 from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
+from fxguard.measure.at_hand import dtype_of
 
 __all__ = ["evidence_alone", "evidence_of"]
 
@@ -68,7 +69,7 @@ def evidence_of(
     first_is_sample = made.dim() > 1 and samples is not None and made.shape[0] == samples > 1
     return Evidence(
         kind=call.kind,
-        dtype=_name(made),
+        dtype=dtype_of(made),
         index=index,
         number=_number(made[index]),
         operands=operands,
@@ -161,7 +162,7 @@ class _Part:
         wide_low, wide_high = (None, None)
         if isinstance(other, Tensor) and other.shape == value.shape:
             wide_low, wide_high = _range(self.of(other, value))
-        return Operand(low, high, wide_low, wide_high, part.numel(), _name(value), name)
+        return Operand(low, high, wide_low, wide_high, part.numel(), dtype_of(value), name)
 
     def of(self, value: Tensor, given: Tensor) -> Tensor:
         """The elements of an operand, which was given so, in either form."""
@@ -254,10 +255,6 @@ def _needed(same: Tensor) -> float:
 
 def _number(element: Tensor) -> float:
     return float(element.detach().abs() if element.is_complex() else element.detach())
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def reads_masked_row(args: Any, kwargs: Any) -> bool:

@@ -20,6 +20,7 @@ from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
 from fxguard.graph.operations import Call, is_custom
 from fxguard.graph.random_state import RandomState
+from fxguard.measure.at_hand import dtype_of
 
 __all__ = ["NotJudged", "Ran", "is_float", "wide_result", "widened"]
 
@@ -157,7 +158,7 @@ def _without_hiding(ran: Ran, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, 
     """The arguments without a bound that is there to hide what overflowed."""
     if ran.call.kind not in tables.LIMITERS or not ran.args:
         return args, kwargs
-    limit = limit_of(str(ran.args[0].dtype).removeprefix("torch."))
+    limit = limit_of(dtype_of(ran.args[0]))
 
     def hides(bound: Any) -> bool:
         if isinstance(bound, Tensor):

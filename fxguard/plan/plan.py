@@ -17,6 +17,7 @@ __all__ = [
     "WHOLE_GRAPH",
     "Check",
     "FramePlan",
+    "Place",
     "Plan",
     "RowPlan",
     "Step",
@@ -105,6 +106,10 @@ class FramePlan:
     calls: tuple[str, ...] = ()  # the module calls around it, outermost first; the last is its own
 
 
+# A node by name, and the bodies of higher-order operations around it.
+Place = tuple[tuple[tuple[str, int], ...], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """Measure one result, right after a node has run."""
@@ -119,6 +124,11 @@ class Check:
     region_end: str | None = None
     wide: bool = False  # the number is float64
     may_be_infinite: bool = False  # made of an infinity that somebody wrote on purpose
+
+    @property
+    def place(self) -> Place:
+        """Where the node stands after which it is measured."""
+        return self.inside, self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +165,14 @@ class Plan:
     operations: int = 0  # how many there are, with those in subgraphs that no step stands for
     unchecked: tuple[tuple[str, int], ...] = ()  # reason, how many of them are not checked
     random: bool = False  # draws random numbers
+
+    def check_of(self, value: int) -> Check | None:
+        """Where a value is measured; None where it is not, or by nothing that a node has made.
+
+        A plan of one step for a whole graph has numbers, and no checks.
+        """
+        slot = self.values[value].slot
+        return self.checks[slot] if slot is not None and self.checks else None
 
 
 def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:

@@ -7,7 +7,6 @@ return, and what they write into buffers and caches, is compared with what the m
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,32 +16,19 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.batch.batch import Batch
-from fxguard.batch.events import GraphRun, ModuleReturn, UncapturedOperation
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.passes.unmark import without_marks
-from fxguard.plan.plan import Check
-from fxguard.records import RowRole
-from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
-from fxguard.rerun.other_values import Perturbed, RaisedOnOther, Repaired, eps_of, perturbed
+from fxguard.plan.plan import Check, Place
+from fxguard.rerun.differences import Difference, difference_of
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.other_values import Perturbed, RaisedOnOther, Repaired, perturbed
 from fxguard.rerun.same_start import as_before, copies_of
 
-__all__ = ["Difference", "Replay", "Start", "if_other", "if_repaired"]
-
-ROUNDINGS = 16  # in units of eps: what outputs may differ by
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How what left the model would be another."""
-
-    error: float  # the largest, relative to the largest magnitude; inf where one is infinite
-    # Where it is largest: the index, what the model gave there, and what it would have given. None
-    # where that is no floating-point number.
-    index: tuple[int, ...] | None = None
-    given: float | None = None
-    wanted: float | None = None
+__all__ = ["Replay", "Start", "check_of", "if_other", "if_repaired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +45,11 @@ class Replay:
 
     Args:
         batch: the batch, still open.
+        flow: the same, put together.
         form_of: given the event of a graph, the second form that it runs in. Called for the graphs
             in which something starts, and those that read what differs.
         starts: the events in which something starts.
+        given: what the values are instead that no operation made.
 
     Attributes:
         differences: of what left the model, in order.
@@ -69,6 +57,7 @@ class Replay:
     """
 
     batch: Batch
+    flow: DataFlow
     form_of: Callable[[int], SecondForm]
     starts: frozenset[int]
     given: Mapping[Key, Callable[[Tensor], Tensor]] = field(default_factory=dict)
@@ -82,7 +71,7 @@ class Replay:
         Raises:
             NotJudged: where that is not possible.
         """
-        events, results = self.batch.events, set(_results_of(self.batch))
+        events, place = self.batch.events, self.flow.place
         for index, event in enumerate(events):
             if isinstance(event, GraphRun):
                 self.run_graph(index, event, is_last=event is self.batch.runs[-1])
@@ -90,7 +79,7 @@ class Replay:
                 raise NotJudged(f"{event.kind} ran between graphs")
         read = set().union(*map(_read_by, events))
         for key, (low, other) in self.changed.items():
-            if key in results or key not in read:
+            if place[key] in self.flow.reached or key not in read:
                 self.compare(low, other)
         return self.differences
 
@@ -98,7 +87,10 @@ class Replay:
         """Run one graph, where it has to run."""
         plan = run.plan
         others: dict[int, Callable[[Tensor], Tensor]] = {}
-        for position, value in (*plan.inputs, *plan.buffers, *_weights_of(run)):
+        for value, known in enumerate(plan.values):
+            position = known.argument
+            if position is None:
+                continue
             key = run.inputs.get(value, Key(index, value))
             if key in self.given:
                 others[position] = self.given[key]
@@ -129,14 +121,12 @@ class Replay:
                 self.compare(one, two)
             else:
                 raise NotJudged("integers or booleans went on to Python")
-        inputs = [node for node in step.written if node in step.placeholders]
-        for node in inputs:
-            position = step.placeholders.index(node)
-            one, two = step.written[node]
-            held = dict(plan.written).get(position)
-            if held is not None:
-                self.changed[Key(index, held)] = (one, two)
-            self.compare(one, two)
+        held = dict(plan.written)
+        for position, (one, two) in step.written.items():
+            if (now := held.get(position)) is not None:
+                self.changed[Key(index, now)] = (one, two)
+            else:
+                self.compare(one, two)
 
     def compare(self, low: Any, other: Any) -> None:
         """Note how far what leaves the model is from what it would be."""
@@ -163,46 +153,18 @@ class _KeepsInputs(Lockstep):
         super().step(node)
 
     @property
-    def written(self) -> dict[Node, tuple[Any, Any]]:
-        """Inputs that the graph wrote, in both forms, of those that differ."""
+    def written(self) -> dict[int, tuple[Any, Any]]:
+        """Inputs that the graph wrote, by position, in both forms, of those that differ."""
         return {
-            node: (self.env[node], self.others[node])
-            for node in self.placeholders
+            position: (self.env[node], self.others[node])
+            for position, node in enumerate(self.placeholders)
             if node in self.others and nodes.memory_of(self.env[node]) in self.memories - {None}
         }
 
 
-def difference_of(low: Any, other: Any) -> Difference | None:
-    """How far an output is from what it would be; None where that is by roundings only."""
-    if not isinstance(low, Tensor):
-        return None if low == other else Difference(1.0)
-    if low.shape != other.shape:
-        return Difference(1.0)
-    if not is_float(low):
-        return None if torch.equal(low, other.to(low.dtype)) else Difference(1.0)
-    other = other.to(low.dtype)  # what did not fit is infinite
-    differs = ~((low == other) | (low.isnan() & other.isnan()))
-    if not bool(differs.any()):
-        return None
-    wide = torch.complex128 if low.is_complex() else torch.float64
-    apart = (low.to(wide) - other.to(wide)).abs().where(differs, 0)
-    apart = apart.where(apart.isfinite() | ~low.isfinite(), math.inf)  # finite in the model only
-    apart = apart.where(low.isfinite(), 0)
-    index = torch.unravel_index(apart.argmax(), apart.shape)
-    gap, scale = float(apart[index]), max(_largest(low), _largest(other))
-    dtype = low.dtype.to_real() if low.is_complex() else low.dtype
-    if gap <= max(ROUNDINGS * eps_of(dtype) * scale, torch.finfo(dtype).smallest_normal):
-        return None
-    given, wanted = (None, None) if low.is_complex() else (float(low[index]), float(other[index]))
-    return Difference(gap / scale, tuple(map(int, index)), given, wanted)
-
-
-def _largest(value: Tensor) -> float:
-    finite = value[value.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-def if_repaired(batch: Batch, starts: Sequence[Start]) -> tuple[list[Difference], bool]:
+def if_repaired(
+    batch: Batch, flow: DataFlow, starts: Sequence[Start]
+) -> tuple[list[Difference], bool]:
     """What would be different, had some operations not failed for their precision.
 
     Returns:
@@ -214,7 +176,7 @@ def if_repaired(batch: Batch, starts: Sequence[Start]) -> tuple[list[Difference]
     by_event: dict[int, dict[Place, Tensor | None]] = {}
     for start in starts:
         check = check_of(batch, start.key)
-        by_event.setdefault(start.key.event, {})[check.inside, check.after] = start.wide
+        by_event.setdefault(start.key.event, {})[check.place] = start.wide
     form = Repaired({})
 
     def form_of(event: int) -> SecondForm:
@@ -222,12 +184,12 @@ def if_repaired(batch: Batch, starts: Sequence[Start]) -> tuple[list[Difference]
         return form
 
     with judged():
-        replay = Replay(batch, form_of, frozenset(by_event))
+        replay = Replay(batch, flow, form_of, frozenset(by_event))
         found = replay.run()
     return found, form.always and not replay.reached
 
 
-def if_other(batch: Batch, keys: Sequence[Key]) -> tuple[list[Difference], bool]:
+def if_other(batch: Batch, flow: DataFlow, keys: Sequence[Key]) -> tuple[list[Difference], bool]:
     """What depends on the NaN that some values hold.
 
     Returns:
@@ -244,7 +206,7 @@ def if_other(batch: Batch, keys: Sequence[Key]) -> tuple[list[Difference], bool]
             given.append(key)
         else:
             check = check_of(batch, key)
-            starts.setdefault(key.event, {})[check.inside, check.after] = check
+            starts.setdefault(key.event, {})[check.place] = check
     found: list[Difference] = []
     always = True
     for below in (True, False):
@@ -257,7 +219,7 @@ def if_other(batch: Batch, keys: Sequence[Key]) -> tuple[list[Difference], bool]
         def other(low: Tensor, below: bool = below) -> Tensor:
             return perturbed(low, below)
 
-        replay = Replay(batch, form_of, frozenset(starts), dict.fromkeys(given, other))
+        replay = Replay(batch, flow, form_of, frozenset(starts), dict.fromkeys(given, other))
         try:
             with judged():
                 found += replay.run()
@@ -289,35 +251,10 @@ def check_of(batch: Batch, key: Key) -> Check:
     run = batch.run_of(key)
     if run is None:
         raise NotJudged("it ran between graphs")
-    slot = run.plan.values[key.value].slot
-    if slot is None or run.plan.checks[slot].region_end is not None:
+    check = run.plan.check_of(key.value)
+    if check is None or check.region_end is not None:
         raise NotJudged("it cannot be measured alone")
-    return run.plan.checks[slot]
-
-
-def _weights_of(run: GraphRun) -> Iterator[tuple[int, int]]:
-    """Position and value of the weights among a graph's inputs."""
-    for index, value in enumerate(run.plan.values):
-        if value.argument is not None and value.role.is_standing:
-            yield value.argument, index
-
-
-def _results_of(batch: Batch) -> Iterator[Key]:
-    """What the model returned."""
-    for index, event in enumerate(batch.events):
-        if isinstance(event, ModuleReturn) and not event.name:
-            yield from (
-                key for label, key, _ in event.rows if key is not None and _is_output(label)
-            )
-        elif isinstance(event, GraphRun):
-            for frame in event.plan.frames:
-                if not frame.is_op and not frame.name:
-                    shown = (row.value for row in frame.rows if _is_output(row.label))
-                    yield from (Key(index, value) for value in shown if value is not None)
-
-
-def _is_output(label: str) -> bool:
-    return RowRole.of(label) is RowRole.OUTPUT
+    return check
 
 
 def _read_by(event: Any) -> set[Key]:

@@ -18,14 +18,13 @@ from fxguard.formats import limit_of
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.inside import evidence_inside
-from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.graph.wide_form import NotJudged, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
-from fxguard.passes.unmark import without_marks
-from fxguard.plan.plan import Check
+from fxguard.plan.plan import Check, Place
 from fxguard.records import Role
-from fxguard.rerun.lockstep import Lockstep, Place
-from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
+from fxguard.rerun.lockstep import Ended, Lockstep, look_through
+from fxguard.rerun.same_start import same_magnitude
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Look", "evidence_in"]
@@ -60,21 +59,13 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     if not checks:
         return {}
     looks = _Looks(checks, _samples(run), _compared_in(run))
-    try:
-        with as_before(run):
-            Lockstep(without_marks(run.graph_module), looks).run_both(copies_of(run))
-    except _Ended:
-        pass
-    except Exception:  # whatever stops the second run, the report goes out with what is known
-        pass
+    look_through(run, looks)
     return looks.found
 
 
 def _check_of(run: GraphRun, value: int) -> Check | None:
-    known = run.plan.values[value]
-    if known.later is not None:
-        return run.plan.later[known.later]
-    return None if known.slot is None else run.plan.checks[known.slot]
+    later = run.plan.values[value].later
+    return run.plan.check_of(value) if later is None else run.plan.later[later]
 
 
 def _samples(run: GraphRun) -> int | None:
@@ -95,13 +86,8 @@ def _compared_in(run: GraphRun) -> dict[Place, list[tuple[Check, float]]]:
             continue
         check = run.plan.checks[value.slot]
         if check.region_end is None and not check.inside:
-            place = check.inside, check.after
-            compared.setdefault(place, []).append((check, highs[value.slot]))
+            compared.setdefault(check.place, []).append((check, highs[value.slot]))
     return compared
-
-
-class _Ended(Exception):  # noqa: N818 - a signal, not an error
-    pass
 
 
 @dataclass(slots=True)
@@ -128,7 +114,7 @@ class _Looks(WideForm):
         self.compared = compared
         self.wanted: dict[Place, dict[int, Check]] = {}
         for value, check in checks.items():
-            self.wanted.setdefault((check.inside, check.after), {})[value] = check
+            self.wanted.setdefault(check.place, {})[value] = check
         self.found: dict[int, Look] = {}
         self.begun: dict[Place, _Before] = {}
 
@@ -153,7 +139,7 @@ class _Looks(WideForm):
         nodes = {each.name: each for each in step.env}
         for check, high in self.compared.get(place, ()):
             if check.node in nodes and not _repeats(step.env[nodes[check.node]], check, high):
-                raise _Ended  # other random numbers: what follows are other tensors
+                raise Ended  # other random numbers: what follows are other tensors
         if place not in self.wanted:
             return
         begun = self.begun.pop(place)
@@ -165,7 +151,7 @@ class _Looks(WideForm):
             if look is not None:
                 self.found[value] = look
         if len(self.found) == sum(map(len, self.wanted.values())):
-            raise _Ended
+            raise Ended
 
     def look(
         self, step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
@@ -174,12 +160,8 @@ class _Looks(WideForm):
         wide = step.others.get(made, low)
         reason = self.taken_over.get(step.place(node), "")
         same: Any = None  # in float64, of the operands that the model had
-        call, target = step.call_of(node), node.target
-
-        def run(*given: Any, **named: Any) -> Any:
-            return getattr(step, node.op)(target, given, named)
-
-        ran = Ran(call, target, run, begun.args, begun.kwargs, step.env[node])
+        ran = step.ran(node, begun.args, begun.kwargs, step.env[node])
+        call = ran.call
         try:
             operands, named = widened((begun.args, begun.kwargs), self.dtype)
             if call.written:

@@ -9,6 +9,7 @@ that no second copy of the weights is made.
 from __future__ import annotations
 
 import abc
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,17 +19,18 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from fxguard.batch.events import GraphRun
 from fxguard.graph import higher_order
 from fxguard.graph.nodes import memory_of
 from fxguard.graph.operations import Call, is_collective, read_node
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Place
 from fxguard.rerun._regions import Regions
+from fxguard.rerun.same_start import as_before, copies_of
 
-__all__ = ["Lockstep", "Place", "SecondForm", "same_leaves"]
-
-# A node, and the bodies of higher-order operations around it, as in `plan.Check`.
-Place = tuple[tuple[tuple[str, int], ...], str]
+__all__ = ["Ended", "Lockstep", "SecondForm", "again", "look_through", "same_leaves"]
 
 
 class SecondForm(abc.ABC):
@@ -230,14 +232,21 @@ class Lockstep(Interpreter):
         if before is not None and _equal(before, RandomState.now((args, kwargs))):
             before = None
 
-        def run(*given: Any, **named: Any) -> Any:
-            return getattr(self, node.op)(node.target, given, named)
-
-        ran = Ran(call, node.target, run, args, kwargs, low, before)
+        ran = self.ran(node, args, kwargs, low, before)
         others = self.other_of(node.args, node)
         named = self.other_of(node.kwargs, node)
         self.keep(node, low, self.second.follow(self, node, ran, others, named))
         self.second.after(self, node, others, named)
+
+    def ran(
+        self, node: Node, args: Any, kwargs: Any, low: Any, before: RandomState | None = None
+    ) -> Ran:
+        """A node that has run, as an operation that can run again."""
+
+        def run(*given: Any, **named: Any) -> Any:
+            return getattr(self, node.op)(node.target, given, named)
+
+        return Ran(self.call_of(node), node.target, run, args, kwargs, low, before)
 
     def run_plain(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Run an operation in the model's form."""
@@ -277,6 +286,25 @@ class Lockstep(Interpreter):
             for alias, value in self.env.items():
                 if alias not in self.others:
                     self.keep(alias, value, _in_memory(value, low, memory, copy))
+
+
+class Ended(Exception):  # noqa: N818 - a signal, not an error
+    """A second form has seen all that it wanted to see."""
+
+
+def again(run: GraphRun, second: SecondForm) -> tuple[Any, Any]:
+    """Run a graph once more, from the inputs and random numbers that it had, in both forms."""
+    with as_before(run):
+        return Lockstep(without_marks(run.graph_module), second).run_both(copies_of(run))
+
+
+def look_through(run: GraphRun, look: SecondForm) -> None:
+    """Run a graph once more for what a form sees of it, as far as that goes.
+
+    Whatever stops the second run, what was seen until then is true.
+    """
+    with contextlib.suppress(Exception):
+        again(run, look)
 
 
 def _expect_one_rank(value: Any) -> None:

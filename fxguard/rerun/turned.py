@@ -13,10 +13,8 @@ from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.wide_form import Ran
-from fxguard.passes.unmark import without_marks
-from fxguard.plan.plan import Check
-from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.plan.plan import Check, Place
+from fxguard.rerun.lockstep import Ended, Lockstep, SecondForm, look_through
 
 __all__ = ["turned_infinite"]
 
@@ -35,23 +33,13 @@ def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
         By value; without those of which nobody can tell: no second run is possible, or nothing is
         infinite in it.
     """
-    slots = {value: run.plan.values[value].slot for value in values}
-    checks = {value: run.plan.checks[slot] for value, slot in slots.items() if slot is not None}
+    found = {value: run.plan.check_of(value) for value in values}
+    checks = {value: check for value, check in found.items() if check is not None}
     if run.args is None or not run.repeated or not checks:
         return {}
     look = _Look(checks)
-    try:
-        with as_before(run):
-            Lockstep(without_marks(run.graph_module), look).run_both(copies_of(run))
-    except _Ended:
-        pass
-    except Exception:  # whatever stops the second run, what it has seen until then is true
-        pass
+    look_through(run, look)
     return look.turned
-
-
-class _Ended(Exception):  # noqa: N818 - a signal, not an error
-    pass
 
 
 class _Look(SecondForm):
@@ -60,7 +48,7 @@ class _Look(SecondForm):
     def __init__(self, checks: Mapping[int, Check]) -> None:
         self.wanted: dict[Place, dict[int, Check]] = {}
         for value, check in checks.items():
-            self.wanted.setdefault((check.inside, check.after), {})[value] = check
+            self.wanted.setdefault(check.place, {})[value] = check
         self.count = len(checks)
         self.turned: dict[int, bool] = {}
         self.infinite: list[Tensor] = []  # where the operands of the operation that runs are
@@ -89,7 +77,7 @@ class _Look(SecondForm):
             if torch.isinf(made).any():
                 self.turned[value] = self.turned.get(value, False) or self.turns(made)
         if len(self.turned) == self.count and not step.inside:
-            raise _Ended
+            raise Ended
 
     def turns(self, made: Any) -> bool:
         """Whether an element is infinite of which no operand is."""

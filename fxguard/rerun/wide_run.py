@@ -10,7 +10,8 @@ from torch.fx import Node
 
 from fxguard.graph.tables import MOVES
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
-from fxguard.rerun.lockstep import Lockstep, Place, SecondForm
+from fxguard.plan.plan import Place
+from fxguard.rerun.lockstep import Lockstep, SecondForm
 
 __all__ = ["WideForm"]
 

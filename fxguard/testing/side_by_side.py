@@ -15,11 +15,11 @@ from torch.fx import Node
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.wide_form import Ran, is_float, widened
-from fxguard.measure.func_levels import without_levels
 from fxguard.passes.unmark import without_marks
-from fxguard.plan.plan import Check, Step
+from fxguard.plan.plan import Check, Place, Step
 from fxguard.records import Source
-from fxguard.rerun.lockstep import Lockstep, Place
+from fxguard.rerun.differences import relative_error
+from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.same_start import copies_of
 from fxguard.rerun.wide_run import WideForm
 
@@ -75,8 +75,7 @@ class SideBySide(WideForm):
             slots = [run.plan.values[value].slot for value in step.outputs]
             checks = [run.plan.checks[slot] for slot in slots if slot is not None]
             if checks and not checks[0].inside:
-                place = checks[0].inside, checks[0].after
-                self.ends.setdefault(place, []).append((step, checks))
+                self.ends.setdefault(checks[0].place, []).append((step, checks))
 
     def run(self, references: Sequence[Any]) -> Sequence[Any]:
         """Run it, and return what leaves it in the reference."""
@@ -138,17 +137,4 @@ class SideBySide(WideForm):
 
 def _largest_error(low: Any, high: Any) -> float:
     pairs = zip(elements_of(low), elements_of(high), strict=True)
-    return max((_error(one, other) for (_, one), (_, other) in pairs), default=0.0)
-
-
-def _error(low: Tensor, high: Tensor) -> float:
-    """``max |low - high| / max |high|``; inf where only ``low`` is not finite."""
-    low, high = without_levels(low), without_levels(high)
-    if not low.is_floating_point() or low.numel() == 0 or low.layout is not torch.strided:
-        return 0.0
-    finite = high.isfinite()
-    low, high = low.to(high.dtype)[finite], high[finite]
-    if not bool(low.isfinite().all()):
-        return math.inf
-    difference = float((low - high).abs().amax()) if high.numel() else 0.0
-    return difference / float(high.abs().amax()) if difference else 0.0
+    return max((relative_error(one, other) for (_, one), (_, other) in pairs), default=0.0)

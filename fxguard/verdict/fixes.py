@@ -24,7 +24,7 @@ from fxguard.verdict import signs
 from fxguard.verdict.case import Case
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["RULES", "Rule", "fixes_for", "fixes_of_given"]
+__all__ = ["MOST_FIXES", "RULES", "Rule", "fixes_for", "fixes_of_given"]
 
 MOST_FIXES = 3
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.keys import Key
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.wide_form import NotJudged
 from fxguard.records import Severity
-from fxguard.rerun.consequences import Difference, Start, if_other, if_repaired
+from fxguard.rerun.consequences import Start, if_other, if_repaired
+from fxguard.rerun.differences import Difference
 from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.verdict.causes import cause_of, cause_of_given
@@ -100,8 +102,8 @@ class SecondOpinion:
                 by_event.setdefault(key.event, {})[key.value] = blame
             elif key.value in self.batch.evidence:
                 found[blame] = Look(self.batch.evidence[key.value])
-        for values in by_event.values():
-            run = self.batch.run_of(keys[next(iter(values.values())).value])
+        for event, values in by_event.items():
+            run = self.batch.run_of(Key(event, 0))
             looks = {} if run is None else evidence_in(run, values)
             found |= {values[value]: look for value, look in looks.items()}
         return found
@@ -133,7 +135,7 @@ class SecondOpinion:
     def _of_nan(self, blames: Sequence[Blame]) -> Opinion:
         try:
             keys = [self.flow.keys[blame.value] for blame in blames]
-            differences, lasts = if_other(self.batch, keys)
+            differences, lasts = if_other(self.batch, self.flow, keys)
         except NotJudged as reason:
             return not_judged(str(reason))
         return Opinion("what left the model depends on it" if differences else "", lasts=lasts)
@@ -145,7 +147,7 @@ class SecondOpinion:
             if blame in self.looks
         ]
         try:
-            differences, lasts = if_repaired(self.batch, starts)
+            differences, lasts = if_repaired(self.batch, self.flow, starts)
         except (NotJudged, RaisedOnOther) as reason:
             return not_judged(str(reason))
         return Opinion(_harm_of(differences), lasts=lasts)

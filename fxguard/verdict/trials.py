@@ -9,12 +9,12 @@ from fxguard.batch.keys import Key
 from fxguard.plan.plan import Step
 from fxguard.records import Fix
 from fxguard.rerun.trial import Trial, in_float32
+from fxguard.verdict.fixes import MOST_FIXES
 
 __all__ = ["tried", "with_tried"]
 
 MOST_NAMES = 2  # of what is kept in float32 besides the blamed operation
 MOST_ERROR = 0.1  # relative: from here on nothing is mended
-MOST_FIXES = 3
 
 
 def tried(batch: Batch, key: Key, harmless: Iterable[Key]) -> Fix | None:

@@ -376,6 +376,31 @@ def test_what_does_not_repeat_itself_is_said() -> None:
     assert [row.label for row in report.frames[0].rows] == ["input[0]", "output[0]"]
 
 
+def test_a_healthy_model_lives_though_a_graph_does_not_repeat_itself() -> None:
+    """Its NaN ends in the next graph. Nobody can judge it, and nothing is raised."""
+    calls = []
+
+    @torch.library.custom_op("fxguard_tests::bad_at_first", mutates_args=())
+    def bad_at_first(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x.clone().masked_fill(torch.arange(len(x)) == 0, torch.nan if len(calls) == 1 else 0)
+
+    @bad_at_first.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    class Discards(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.ops.fxguard_tests.bad_at_first(x) * 2
+            torch._dynamo.graph_break()
+            return torch.where(y == y, y, 0.0)
+
+    model = fxguard.instrument(Discards(), replay=True)
+    assert model(torch.ones(4)).tolist() == [0, 2, 2, 2]
+    (note,) = fxguard.guard_of(model).notes
+    assert note.not_judged == "it cannot be measured alone"
+
+
 def test_what_does_not_repeat_itself_is_counted_by_nobody() -> None:
     """A third run may repeat the first, but for the values: no count of it stands in a report."""
     calls = []

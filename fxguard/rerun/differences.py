@@ -1,0 +1,94 @@
+"""How far apart two forms of a result are: by roundings, or by more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.graph.wide_form import is_float
+from fxguard.measure.func_levels import without_levels
+
+__all__ = ["Difference", "are_close", "are_equal", "difference_of", "relative_error"]
+
+# In units of eps: what outputs may differ by, and what two ways to compute one element may.
+ROUNDINGS, ROUNDINGS_OF_ONE = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How what left the model would be another."""
+
+    error: float  # the largest, relative to the largest magnitude; inf where one is infinite
+    # Where it is largest: the index, what the model gave there, and what it would have given. None
+    # where that is no floating-point number.
+    index: tuple[int, ...] | None = None
+    given: float | None = None
+    wanted: float | None = None
+
+
+def difference_of(low: Any, other: Any) -> Difference | None:
+    """How far an output is from what it would be; None where that is by roundings only.
+
+    Those are 16 eps of the dtype, relative to the largest magnitude, or less than its smallest
+    normal number.
+    """
+    if not isinstance(low, Tensor):
+        return None if low == other else Difference(1.0)
+    if low.shape != other.shape:
+        return Difference(1.0)
+    other = other.to(low.dtype)  # what did not fit is infinite
+    if not is_float(low):
+        return None if torch.equal(low, other) else Difference(1.0)
+    differs = ~are_equal(low, other)
+    if not bool(differs.any()):
+        return None
+    wide = torch.complex128 if low.is_complex() else torch.float64
+    apart = (low.to(wide) - other.to(wide)).abs().where(differs, 0)
+    apart = apart.where(apart.isfinite() | ~low.isfinite(), math.inf)  # finite in the model only
+    apart = apart.where(low.isfinite(), 0)
+    index = torch.unravel_index(apart.argmax(), apart.shape)
+    gap, scale = float(apart[index]), max(_largest(low), _largest(other))
+    info = torch.finfo(low.dtype)
+    if gap <= max(ROUNDINGS * info.eps * scale, info.smallest_normal):
+        return None
+    given, wanted = (None, None) if low.is_complex() else (float(low[index]), float(other[index]))
+    return Difference(gap / scale, tuple(map(int, index)), given, wanted)
+
+
+def relative_error(low: Tensor, high: Tensor) -> float:
+    """``max |low - high| / max |high|`` of what is finite in ``high``; inf where it is not in low.
+
+    Args:
+        low: in the model's dtype.
+        high: the same in the reference.
+    """
+    low, high = without_levels(low), without_levels(high)
+    if not low.is_floating_point() or low.numel() == 0 or low.layout is not torch.strided:
+        return 0.0
+    finite = high.isfinite()
+    low, high = low.to(high.dtype)[finite], high[finite]
+    if not bool(low.isfinite().all()):
+        return math.inf
+    gap = float((low - high).abs().amax()) if high.numel() else 0.0
+    return gap / float(high.abs().amax()) if gap else 0.0
+
+
+def are_equal(low: Tensor, other: Tensor) -> Tensor:
+    """Elements that are equal, NaN and NaN too."""
+    return (low == other) | (low.isnan() & other.isnan())
+
+
+def are_close(low: Tensor, other: Tensor) -> Tensor:
+    """Elements that are equal, or differ by roundings of the way to compute them."""
+    size = low.abs().to(torch.float64) * ROUNDINGS_OF_ONE + _largest(low)
+    gap = (other.to(torch.float64) - low.to(torch.float64)).abs()
+    return are_equal(low, other) | (gap <= torch.finfo(low.dtype).eps * size)
+
+
+def _largest(value: Tensor) -> float:
+    finite = value[value.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
