@@ -23,7 +23,7 @@ BEGIN, END = "<!-- map: ./dev map writes it -->\n", "<!-- end of the map -->\n"
 # From left to right, as a graph goes: a room may import only those to its left. Rooms that share a
 # place are edges of the house, and know nothing of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    *((name,) for name in ("errors", "records", "formats", "globs")),  # the vocabulary
+    *((name,) for name in ("errors", "records", "findings", "formats", "globs")),  # the vocabulary
     *((name,) for name in ("measure", "report", "ranks", "graph", "trace", "plan", "passes")),
     *((name,) for name in ("batch", "rerun", "capture", "verdict", "guard")),
     ("debug_utils", "netcheck"),  # names that documents give

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
     from fxguard.errors import BatchLimitReached as BatchLimitReached
     from fxguard.errors import FxguardError as FxguardError
+    from fxguard.findings import Climb as Climb
+    from fxguard.findings import Origin as Origin
+    from fxguard.findings import SelfTest as SelfTest
     from fxguard.guard.backend import backend as backend
     from fxguard.guard.compare import compare as compare
     from fxguard.guard.guard import Guard as Guard
@@ -45,11 +48,8 @@ if TYPE_CHECKING:
     from fxguard.guard.instrument import remove as remove
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.plan.plan import Plan as Plan
-    from fxguard.records import Climb as Climb
     from fxguard.records import Frame as Frame
-    from fxguard.records import Origin as Origin
     from fxguard.records import Row as Row
-    from fxguard.records import SelfTest as SelfTest
     from fxguard.records import Source as Source
     from fxguard.report.errors import NonFiniteError as NonFiniteError
     from fxguard.report.report import Report as Report
@@ -66,18 +66,18 @@ logging.getLogger("fxguard").addHandler(logging.NullHandler())
 
 _HOME = {
     "BatchLimitReached": "errors",
-    "Climb": "records",
+    "Climb": "findings",
     "Diff": "trace.diff",
     "DebugUnderflowOverflow": "debug_utils",
     "Frame": "records",
     "FxguardError": "errors",
     "Guard": "guard.guard",
     "NonFiniteError": "report.errors",
-    "Origin": "records",
+    "Origin": "findings",
     "Plan": "plan.plan",
     "Report": "report.report",
     "Row": "records",
-    "SelfTest": "records",
+    "SelfTest": "findings",
     "Source": "records",
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",

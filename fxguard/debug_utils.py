@@ -12,6 +12,7 @@ from fxguard.batch import active
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.frames import FrameView, row_of
+from fxguard.findings import Origin
 from fxguard.graph import marks
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument
@@ -20,7 +21,7 @@ from fxguard.guard.plugins import Plugins
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.measure.details import describe
-from fxguard.records import Origin, Severity
+from fxguard.records import Severity
 from fxguard.report.report import Report
 from fxguard.report.text import HEADER, INDENT, frame_text, row_text
 from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames

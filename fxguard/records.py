@@ -1,4 +1,4 @@
-"""Frozen data: what is known about a value, a frame, an origin. Knows nothing of torch."""
+"""Frozen data: what is known about a value, a row, a frame. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from dataclasses import dataclass
 
 __all__ = [
     "NOT_MEASURED",
-    "Climb",
-    "Fix",
     "Frame",
-    "Growth",
-    "Origin",
-    "OriginKey",
     "Range",
     "Role",
     "Row",
     "RowRole",
-    "SelfTest",
     "Severity",
     "Source",
     "title_of",
@@ -182,184 +176,3 @@ class Frame:
     def made_bad(self) -> bool:
         """Whether it made an inf or a NaN, or handed one on."""
         return any(row.is_bad for row in self.outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """A weight that is far larger than it was."""
-
-    name: str  # "conv1.weight"
-    now: float  # largest magnitude
-    before: float  # the same, at the end of an earlier batch
-    batch_number: int  # of that one
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """What came of planting a NaN in every measured value.
-
-    True when there was any, and each was found and named.
-    """
-
-    planted: int  # how many
-    found: int  # how many of them were found, and blamed on the operation that was planted
-    graphs: int  # captured graphs that ran
-    missed: tuple[str, ...] = ()  # operations that were not
-    left_out: tuple[tuple[str, int], ...] = ()  # why no NaN could be planted, and how many times
-
-    def __bool__(self) -> bool:
-        return self.found == self.planted > 0
-
-    def __str__(self) -> str:
-        graphs = f"{self.graphs} graph" + ("" if self.graphs == 1 else "s")
-        line = f"found {self.found} of {self.planted} planted NaN in {graphs}"
-        if self.missed:
-            line += f"; missed: {', '.join(self.missed)}"
-        if self.left_out:
-            line += "; not planted: " + ", ".join(f"{n} {why}" for why, n in self.left_out)
-        return line
-
-
-@dataclass(frozen=True, slots=True)
-class Climb:
-    """One operation on the way to an origin, and how much larger it made what it read."""
-
-    title: str  # "encoder.block.0 mul"
-    before: float  # largest magnitude that it read
-    after: float  # largest magnitude that it made
-    source: Source | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """What to do about an origin: one line."""
-
-    # "exact": the same function in exact arithmetic. "tried": this batch was run so. "advice": a
-    # change of data or of the set-up, or one that changes the function.
-    kind: str
-    text: str  # "scale q before the product"
-
-    def __str__(self) -> str:
-        return f"{self.text} ({self.kind})"
-
-
-# How `Origin.what` begins where no operation made the value.
-GIVEN = {
-    "weight ": Role.WEIGHT,
-    "buffer ": Role.BUFFER,
-    "constant ": Role.CONSTANT,
-    "argument ": Role.INPUT,
-    "input ": Role.INPUT,
-    "input[": Role.INPUT,
-}
-
-OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """A place where a bad value came from: an operation, a weight, or a model input.
-
-    The counts describe the first bad tensor of that place. They are None where the
-    tensor is gone and running its graph again did not give the same numbers.
-    """
-
-    frame: Frame
-    problem: str  # "inf" or "nan"
-    what: str  # "mul", "weight lin.weight", "argument `x` of Model.forward", "input[0] of mul"
-    row: str  # label of the frame's row that is bad
-    numel: int | None = None  # number of elements of the bad tensor
-    nan_count: int | None = None
-    posinf_count: int | None = None
-    neginf_count: int | None = None
-    largest_finite: float | None = None  # largest finite magnitude; None also where there is none
-    first_index: tuple[int, ...] | None = None  # of the first element that is not finite
-    rows: tuple[int, ...] = ()  # the first indices of dimension 0 that hold such an element
-    row_count: int | None = None  # how many there are; None where it has less than two dimensions
-    dtype: str = ""  # of the bad tensor, "float16"
-    limit: float | None = None  # the largest number that this dtype holds
-    needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
-    autocast: tuple[Row, ...] = ()  # what autocast cast to `dtype`, which cannot hold it
-    follows: bool = False  # made of a bad value that another origin had made
-    climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way there
-    spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
-    spread_count: int = 0  # how many it reached in all
-    reached_output: bool = False  # whether it is in what the model returned
-    # "overflow", "underflow", "rounding", "zero divisor", "domain", "empty", "masked row",
-    # "no alignment", "data", "weight", "memory"; "unknown" where nobody could tell.
-    cause: str = "unknown"
-    operands: str = ""  # the numbers at the first bad element: "at [5, 0]: 0.0 / 0.0"
-    turn: str = ""  # which call in a loop: "call 37 of `cell`; grew 2.0 times a call since call 0"
-    # What an inf did that nothing bad is left of: "the model's output is finite and wrong: …".
-    harm: str = ""
-    fixes: tuple[Fix, ...] = ()  # what to do about it, the best first
-    # Why nobody knows whether an absorbed inf or NaN does harm: "no float64 kernel for X".
-    not_judged: str = ""
-
-    @property
-    def masked_row(self) -> bool:
-        """Whether it is a NaN made of a row of nothing but -inf: every position is masked."""
-        return self.cause == "masked row"
-
-    @property
-    def phase(self) -> str:
-        """``"data"`` where it came with what the model was given, else ``"forward"``."""
-        return "data" if self.role is Role.INPUT else "forward"
-
-    @property
-    def role(self) -> Role:
-        """What the bad value is to the batch: made by an operation, a weight, an input."""
-        starts = (role for start, role in GIVEN.items() if self.what.startswith(start))
-        return next(starts, Role.MADE)
-
-    @property
-    def is_operation(self) -> bool:
-        """Whether an operation made it; else a weight, a buffer or an input held it."""
-        return self.role is Role.MADE
-
-    @property
-    def key(self) -> OriginKey:
-        """What two detections of one origin have in common: what it is, and where."""
-        return (self.what, self.problem, self.frame.name, self.frame.source)
-
-    @property
-    def standing(self) -> str:
-        """``weight`` or ``buffer`` where one of those held it, else ``""``."""
-        return self.role.value if self.role.is_standing else ""
-
-    @property
-    def message(self) -> str:
-        """``mul in encoder.block.0 made inf (modeling_t5.py:109)``.
-
-        The line is that of the operation. What only read a bad value has nothing to do with it.
-        """
-        problem = "NaN" if self.problem == "nan" else "inf"
-        if self.is_operation:
-            place = f" in {self.frame.name}" if self.frame.name else ""
-            where = f" ({self.frame.source.place})" if self.frame.source else ""
-            return f"{self.what}{place} made {problem}{where}"
-        if self.role is not Role.INPUT or not (held := self._held()):
-            return f"{self.what} holds {problem}"
-        return f"{self.what}: {held}"
-
-    def _held(self) -> str:
-        """``1 NaN, in row 5``; "" where it was not counted."""
-        counts = [(self.nan_count, "NaN"), (self.posinf_count, "+inf"), (self.neginf_count, "-inf")]
-        found = [f"{count} {name}" for count, name in counts if count]
-        total = sum(count or 0 for count, _ in counts)
-        if total == self.numel and total > 1:
-            found.append("every element")
-        elif self.row_count is not None and self.rows:
-            found.append(_rows(self.rows, self.row_count))
-        elif self.first_index:
-            found.append(f"{'at' if total == 1 else 'first at'} {list(self.first_index)}")
-        return ", ".join(found)
-
-
-def _rows(first: tuple[int, ...], count: int) -> str:
-    """``in rows 1, 2 and 5``."""
-    if count > len(first):
-        return f"in {count} rows, the first is {first[0]}"
-    if count == 1:
-        return f"in row {first[0]}"
-    return f"in rows {', '.join(map(str, first[:-1]))} and {first[-1]}"

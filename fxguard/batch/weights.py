@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from fxguard.findings import Growth
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import has_memory
-from fxguard.records import Growth
 
 __all__ = ["Snapshot", "StandingTensors", "WeightGrowth", "grown", "magnitudes"]
 

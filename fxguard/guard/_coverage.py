@@ -11,8 +11,8 @@ from torch.nn import Module
 from fxguard import globs
 from fxguard.batch.assemble import operations_of
 from fxguard.batch.batch import Batch
+from fxguard.findings import Origin
 from fxguard.plan.plan import Plan
-from fxguard.records import Origin
 
 __all__ = ["Coverage", "coverage_of", "idle_globs", "not_judged_in"]
 

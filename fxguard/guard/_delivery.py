@@ -20,12 +20,12 @@ import torch
 
 from fxguard.batch.batch import Batch
 from fxguard.errors import BatchLimitReached, FxguardError
+from fxguard.findings import Origin, OriginKey
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import warn_user
 from fxguard.guard._coverage import idle_globs
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
-from fxguard.records import Origin, OriginKey
 from fxguard.report import terminal
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report

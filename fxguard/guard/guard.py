@@ -21,6 +21,7 @@ from fxguard.batch.observer import Observer
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import FxguardError, UsageError
+from fxguard.findings import Origin, SelfTest
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
 from fxguard.guard._captures import Captures
@@ -41,7 +42,7 @@ from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import merged, selftest_of
 from fxguard.plan.plan import Plan
-from fxguard.records import Frame, Origin, SelfTest
+from fxguard.records import Frame
 from fxguard.report.report import Report
 
 __all__ = ["Guard", "in_backward"]

@@ -13,9 +13,10 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.frames import FrameView
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
+from fxguard.findings import Origin
 from fxguard.guard._last_frames import LastFrames
 from fxguard.guard.options import Options
-from fxguard.records import Frame, Origin
+from fxguard.records import Frame
 from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.report_of import Finished, Judge, ReportOf

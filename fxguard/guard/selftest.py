@@ -13,12 +13,13 @@ from torch.fx import GraphModule
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
+from fxguard.findings import SelfTest
 from fxguard.graph import nodes
 from fxguard.measure.ways import TRACEABLE
 from fxguard.passes.checks import with_checks
 from fxguard.passes.faults import Planting
 from fxguard.plan.plan import Plan
-from fxguard.records import Role, SelfTest, Severity
+from fxguard.records import Role, Severity
 from fxguard.verdict import origins
 from fxguard.verdict.judge import Judgment
 

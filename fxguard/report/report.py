@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fxguard.records import Fix, Frame, Growth, Origin
+from fxguard.findings import Fix, Growth, Origin
+from fxguard.records import Frame
 from fxguard.report import text
 from fxguard.report.page import page
 from fxguard.report.sheet import Sheet

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxguard.records import Fix, Frame, Growth, Origin, Row, RowRole
+from fxguard.findings import Fix, Growth, Origin
+from fxguard.records import Frame, Row, RowRole
 
 __all__ = [
     "BLOWN_UP",

@@ -45,7 +45,7 @@ def cause_of_given(role: Role) -> str:
 
 
 def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
-    """Why an operation made something bad, as :attr:`~fxguard.records.Origin.cause` says it.
+    """Why an operation made something bad, as :attr:`~fxguard.findings.Origin.cause` says it.
 
     Args:
         evidence: the operation, at the first bad element.

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 
 from fxguard.batch.dataflow import DataFlow
+from fxguard.findings import Climb
 from fxguard.formats import limit_of
 from fxguard.graph.tables import CASTS
 from fxguard.plan.plan import Step
-from fxguard.records import Climb, Range, Role
+from fxguard.records import Range, Role
 from fxguard.verdict.origins import Blame, Verdict
 
 __all__ = ["beyond", "climb_to", "spread_of"]

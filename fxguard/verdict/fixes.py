@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fxguard.findings import Fix
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -19,7 +20,7 @@ from fxguard.graph.poles import (
     SUMS,
 )
 from fxguard.graph.tables import CASTS
-from fxguard.records import Fix, Role
+from fxguard.records import Role
 from fxguard.verdict import signs
 from fxguard.verdict.case import Case
 from fxguard.verdict.surroundings import Surroundings
@@ -36,7 +37,7 @@ class Rule:
 
     causes: str  # "underflow, rounding"
     names: frozenset[str] | None  # plain names of operations; None for any
-    kind: str  # "exact" or "advice", as in :class:`~fxguard.records.Fix`
+    kind: str  # "exact" or "advice", as in :class:`~fxguard.findings.Fix`
     text: str  # `c` stands for the case: "{c.name}"
     fits: Callable[[Case], bool] = lambda case: True
     last: bool = False  # said only where nothing else fits

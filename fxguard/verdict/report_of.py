@@ -13,10 +13,11 @@ from fxguard.batch.assemble import assemble, reached_by_failure
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
+from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Fix, Frame, Growth, Origin, Role, Row, Severity
+from fxguard.records import Frame, Role, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed

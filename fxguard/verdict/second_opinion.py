@@ -76,7 +76,7 @@ class SecondOpinion:
         return None if look is None else look.evidence
 
     def cause(self, blame: Blame) -> str:
-        """Why it did, as :attr:`fxguard.records.Origin.cause` says it."""
+        """Why it did, as :attr:`fxguard.findings.Origin.cause` says it."""
         if blame.step is None:
             return cause_of_given(self.flow.values[blame.value].role)
         evidence = self.evidence(blame)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
+from fxguard.findings import Fix
 from fxguard.plan.plan import Step
-from fxguard.records import Fix
 from fxguard.rerun.trial import Trial, in_float32
 from fxguard.verdict.fixes import MOST_FIXES
 

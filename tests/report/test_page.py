@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, diff, load_trace
-from fxguard.records import Origin, RowRole
+from fxguard.findings import Origin
+from fxguard.records import RowRole
 from support.needs import needs, needs_program
 from support.t5_overflow import REPORT
 

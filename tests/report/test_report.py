@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fxguard import Report
-from fxguard.records import Frame, Origin, Row, Source
+from fxguard.findings import Origin
+from fxguard.records import Frame, Row, Source
 from support.t5_overflow import BLOCK, GOLDEN, LINE, MUL, REPORT
 
 INF = math.inf

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxguard import Report
-from fxguard.records import Frame, Origin, Row, Source
+from fxguard.findings import Origin
+from fxguard.records import Frame, Row, Source
 from fxguard.report.load import load_report
 from fxguard.report.strict_json import strict_json
 from support.t5_overflow import MUL, OVERFLOW, REPORT, WI_1

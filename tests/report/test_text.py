@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxguard import Report
-from fxguard.records import Frame, Growth, Origin, Row, Source
+from fxguard.findings import Growth, Origin
+from fxguard.records import Frame, Row, Source
 from fxguard.report.text import frame_text, row_text
 from support.t5_overflow import BLOCK, OVERFLOW
 

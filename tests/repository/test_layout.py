@@ -35,7 +35,7 @@ TWELVE = PACKAGES[: PACKAGES.index("guard") + 1]
 
 # What is made and read without torch.
 WITHOUT_TORCH = (
-    *("errors", "records", "formats", "globs"),
+    *("errors", "records", "findings", "formats", "globs"),
     *(name for room in ("report", "trace") for name in house.files_in(room)),
     *("graph.tables", "plan.plan", "verdict.origins", "guard.options"),
     *("graph.poles", "graph.evidence", "verdict.causes", "verdict.operands"),

@@ -6,7 +6,8 @@ import dataclasses
 import math
 
 from fxguard import Report
-from fxguard.records import Climb, Fix, Frame, Origin, Row, Source
+from fxguard.findings import Climb, Fix, Origin
+from fxguard.records import Frame, Row, Source
 
 INF = math.inf
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
-from fxguard.records import Origin
+from fxguard.findings import Origin
 from fxguard.report.report import Report
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.testing.watch import as_module
