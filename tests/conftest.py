@@ -77,7 +77,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             reasons.update(not_judged)
         terminalreporter.line(
             f"operations compared with float64: {sum(count for count, *_ in compared)}, "
-            f"sums that became a mask: {sum(masks for _, masks, *_ in compared)}, "
+            f"sums and casts that became a mask: {sum(masks for _, masks, *_ in compared)}, "
             f"mostly flushed to zero: {sum(zeros for *_, zeros, _ in compared)}"
         )
         for reason, count in reasons.most_common():

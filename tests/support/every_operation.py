@@ -40,7 +40,7 @@ class Comparison:
     """What came of it."""
 
     compared: int = 0  # operations
-    masks: int = 0  # sums with the lowest number, or a lower one, that became infinite
+    masks: int = 0  # sums and casts of the lowest number, or of a lower one, that became infinite
     not_judged: Counter[str] = field(default_factory=Counter)  # reasons
     vanished: Counter[str] = field(default_factory=Counter)  # kinds whose numbers became zero
     called: list[str] = field(default_factory=list)  # "scores add: overflow"
@@ -107,13 +107,13 @@ def pairs(low: Any, wide: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def became_a_mask(ran: Ran, low: Tensor) -> bool:
-    """Whether -inf was made by an addition of the dtype's lowest number, or of a lower one."""
-    lowest = torch.finfo(low.dtype).min
-    given = (x for x in pytree.tree_leaves(ran.args) if is_float(x))
+    """Whether -inf was made by a sum, or a cast, of a dtype's lowest number or a lower one."""
+    given = [x for x in pytree.tree_leaves(ran.args) if is_float(x)]
+    ends = [max(torch.finfo(low.dtype).min, torch.finfo(x.dtype).min) for x in given]
     return (
-        ran.call.kind in ADDITIONS
+        (ran.call.kind in ADDITIONS or ran.call.casts)
         and bool((low == -torch.inf).any())
-        and any(bool((x <= lowest).any()) for x in given)
+        and any(bool((x <= end).any()) for x, end in zip(given, ends, strict=True))
     )
 
 

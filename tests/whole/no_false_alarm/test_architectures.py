@@ -186,9 +186,11 @@ def healthy_run(
     try:
         try:
             actual = run(guarded, batch, variant.train)
-        except torch._dynamo.exc.TorchRuntimeError:
-            # Python's path has an operation that TorchDynamo fails on, such as grouped_mm: for
-            # users it is left to Python, and so it is here.
+        except (torch._dynamo.exc.TorchRuntimeError, AssertionError) as error:
+            # Python's path has an operation that TorchDynamo fails on, such as grouped_mm, or a
+            # function that it does not trace: for users it is left to Python, and so it is here.
+            if isinstance(error, AssertionError) and "forbidden callable" not in str(error):
+                raise
             guarded_by(fxguard.remove(guarded), reports, comparison)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Guard, "fallback", True)
@@ -240,6 +242,10 @@ def test_the_list_of_what_is_left_out_is_short(
     assert sum(len(names.split()) for names in SKIPPED.values()) < 0.05 * len(ARCHITECTURES)
 
 
+# Scores that pass float16's limit, because these tests sharpen attention: 334 * 326 and more.
+TRUE_OVERFLOWS = {("dots3_note", torch.float16): "matmul: overflow"}
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -271,4 +277,5 @@ def test_every_architecture(
         dict(comparison.not_judged),
     )
     record_property("every operation", counted)
-    assert not comparison.called
+    true = TRUE_OVERFLOWS.get((name, variant.dtype), "")
+    assert [called for called in comparison.called if called != true] == []
