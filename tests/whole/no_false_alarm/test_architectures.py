@@ -265,7 +265,7 @@ def test_every_architecture(
             pytest.skip(reason)
     monkeypatch.setattr(Guard, "fallback", name in LEFT_TO_PYTHON)
     architecture = ARCHITECTURES[name]
-    offered = {asking: offered for asking, offered in variants_of(architecture).values()}
+    offered = dict(variants_of(architecture).values())
     if variant not in offered:
         pytest.skip("not offered, or the same as another variant")
     comparison = Comparison()
