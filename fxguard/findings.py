@@ -78,6 +78,8 @@ GIVEN = {
     "input[": Role.INPUT,
 }
 
+GRADIENT_OF = "gradient of "  # likewise, where it is not known which operation made a gradient
+
 OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
 
 
@@ -128,7 +130,12 @@ class Origin:
 
     @property
     def phase(self) -> str:
-        """``"data"`` where it came with what the model was given, else ``"forward"``."""
+        """``"data"`` where it came with what the model was given; ``"forward"``, ``"loss"``, …
+
+        A gradient that was bad when it came into the model is the phase ``"loss"``.
+        """
+        if self.frame.phase != "forward":
+            return self.frame.phase
         return "data" if self.role is Role.INPUT else "forward"
 
     @property
@@ -140,7 +147,7 @@ class Origin:
     @property
     def is_operation(self) -> bool:
         """Whether an operation made it; else a weight, a buffer or an input held it."""
-        return self.role is Role.MADE
+        return self.role is Role.MADE and not self.what.startswith(GRADIENT_OF)
 
     @property
     def key(self) -> OriginKey:
@@ -162,7 +169,10 @@ class Origin:
         if self.is_operation:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""
-            return f"{self.what}{place} made {problem}{where}"
+            backward = "backward of " if self.frame.phase == "backward" else ""
+            return f"{backward}{self.what}{place} made {problem}{where}"
+        if self.what.startswith(GRADIENT_OF):
+            return f"{self.what} {'came in as' if self.phase == 'loss' else 'is'} {problem}"
         if self.role is not Role.INPUT or not (held := self._held()):
             return f"{self.what} holds {problem}"
         return f"{self.what}: {held}"

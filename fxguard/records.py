@@ -8,6 +8,7 @@ import os.path
 from dataclasses import dataclass
 
 __all__ = [
+    "GRADIENT",
     "NOT_MEASURED",
     "Frame",
     "Range",
@@ -22,14 +23,20 @@ __all__ = [
 NOT_MEASURED = "not measured"  # the note in place of a range that nobody has taken
 
 
-def title_of(module: str, kind: str) -> str:
+def title_of(module: str, kind: str, phase: str = "forward") -> str:
     """What an operation or a call of a module is called: ``encoder.block.0 mul``.
 
     Args:
         module: qualified name; ``""`` for the root module, which leaves the bare kind.
         kind: the operation, or the class of the module.
+        phase: see :attr:`Frame.phase`.
+
+    Example:
+        >>> title_of("head", "sqrt", "backward")
+        'head sqrt (backward)'
     """
-    return f"{module} {kind}".strip()
+    title = f"{module} {kind}".strip()
+    return title if phase == "forward" else f"{title} ({phase})"
 
 
 class Severity(enum.IntEnum):
@@ -107,6 +114,9 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+GRADIENT = "grad of "  # how the label of a row of a backward begins
+
+
 class RowRole(enum.Enum):
     """What a row of a frame shows."""
 
@@ -122,6 +132,9 @@ class RowRole(enum.Enum):
             >>> RowRole.of("output[0] (after layer_norm)")
             <RowRole.OUTPUT: 'output'>
         """
+        if label.startswith(GRADIENT):  # a backward reads the gradient of what forward made
+            came_in = cls.of(label.removeprefix(GRADIENT)) is cls.OUTPUT
+            return cls.INPUT if came_in else cls.OUTPUT
         for role in (cls.OUTPUT, cls.INPUT):
             if label.startswith(role.value):
                 rest = label[len(role.value) :]
@@ -160,12 +173,14 @@ class Frame:
     rows: tuple[Row, ...]  # parameters, inputs, outputs, in this order
     source: Source | None = None  # None where no line outside torch is known
     batch_number: int = 0  # the batch that it belongs to
-    index: int = 0  # its place among the frames of that batch
+    index: int = 0  # its place among the frames of that batch, those of backward by themselves
+    # "forward", or "backward": then the rows are gradients, "grad of output" and "grad of weight".
+    phase: str = "forward"
 
     @property
     def title(self) -> str:
         """``encoder.block.0 mul``; the bare kind for the root module."""
-        return title_of(self.name, self.kind)
+        return title_of(self.name, self.kind, self.phase)
 
     @property
     def outputs(self) -> tuple[Row, ...]:

@@ -77,6 +77,8 @@ class HigherOrder(abc.ABC):
     # Whether the body is a part of what the operation computes inside one kernel: no statistics get
     # out of it. It is looked at in a second run, when the results are bad.
     only_a_second_run_sees: ClassVar[bool] = False
+    # Whether somebody wrote its backward: that is not the backward of the operations in its body.
+    has_own_backward: ClassVar[bool] = False
     # Positions of the bodies that have to change for the statistics to get out.
     rewritten: tuple[int, ...] = ()
 
@@ -168,6 +170,7 @@ class RunsOnce(HigherOrder):
 class AutogradFunction(HigherOrder):
     """A ``torch.autograd.Function``: one body for forward and one for backward."""
 
+    has_own_backward = True
     rewritten = (0, 1)
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
@@ -323,6 +326,7 @@ class Map(HigherOrder):
 class FlexAttention(HigherOrder):
     """Runs its body for every score, inside one kernel."""
 
+    has_own_backward = True
     only_a_second_run_sees = True
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:

@@ -12,18 +12,21 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.kept_run import KeptRun
 from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.findings import Origin, OriginKey
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import warn_user
 from fxguard.guard._coverage import idle_globs
+from fxguard.guard._loss_scale import loss_scale_now
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
 from fxguard.report import terminal
@@ -33,11 +36,14 @@ from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, absorbed_line, frame_text
 from fxguard.trace.file import TraceWriter
 from fxguard.trace.trace import TracedBatch
+from fxguard.verdict.backward_report import BadLeaf, ReportOfBackward
 from fxguard.verdict.report_of import Finished
 
 __all__ = ["Delivery", "raised_now"]
 
 LOGGER = logging.getLogger("fxguard")
+
+MOST_TOLD = 64  # batches with a report, of which it is remembered that they had one
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
@@ -77,6 +83,7 @@ class Delivery:
         self.warns_of_idle_globs = bool(options.ignore)
         self._file: _ToFile | None = None
         self._reported = _Seen()
+        self._told: deque[int] = deque(maxlen=MOST_TOLD)
         self._not_judged = _Seen()
         self.stream = stream
         self._receivers: list[Receiver] = []
@@ -146,6 +153,44 @@ class Delivery:
             finished = self.recorder.finish_failed(error)  # itself matters more
         self._deliver(finished, error)
 
+    def backward_ended(
+        self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
+    ) -> None:
+        """Report a backward, if it brought bad gradients to leaves of the model.
+
+        Args:
+            kept: the runs of graphs that gradients came to, in the order of their forward.
+            leaves: whose gradients were bad; none where it was healthy.
+            has_gaps: whether operations ran between graphs.
+
+        Raises:
+            NonFiniteError: with ``on_detect="raise"``.
+        """
+        last = self.recorder.last
+        batch = Batch(0) if last is None else last.batch
+        if kept and kept[-1].batch_number != batch.number:
+            batch = Batch(kept[-1].batch_number)
+        report = None
+        if leaves and {batch.number, *(each.batch_number for each in kept)}.isdisjoint(self._told):
+            report = self._backward_report(kept, leaves, has_gaps)
+        self._deliver(Finished(batch, report=report), None)
+
+    def _backward_report(
+        self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
+    ) -> Report | None:
+        judge = ReportOfBackward(max_frames=self.options.max_frames_to_save)
+        report, notes = judge(
+            kept,
+            leaves,
+            self.recorder.earlier_frames,
+            has_gaps=has_gaps,
+            loss_scale=loss_scale_now(),
+        )
+        for origin in notes:
+            self.recorder.notes.setdefault(origin.message, origin)
+        step = self.recorder.optimizer_step
+        return None if report is None else replace(report, optimizer_step=step)
+
     def stop_after(self, number: int) -> None:
         """Raise BatchLimitReached where this batch, which has finished, is to be the last one."""
         limit = self.options.abort_after_batch_num
@@ -160,6 +205,7 @@ class Delivery:
         if report is None:
             return
         self.last_report = report
+        self._told.append(report.batch_number)
         detection = Detection(report, finished, error, self._reported.adds(report.origins), tells)
         stopped: RuntimeWarning | None = None
         for receive in self._receivers:
@@ -286,7 +332,8 @@ class _ToFile:
         with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
             frames = tuple(recorder.frames_of(finished, progress.advance, just_ended=True))
         verdict = () if report is None else tuple(report.verdict)
-        blamed = () if report is None else tuple(o.frame.index for o in report.origins)
+        origins = () if report is None else report.origins
+        blamed = tuple(o.frame.index for o in origins if o.frame.phase == "forward")
         traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
         try:
             self.writer.write(traced, agreement.current_rank())

@@ -16,6 +16,7 @@ from torch.nn import Module
 from fxguard.batch import active, module_hooks
 from fxguard.batch.active import ActiveForward
 from fxguard.batch.arguments import ModelCall
+from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
 from fxguard.capture import dynamo
@@ -24,6 +25,7 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
+from fxguard.guard._backward import BackwardPasses
 from fxguard.guard._captures import Captures
 from fxguard.guard._coverage import (
     NOTHING_YET,
@@ -89,6 +91,10 @@ class Guard:
         self.captures = Captures(
             self.installation.original, self.names, self._graph_ran, options.replay
         )
+        self.backward: BackwardPasses | None = None
+        if options.backward and not options.trace_batch_nums and plugins.watches_operations:
+            ended = self.delivery.backward_ended
+            self.backward = BackwardPasses(ended, tells_of_all=options.sync_ranks)
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
         self._observer = Observer() if plugins.watches_operations else None
@@ -212,6 +218,8 @@ class Guard:
         """Take the guard away again."""
         self.put_away()
         self.captures.clear()
+        if self.backward is not None:
+            self.backward.close(self.model.parameters())
 
     def put_away(self) -> None:
         """Take it away, and keep what was captured for the next :meth:`install`."""
@@ -289,6 +297,9 @@ class Guard:
                 finally:
                     active.here.forward = before
             with torch._C.DisableTorchFunction():
+                if self.backward is not None and torch.is_grad_enabled():
+                    weights = self.model.named_parameters()
+                    self.backward.batch_ended(running.batch, weights)
                 self.delivery.batch_ended()
         finally:
             self.recorder.here.batch = None
@@ -316,6 +327,7 @@ class Guard:
                 batch.failed = run
                 self.delivery.batch_failed(raised_now())
             else:
+                self._expect_backward(batch, run, outputs)
                 batch.graph_ran(run, outputs)
                 self.delivery.batch_ended()
 
@@ -328,7 +340,13 @@ class Guard:
         if outputs is None:
             batch.failed = run
         else:
+            self._expect_backward(batch, run, outputs)
             batch.graph_ran(run, outputs)
+
+    def _expect_backward(self, batch: Batch, run: GraphRun, outputs: Sequence[Any]) -> None:
+        """Listen to the backward of a graph that is about to be added to a batch."""
+        if self.backward is not None and torch.is_grad_enabled():
+            self.backward.graph_ran(run, outputs, batch.number, len(batch.events))
 
     def _count_breaks(self, before: Counter[str]) -> None:
         if (now := dynamo.graph_breaks()) is not before:

@@ -29,10 +29,11 @@ def instrument(
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,
+    backward: bool = True,
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
 ) -> Module:
-    """Check every operation of a model's forward for inf and NaN, in place.
+    """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
     The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and
     gradients stay what they were. ``torch.compile`` it afterwards if you like.
@@ -54,6 +55,9 @@ def instrument(
         replay: measure only what leaves each captured graph, and when that turns bad run the
             graph again, with its inputs and random state, every operation checked. Cheaper; bad
             values that reach no output of a graph are not seen then.
+        backward: also look at the gradient of each weight when a backward has ended. Where one is
+            bad, the graph and its backward run again, and the report names the operation whose
+            backward made the first bad gradient. Without grad mode nothing is kept.
         sync_ranks: with several processes (``torch.distributed``), let all of them know at the
             end of each batch what any of them found, and raise together. Each rank has to call
             the model equally often.
@@ -80,6 +84,7 @@ def instrument(
         strict=strict,
         ignore=ignore,
         replay=replay,
+        backward=backward,
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )

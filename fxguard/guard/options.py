@@ -78,6 +78,10 @@ class Options:
             "turns bad"
         },
     )
+    backward: bool = field(
+        default=True,
+        metadata={"help": "look at the gradients of weights and inputs too, when backward ends"},
+    )
     sync_ranks: bool = field(
         default=False,
         metadata={
@@ -87,7 +91,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name in ("strict", "replay", "sync_ranks"):
+        for name in ("strict", "replay", "backward", "sync_ranks"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} has to be True or False, got {getattr(self, name)!r}")
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:

@@ -58,7 +58,7 @@ class Report:
             *self.verdict,
             "",
             f"Detected inf/nan during {known}",
-            f"Last {len(self.frames)} forward frames:",
+            f"Last {len(self.frames)} {self._kind_of_frames}frames:",
             text.HEADER,
             *map(text.frame_text, self.frames),
         ]
@@ -135,6 +135,10 @@ class Report:
         if not self.origins:
             return "inf/nan detected"
         return text.group_headline(text.by_cause(self.origins)[0], self._totals)
+
+    @property
+    def _kind_of_frames(self) -> str:
+        return "forward " if all(frame.phase == "forward" for frame in self.frames) else ""
 
     @property
     def _fixes(self) -> tuple[Fix, ...]:

@@ -131,6 +131,15 @@ _BOUNDED = {
 
 _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
 
+# How an argument is kept away from where a derivative is infinite.
+_SMOOTHED = {
+    "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
+    "asin": "asin(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
+    "pow": "(x + eps) ** y: the derivative at 0 is infinite where y < 1",
+    "sqrt": "sqrt(x + eps): the derivative at 0 is infinite",
+    "rsqrt": "rsqrt(x + eps): the derivative at 0 is infinite",
+}
+
 RULES = (
     # Logarithms of what exponentials made, and small numbers beside 1.
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
@@ -237,6 +246,17 @@ RULES = (
          Case.is_wide, last=True),
     Rule("zero divisor", SINGULAR, "advice",
          "add eps to the diagonal: the matrix is singular"),
+    # Derivatives that are infinite, of numbers that are not.
+    Rule("singular gradient, domain", None, "exact",
+         "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
+         "gradient, and 0 * inf is NaN", signs.is_chosen_after),
+    *(Rule("singular gradient", _names(name), "advice", smoothed,
+           lambda c: not signs.is_chosen_after(c)) for name, smoothed in _SMOOTHED.items()),
+    *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
+           lambda c: not signs.is_chosen_after(c))
+      for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
+    Rule("singular gradient", None, "advice",
+         "keep the argument of {c.name} away from where its derivative is infinite", last=True),
     # Infinities that somebody wrote.
     Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",

@@ -14,7 +14,7 @@ from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law,
 from fxguard.graph.tables import CASTS, UNINITIALISED
 from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
-__all__ = ["operands_text"]
+__all__ = ["gradient_text", "operands_text"]
 
 LONGEST = 140  # characters
 
@@ -33,6 +33,28 @@ def operands_text(evidence: Evidence) -> str:
     place = f"at {list(evidence.index)}: " if evidence.index else ""
     text = place + _expression(evidence) + _in_float64(evidence)
     tail = _tail(evidence)
+    if len(text) + len(tail) > LONGEST:
+        text = text[: LONGEST - len(tail) - 1] + "…"
+    return text + tail
+
+
+def gradient_text(gradient: Evidence, came_in: float | None, label: str) -> str:
+    """The same of a backward: what the operation had read, and the gradients at that element.
+
+    Args:
+        gradient: the operation, at the first bad element of the gradient that it handed back.
+        came_in: the gradient of its result there; None where that is not known.
+        label: of the operand, "input[0]".
+
+    Example:
+        >>> zero = Operand(0.0, 0.0, dtype="float32")
+        >>> gradient_text(Evidence("sqrt", "float32", (3,), math.inf, (zero,)), 1.0, "input[0]")
+        'at [3]: sqrt(0.0); grad of output 1.0, grad of input[0] inf'
+    """
+    place = f"at {list(gradient.index)}: " if gradient.index else ""
+    output = "" if came_in is None else f"grad of output {_short(came_in)}, "
+    text = f"{place}{_expression(gradient)}; {output}grad of {label} {_short(gradient.number)}"
+    tail = _tail(gradient)
     if len(text) + len(tail) > LONGEST:
         text = text[: LONGEST - len(tail) - 1] + "…"
     return text + tail

@@ -14,6 +14,7 @@ __all__ = [
     "adds_exponentials",
     "is_by_hand_sigmoid",
     "is_by_weight_in_half",
+    "is_chosen_after",
     "is_count_of_mask",
     "is_difference_of_squares",
     "is_exp_minus_one",
@@ -42,6 +43,15 @@ __all__ = [
 
 _SQUARES = ("mul", "pow", "square")
 _SUMMED = ("add", "div", "mean", "sum")
+
+# What comes of the result.
+
+
+def is_chosen_after(case: Case) -> bool:
+    """A ``where`` or a mask leaves elements of it out."""
+    choices = ("where", "masked_fill", "masked_fill_")
+    return any(step.kind in choices for step in case.around.read_by)
+
 
 # What the operand in question is.
 

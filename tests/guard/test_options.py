@@ -16,7 +16,7 @@ from fxguard.guard.options import Options
 from support.needs import OF_PYTHON_3_13_0
 
 # What a compiler's backend cannot do: it has no model to write of, and no batch of all ranks.
-NOT_OF_BACKENDS = {"trace_to", "sync_ranks"}
+NOT_OF_BACKENDS = {"trace_to", "backward", "sync_ranks"}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_options_are_given_by_name() -> None:
         Options(21)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["strict", "replay", "sync_ranks"])
+@pytest.mark.parametrize("name", ["strict", "replay", "backward", "sync_ranks"])
 @pytest.mark.parametrize("value", ["no", 1, None])
 def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     """``strict="no"`` is refused, with the value: it would count as true."""

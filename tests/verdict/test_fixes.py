@@ -194,6 +194,16 @@ CASES = (
     Case("empty", "y = mean(x)!", "advice: skip what is empty"),
     Case("no alignment", "y = ctc_loss(x, t)!", "advice: take zero_infinity=True"),
     Case("memory", "y = empty_like(x)!", "advice: take zeros instead of empty_like"),
+    Case("singular gradient", "y = log2(x)!; z = where(c, y, x)",
+         "exact: choose a safe argument of log2 by where, too"),
+    Case("singular gradient", "y = sqrt(x)!", "advice: sqrt(x + eps)"),
+    Case("singular gradient", "y = rsqrt(x)!", "advice: rsqrt(x + eps)"),
+    Case("singular gradient", "y = acos(x)!", "advice: acos(x.clamp(-1 + "),
+    Case("singular gradient", "y = asin(x)!", "advice: asin(x.clamp(-1 + "),
+    Case("singular gradient", "y = pow(x, 0.5)!", "advice: (x + eps) ** y"),
+    Case("singular gradient", "y = log(x)!", "advice: bound the argument: log(x.clamp(min="),
+    Case("singular gradient", "y = cbrt(x)!",
+         "advice: keep the argument of cbrt away from where its derivative is infinite"),
 )  # fmt: skip
 
 

@@ -366,7 +366,8 @@ def test_outputs_gradients_and_random_numbers_stay() -> None:
             y = self.linear(x)
             self.seen.add_(y.detach().mean(0))
             y = functional.dropout(y, 0.5)
-            return torch.where(y > 0, y.sqrt(), y) + torch.rand_like(y)
+            root = y.sqrt().detach()  # its gradient would be NaN where y is negative
+            return torch.where(y > 0, root, y) + torch.rand_like(y)
 
     def train() -> list[Tensor]:
         torch.manual_seed(0)

@@ -1,0 +1,193 @@
+"""A closer look at one operation whose backward made something bad, and at the same in float64."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.batch.kept_run import KeptRun
+from fxguard.graph.closer_look import evidence_alone, evidence_of
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.nodes import leaves
+from fxguard.graph.wide_form import is_float
+from fxguard.measure.at_hand import dtype_of
+from fxguard.measure.details import Detail, describe
+from fxguard.plan.plan import Place
+from fxguard.rerun.gradients import BackwardOf, Edge, Gradients, Look, gradients_of
+from fxguard.rerun.lockstep import Ended, Lockstep, again
+from fxguard.rerun.wide_run import WideForm
+
+__all__ = ["BackwardEvidence", "evidence_of_backward"]
+
+WIDE = torch.float64
+MOST_STEPS = 16  # from a bad operand back to what made it bad: each is a second run
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardEvidence:
+    """What was seen of a backward that made a bad gradient out of good ones."""
+
+    # Of the forward operation, at the first bad element of the gradient: `number` is that element,
+    # `same` and `wide` are the gradient in float64, of the operands that the model had and of those
+    # of the wide form.
+    gradient: Evidence
+    detail: Detail  # of the gradient
+    computed_in: str  # the dtype of the gradient that came in: autocast's, say
+    # What came in there: the gradient of the result; None where it has another shape.
+    came_in: float | None = None
+    # Where something bad was made in forward already: by the operation, or before by `made_by`.
+    forward: Evidence | None = None
+    made_by: BackwardOf | None = None
+
+
+def evidence_of_backward(
+    kept: KeptRun, gradients: Gradients, operation: BackwardOf, edge: Edge
+) -> BackwardEvidence | None:
+    """Look at one operand of an operation, of which the backward made a bad gradient.
+
+    Args:
+        kept: the run of the graph.
+        gradients: of its second run.
+        operation: the operation.
+        edge: the operand.
+
+    Returns:
+        None where another second run did not show it.
+    """
+    place = operation.place
+    look = Look(place, edge.position)
+    gradients_of(kept, look=look)
+    if look.outgoing is None or look.call is None or look.run is None:
+        return None
+    call = replace(look.call, args=look.args, kwargs=look.kwargs)
+    wide_args = wide_kwargs = None
+    with contextlib.suppress(Exception), kept.settings():  # nothing is known of the wide form then
+        wide_args, wide_kwargs = _wide_arguments(kept, place)
+    same = _gradient_in_float64(look, look.args, look.kwargs)
+    wide = None
+    if wide_args is not None:
+        wide = _gradient_in_float64(look, wide_args, wide_kwargs)
+    made = look.outgoing
+    evidence = evidence_of(
+        call,
+        look.args,
+        look.kwargs,
+        made,
+        same=same,
+        wide_args=wide_args,
+        wide_kwargs=wide_kwargs,
+        wide=wide,
+    )
+    if evidence is None:
+        return None
+    maker, forward = _made_bad(kept, gradients, operation, look)
+    came_in = look.incoming.get(0)
+    fits = came_in is not None and came_in.shape == made.shape
+    return BackwardEvidence(
+        gradient=evidence,
+        detail=describe(made),
+        computed_in=dtype_of(made if came_in is None else came_in),
+        came_in=float(came_in[evidence.index].detach()) if fits and came_in is not None else None,
+        forward=forward,
+        made_by=None if maker is operation else maker,
+    )
+
+
+def _made_bad(
+    kept: KeptRun, gradients: Gradients, operation: BackwardOf, look: Look
+) -> tuple[BackwardOf, Evidence | None]:
+    """The operation of forward that made bad what one read; else that one. With what it read."""
+    makers = {value: each for each in gradients.operations for value in each.made}
+    suspect, before = operation, look
+    for _ in range(MOST_STEPS):
+        given = [x for x in pytree.tree_leaves((before.args, before.kwargs)) if _is_tensor(x)]
+        if not any(map(_is_bad, given)):
+            return suspect, _forward_evidence(before)
+        bad = [edge.value for edge in suspect.edges if _is_bad(given[edge.position])]
+        maker = makers.get(bad[0]) if bad else None
+        if maker is None or maker.call.infinite_literal:
+            break  # somebody wanted it so
+        suspect, before = maker, Look(maker.place, maker.edges[0].position)
+        gradients_of(kept, look=before)
+    return operation, _forward_evidence(look)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_bad(operand: Tensor) -> bool:
+    return is_float(operand) and not bool(torch.isfinite(operand).all())
+
+
+def _forward_evidence(look: Look) -> Evidence | None:
+    """What an operation read in forward, where what it made is bad."""
+    assert look.call is not None
+    call = replace(look.call, args=look.args, kwargs=look.kwargs)
+    for path, value in enumerate(leaves(look.result)):
+        if is_float(value) and not bool(torch.isfinite(value.detach()).all()):
+            indices = (path,) if isinstance(look.result, (tuple, list)) else ()
+            assert look.run is not None
+            return evidence_alone(call, look.run, _detached(look.result), indices)
+    return None
+
+
+def _detached(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda x: x.detach(), value)
+
+
+def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
+    """The gradient of the operand, all of it computed in float64; None where that is impossible."""
+    tensors: list[Tensor] = []
+
+    def wide(x: Any) -> Any:
+        if isinstance(x, torch.dtype) and x.is_floating_point:
+            return WIDE
+        if not isinstance(x, Tensor):
+            return x
+        if is_float(x):
+            x = x.detach().to(WIDE).clone().requires_grad_()
+        tensors.append(x)
+        return x
+
+    assert look.call is not None
+    assert look.run is not None
+    incoming = {i: g.to(WIDE) for i, g in look.incoming.items()}
+    if look.call.casts:
+        return next(iter(incoming.values()), None)
+    try:
+        with torch.enable_grad(), torch.autocast(look.outgoing.device.type, enabled=False):  # type: ignore[union-attr]
+            args, kwargs = pytree.tree_map(wide, (args, kwargs))
+            made = [x for x in leaves(look.run(*args, **kwargs)) if isinstance(x, Tensor)]
+        return torch.autograd.grad(
+            [made[i] for i in incoming], tensors[look.position], list(incoming.values())
+        )[0]
+    except Exception:  # no such kernel, another dtype that it insists on, out of memory
+        return None
+
+
+class _Arguments(WideForm):
+    """The wide form up to one operation, whose arguments are wanted."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.wanted = place
+        self.found: tuple[Any, Any] = (None, None)
+
+    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        if step.place(node) == self.wanted:
+            self.found = step.other_of(node.args, node), step.other_of(node.kwargs, node)
+            raise Ended
+
+
+def _wide_arguments(kept: KeptRun, place: Place) -> tuple[Any, Any]:
+    form = _Arguments(place)
+    with contextlib.suppress(Ended):
+        again(kept.opened(), form)
+    return form.found

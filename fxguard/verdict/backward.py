@@ -1,0 +1,141 @@
+"""Where the first bad gradient of a backward came from, and why.
+
+Knows the gradients of a second run, and nothing of hooks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fxguard.batch.kept_run import KeptRun
+from fxguard.formats import format_of
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.poles import plain
+from fxguard.records import Severity
+from fxguard.rerun.backward_evidence import BackwardEvidence
+from fxguard.rerun.gradients import BackwardOf, Edge, Gradients
+from fxguard.verdict.causes import cause_of, is_lost
+
+__all__ = [
+    "LARGE_FACTOR",
+    "Suspect",
+    "cause_of_backward",
+    "limit_of_backward",
+    "outermost_factor",
+    "suspects_in",
+]
+
+# A constant of this size that multiplies a loss is there to scale its gradients.
+LARGE_FACTOR = 2.0**8
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Where good gradients made a bad one."""
+
+    severity: Severity
+    operation: BackwardOf | None = None  # whose backward did; None where it is a sum
+    edge: Edge | None = None  # of the operation
+    # A value whose readers handed back finite gradients that have no finite sum.
+    summed: int | None = None
+
+
+def suspects_in(gradients: Gradients, starts: Iterable[int]) -> list[Suspect]:
+    """The places where bad gradients begin that reach some values, in order of the backward.
+
+    Args:
+        gradients: of one graph.
+        starts: values whose gradients are bad.
+    """
+    readers: dict[int, list[tuple[BackwardOf, Edge]]] = {}
+    for operation in gradients.operations:
+        for edge in operation.edges:
+            readers.setdefault(edge.value, []).append((operation, edge))
+    came_in = set(gradients.outputs.values())
+    found: dict[object, Suspect] = {}
+    todo, seen = list(starts), set[int]()
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        bad = [(o, e) for o, e in readers.get(value, ()) if e.range and e.range.severity]
+        for operation, edge in bad:
+            before = [v for v in operation.made if _severity(gradients, v)]
+            todo += before
+            if not before and edge.range is not None:
+                found.setdefault(operation, Suspect(edge.range.severity, operation, edge))
+        if not bad and value not in came_in and (severity := _severity(gradients, value)):
+            found[value] = Suspect(severity, summed=value)
+    order = {id(operation): index for index, operation in enumerate(gradients.operations)}
+    return sorted(found.values(), key=lambda suspect: -order.get(id(suspect.operation), -1))
+
+
+def _severity(gradients: Gradients, value: int) -> Severity:
+    found = gradients.totals.get(value)
+    return Severity.FINITE if found is None else found.severity
+
+
+def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
+    """Why a backward made a bad gradient, as :attr:`~fxguard.findings.Origin.cause` says it.
+
+    Args:
+        seen: the operation and its gradient, at the first bad element.
+        factor: a constant that scales all gradients of the loss; 1 where there is none.
+    """
+    gradient, forward = seen.gradient, seen.forward
+    if forward is not None:
+        cause = cause_of(forward)
+        if cause not in ("zero divisor", "domain"):
+            return cause
+        if not _is_sound(gradient):
+            return "singular gradient" if cause == "zero divisor" else cause
+    same = gradient.same
+    if same is not None and math.isfinite(same):
+        limit = limit_of_backward(seen)
+        if abs(same) < limit:
+            return "rounding"
+        needed = math.inf if gradient.needed is None else gradient.needed
+        return "loss scale" if factor >= LARGE_FACTOR and needed / factor < limit else "overflow"
+    if _is_sound(gradient):
+        lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
+        return "underflow" if lost else "rounding"
+    return "singular gradient"
+
+
+def _is_sound(gradient: Evidence) -> bool:
+    """Whether the operands of the wide form have a gradient."""
+    return gradient.wide is not None and math.isfinite(gradient.wide)
+
+
+def limit_of_backward(seen: BackwardEvidence) -> float:
+    """The largest gradient that fits the dtypes in which a backward computes."""
+    forms = (format_of(seen.gradient.dtype), format_of(seen.computed_in))
+    return min((form.max for form in forms if form is not None), default=math.inf)
+
+
+def outermost_factor(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> float:
+    """The largest constant that scales the gradients which came to an operation.
+
+    That is the gradient of a loss itself, or a number that something after the operation was
+    multiplied by.
+    """
+    return max([1.0, *_factors(kept, gradients, suspect)])
+
+
+def _factors(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> Iterator[float]:
+    for incoming in kept.incoming.values():
+        if incoming.numel() == 1 and math.isfinite(number := abs(float(incoming))):
+            yield number
+    passed = False
+    for operation in gradients.operations:
+        passed = passed or operation is suspect.operation
+        if not passed:
+            continue
+        literals = [abs(x) for x in operation.call.literals if x]
+        if plain(operation.call.kind) == "mul":
+            yield from literals
+        elif plain(operation.call.kind) == "div":
+            yield from (1 / x for x in literals)

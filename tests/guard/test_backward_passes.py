@@ -1,0 +1,316 @@
+"""Backward in every way a model runs: found where it is bad, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import checkpoint
+
+import fxguard
+from fxguard.batch.kept_run import KeptRun
+
+MESSAGE = "batch 0: backward of sqrt made inf (test_backward_passes.py:"
+
+
+class Net(nn.Module):
+    """Finite in forward; the gradient of its length is infinite where that is 0."""
+
+    def __init__(self, scale: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+        self.scale = scale
+
+    def length(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        return (hidden * self.scale).square().sum(-1, keepdim=True).sqrt() + hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.length(x))  # type: ignore[no-any-return]
+
+
+class Broken(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.length(x)
+        torch._dynamo.graph_break()
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+class Checkpointed(Net):
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.length, x, use_reentrant=self.reentrant)  # type: ignore[no-untyped-call]
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+def inputs() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(2, 4, requires_grad=True)
+
+
+def backward(loss: Tensor) -> None:
+    loss.backward()
+
+
+def reports_of(
+    model: nn.Module, run: Callable[[Tensor], object] = backward, compiler: str | None = None
+) -> list[fxguard.Report]:
+    """What is reported of one forward and what a user does with its sum."""
+    found: list[fxguard.Report] = []
+    fxguard.instrument(model, on_detect=found.append)
+    called = model if compiler is None else torch.compile(model, backend=compiler)
+    run(called(inputs()).sum())
+    return found
+
+
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+@pytest.mark.parametrize("kind", [Net, Broken, Checkpointed, Reentrant])
+def test_the_operation_is_named(kind: type[Net], compiler: str | None) -> None:
+    """In eager mode and compiled, with graph breaks and activation checkpointing of both kinds."""
+    (report,) = reports_of(kind(), compiler=compiler)
+    assert report.message.startswith(MESSAGE)
+
+
+def test_inductor_is_judged_by_what_it_computed() -> None:
+    """Its gradients decide whether there is a report; an eager second run names the place."""
+
+    class Away(Net):
+        def length(self, x: Tensor) -> Tensor:
+            hidden = self.inner(x)
+            return (hidden - hidden.detach()).square().sum(-1, keepdim=True).sqrt() + hidden
+
+    (report,) = reports_of(Away(), compiler="inductor")
+    assert report.message.startswith(MESSAGE)
+
+
+def twice(loss: Tensor) -> None:
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def of_weights(loss: Tensor) -> None:
+    model = Net()
+    fxguard.instrument(model, on_detect=lambda report: None)
+    torch.autograd.grad(loss, [x for x in leaves_of(loss) if x.requires_grad])
+
+
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """The leaves of the graph of a loss."""
+    found: list[Tensor] = []
+    todo: list[Any] = [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        todo += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+@pytest.mark.parametrize("run", [twice, of_weights])
+def test_a_graph_that_is_retained_is_reported_once(run: Callable[[Tensor], object]) -> None:
+    """Twice through one graph, or by ``autograd.grad``, which fills no ``.grad``."""
+    (report,) = reports_of(Net(), run)
+    assert report.message.startswith(MESSAGE)
+
+
+def test_batches_that_share_a_backward() -> None:
+    """Accumulated losses: the last batch is where the backward begins."""
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Net(), on_detect=found.append)
+    sum((model(inputs()).sum() for _ in range(3)), torch.zeros(())).backward()
+    assert [report.batch_number for report in found] == [2]
+
+
+def test_it_is_raised_from_backward() -> None:
+    """As a bad forward is raised from the call of the model."""
+    model = fxguard.instrument(Net())
+    loss = model(inputs()).sum()
+    with pytest.raises(fxguard.NonFiniteError, match="backward of sqrt made inf") as caught:
+        loss.backward()
+    assert fxguard.guard_of(model).last_report is caught.value.report
+
+
+def test_a_warning_comes_once() -> None:
+    """The same operation in each of three steps."""
+    model = fxguard.instrument(Net(), on_detect="warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model(inputs()).sum().backward()
+            model.zero_grad()
+    assert len([each for each in caught if "backward of sqrt" in str(each.message)]) == 1
+
+
+def test_what_a_bad_forward_does_to_gradients_is_no_news() -> None:
+    """One report, of the forward."""
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Net(), on_detect=found.append)
+    model(inputs() * torch.inf).sum().backward()
+    assert [report.phase for report in found] == ["data"]
+
+
+def test_weights_that_change_in_backward_accuse_nobody() -> None:
+    """An optimizer that steps inside backward: the second run would compute with other weights."""
+    found: list[fxguard.Report] = []
+    model = Net()
+    optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()}
+
+    def step(weight: Tensor) -> None:
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(step)
+    fxguard.instrument(model, on_detect=found.append)
+    model(inputs()).sum().backward()
+    assert len(found) == 1
+    assert "gradient of " in found[0].message
+    assert not found[0].origins[0].is_operation
+
+
+class Divided(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / 0
+
+
+@torch.library.custom_op("fxguard_tests::spoils_gradients", mutates_args=())
+def spoils_gradients(x: Tensor) -> Tensor:
+    """The same numbers; the gradient is infinite."""
+    return x.clone()
+
+
+spoils_gradients.register_fake(lambda x: torch.empty_like(x))
+spoils_gradients.register_autograd(lambda ctx, gradient: gradient * torch.inf)
+
+
+def test_a_custom_operation_has_its_name() -> None:
+    """Its backward is the user's."""
+
+    class Custom(Net):
+        def length(self, x: Tensor) -> Tensor:
+            return spoils_gradients(self.inner(x))
+
+    (report,) = reports_of(Custom())
+    assert "backward of spoils_gradients made inf" in report.message
+
+
+def test_a_function_of_autograd_has_its_line() -> None:
+    """The line that applies it."""
+
+    class Applied(Net):
+        def length(self, x: Tensor) -> Tensor:
+            return Divided.apply(self.inner(x))  # type: ignore[no-any-return,no-untyped-call]
+
+    (report,) = reports_of(Applied())
+    source = report.origins[0].frame.source
+    assert source is not None
+    assert "Divided.apply" in source.code
+
+
+def scaled_steps(scale: float, forward: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """Three steps under autocast with a scaler; the reports, and the guard."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.inner(x)
+            return hidden if forward is None else forward(hidden)
+
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Model(), on_detect=found.append)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(inputs()).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return found, fxguard.guard_of(model)
+
+
+def test_a_step_that_the_scaler_skips_is_healthy() -> None:
+    """Its gradients are infinite because of the scale: a note, and no report."""
+    found, guard = scaled_steps(2.0**30)
+    assert found == []
+    assert guard.notes
+
+
+def test_a_scaler_excuses_nothing_else() -> None:
+    """A gradient that is infinite at any scale is reported."""
+    found, _ = scaled_steps(4.0, lambda x: (x.float() * 0).square().sum().sqrt() + x.sum())
+    assert found
+    assert "backward of sqrt made inf" in found[0].message
+
+
+def test_double_backward_is_left_alone() -> None:
+    """A penalty on gradients: healthy, and the same numbers."""
+
+    def penalty(model: nn.Module) -> list[Tensor]:
+        x = inputs()
+        (gradient,) = torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    expected = penalty(copy.deepcopy(model))
+    assert all(map(torch.equal, penalty(fxguard.instrument(model)), expected))
+
+
+def test_compiled_autograd_runs() -> None:
+    """Its graph takes no hook of ours along, also where breaks are errors."""
+    model = fxguard.instrument(Net(scale=1.0))
+    loss = model(inputs()).sum()
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        loss.backward()
+    assert model.head.weight.grad is not None
+
+
+def test_nothing_stays() -> None:
+    """What a backward needs dies with the graph, and every hook goes with the guard."""
+    model = fxguard.instrument(Net(scale=1.0))
+    for _ in range(3):
+        model(inputs()).sum().backward()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is KeptRun]
+    fxguard.remove(model)
+    assert [weight._backward_hooks for weight in model.parameters()] == [None] * 4
+
+
+def test_without_gradients_nothing_is_hooked() -> None:
+    """Evaluation keeps nothing and listens to nothing."""
+    model = fxguard.instrument(Net())
+    with torch.no_grad():
+        model(inputs())
+    assert all(weight._backward_hooks is None for weight in model.parameters())
+
+
+def test_it_can_be_switched_off() -> None:
+    """``backward=False`` hooks nothing."""
+    model = fxguard.instrument(Net(), backward=False)
+    model(inputs()).sum().backward()
+    assert all(weight._backward_hooks is None for weight in model.parameters())
+    assert fxguard.guard_of(model).last_report is None
