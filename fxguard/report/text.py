@@ -263,9 +263,7 @@ def _needs(origin: Origin) -> str:
         return ""
     ratio = f"{origin.needed / origin.limit:.3g}"
     times = f"{'just over' if ratio == '1' else ratio + ' times'} what {origin.dtype} holds"
-    is_said = f" is {origin.needed:.6g} in float64" in origin.operands
-    needed = "" if is_said else f"{origin.needed:.4g}, "
-    return f"it needs {needed}{times} ({_limit_text(origin.limit)})"
+    return f"it needs {origin.needed:.4g}, {times} ({_limit_text(origin.limit)})"
 
 
 def _limit_text(value: float) -> str:

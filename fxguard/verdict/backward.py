@@ -16,7 +16,7 @@ from fxguard.graph.poles import plain
 from fxguard.records import Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
 from fxguard.rerun.gradients import BackwardOf, Edge, Gradients
-from fxguard.verdict.causes import cause_of, is_lost
+from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
 __all__ = [
     "LARGE_FACTOR",
@@ -96,7 +96,7 @@ def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
     if same is not None and math.isfinite(same):
         limit = limit_of_backward(seen)
         if abs(same) < limit:
-            return "rounding"
+            return "underflow" if lost_eps(gradient) is not None else "rounding"
         needed = math.inf if gradient.needed is None else gradient.needed
         return "loss scale" if factor >= LARGE_FACTOR and needed / factor < limit else "overflow"
     if _is_sound(gradient):

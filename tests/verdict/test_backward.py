@@ -78,6 +78,10 @@ def root_of_lost_eps(x: Tensor) -> Tensor:
     return torch.sqrt(x.square() + 1e-8)
 
 
+def norm_of_lost_eps(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (4,), eps=1e-12)
+
+
 def product_in_half(x: Tensor) -> Tensor:
     return ((x * 200) * 200).float() * 2.0
 
@@ -105,6 +109,8 @@ STORIES = {
                   "backward of softmax made NaN", "masked row", "drop the row"),
     "eps": Story(root_of_lost_eps, (leaf(0.0, 1.0, dtype=HALF),), "backward of sqrt made inf",
                  "underflow", "an eps that float16 holds"),
+    "norm": Story(norm_of_lost_eps, (leaf(1.0, 1.0, 1.0, 1.0, dtype=HALF),),
+                  "backward of layer_norm made NaN", "underflow", "an eps that float16 holds"),
     "half": Story(product_in_half, (leaf(1.0, 1.5, dtype=HALF),), "backward of mul made inf",
                   "overflow", "float32"),
 }  # fmt: skip
