@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ class Story:
     cause: str  # as `Origin.cause` has it
     fix: str  # in a few words
     exact: bool = False  # whether the fix gives what the broken model would give in float64
+    phase: str = "forward"  # or "backward": the model returns its loss, which is finite
 
 
 class Forward(nn.Module):
@@ -449,6 +451,146 @@ def infonce_exp_inputs() -> tuple[Tensor, ...]:
     return a, a[[0, 1, 3, 2]]  # two pairs are mixed up
 
 
+def where_double(x: Tensor) -> Tensor:
+    return torch.where(x > 2, torch.log2(x), 2 * x).sum()
+
+
+def where_double_fixed(x: Tensor) -> Tensor:
+    safe = torch.where(x > 2, x, 1)  # log2 never sees what is left out
+    return torch.where(x > 2, torch.log2(safe), 2 * x).sum()
+
+
+def where_double_inputs() -> tuple[Tensor, ...]:
+    return (torch.tensor([0.0, 2.0, 3.0], requires_grad=True),)
+
+
+def sqrt_zero(x: Tensor) -> Tensor:
+    return (x**2).sum(-1).sqrt().sum()
+
+
+def sqrt_zero_fixed(x: Tensor) -> Tensor:
+    return ((x**2).sum(-1) + 1e-12).sqrt().sum()
+
+
+def sqrt_zero_inputs() -> tuple[Tensor, ...]:
+    return (torch.zeros(2, 3, requires_grad=True),)
+
+
+def acos_one(a: Tensor, b: Tensor) -> Tensor:
+    return torch.acos(F.cosine_similarity(a, b).clamp(-1, 1)).sum()
+
+
+def acos_one_fixed(a: Tensor, b: Tensor) -> Tensor:
+    return torch.acos(F.cosine_similarity(a, b).clamp(-1 + 1e-6, 1 - 1e-6)).sum()
+
+
+def acos_one_inputs() -> tuple[Tensor, ...]:
+    a = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    return a, a.detach().clone()
+
+
+def log1p_saturated(x: Tensor, mask: Tensor) -> Tensor:
+    p = torch.sigmoid(x).clamp(max=1 - 1e-6)
+    none = torch.log1p(-p).where(mask, 0).sum(-1)  # that none of them is chosen
+    return (1 - torch.exp(none)).float().sum()
+
+
+def log1p_saturated_fixed(x: Tensor, mask: Tensor) -> Tensor:
+    none = F.logsigmoid(-x).where(mask, 0).sum(-1)
+    return (1 - torch.exp(none)).float().sum()
+
+
+def log1p_saturated_inputs() -> tuple[Tensor, ...]:
+    x = torch.tensor([[12.0, 1.0, 2.0]], dtype=torch.bfloat16, requires_grad=True)
+    return x, torch.tensor([[False, True, True]])
+
+
+def k3_clip_after(difference: Tensor) -> Tensor:
+    k3 = difference.exp() - 1 - difference
+    return k3.clamp(-10, 10).mean()
+
+
+def k3_clip_after_fixed(difference: Tensor) -> Tensor:
+    difference = difference.clamp(-20, 20)
+    k3 = difference.exp() - 1 - difference
+    return k3.clamp(-10, 10).mean()
+
+
+def k3_clip_after_inputs() -> tuple[Tensor, ...]:
+    return (torch.tensor([100.0, 0.1], requires_grad=True),)
+
+
+def pow_zero(x: Tensor) -> Tensor:
+    return (x**0.5).sum()
+
+
+def pow_zero_fixed(x: Tensor) -> Tensor:
+    return ((x + 1e-12) ** 0.5).sum()
+
+
+def pow_zero_inputs() -> tuple[Tensor, ...]:
+    return (torch.zeros(2, requires_grad=True),)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32, bias=False)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x).float() * self.scale).sum()
+
+
+def fp16_grad_overflow() -> nn.Module:
+    torch.manual_seed(0)
+    return Scaled(65536.0).half()
+
+
+def fp16_grad_overflow_fixed() -> nn.Module:
+    torch.manual_seed(0)
+    return Scaled(1024.0).half()
+
+
+def fp16_grad_overflow_inputs() -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    return (torch.randn(4, 32).half(),)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q = self.q(x)
+        weights = (q @ q.mT + mask).softmax(-1)
+        return (weights @ x)[:, 1:].sum()  # the row in which all is masked is dropped
+
+
+def mask_add_grad() -> nn.Module:
+    torch.manual_seed(0)
+    return Attention()
+
+
+class Unmasked(Attention):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q = self.q(x)
+        weights = (q[:, 1:] @ q.mT + mask[:, 1:]).softmax(-1)  # before the softmax
+        return (weights @ x).sum()
+
+
+def mask_add_grad_fixed() -> nn.Module:
+    torch.manual_seed(0)
+    return Unmasked()
+
+
+def mask_add_grad_inputs() -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    hidden = torch.tensor([[True, True, True], [False, False, True], [False, False, False]])
+    return torch.randn(1, 3, 8), torch.zeros(1, 3, 3).masked_fill(hidden, -math.inf)
+
+
 STORIES = {
     "t5_wo": Story("linear", "overflow", "`wo` in float32"),
     "gemma3_residual": Story("type_as", "overflow", "bfloat16"),
@@ -469,6 +611,14 @@ STORIES = {
     "ctc_short": Story("ctc_loss", "no alignment", "`zero_infinity=True`"),
     "mamba_A_exp": Story("exp", "overflow", "`A_log` in float32", exact=True),
     "infonce_exp": Story("exp", "overflow", "`logsumexp`", exact=True),
+    "where_double": Story("log2", "singular gradient", "`where` before it", phase="backward"),
+    "sqrt_zero": Story("sqrt", "singular gradient", "`sqrt(x + eps)`", phase="backward"),
+    "acos_one": Story("acos", "singular gradient", "clamp inside (-1, 1)", phase="backward"),
+    "log1p_saturated": Story("log1p", "rounding", "`logsigmoid(-x)`", phase="backward"),
+    "k3_clip_after": Story("exp", "overflow", "clamp before `exp`", phase="backward"),
+    "pow_zero": Story("pow", "singular gradient", "`(x + eps) ** y`", phase="backward"),
+    "fp16_grad_overflow": Story("float", "loss scale", "a smaller scale", phase="backward"),
+    "mask_add_grad": Story("softmax", "masked row", "drop the row before", phase="backward"),
 }
 ALL = (*STORIES, "batchnorm_one")  # which raises by itself
 
@@ -493,7 +643,9 @@ def report(name: str, suffix: str = "") -> fxguard.Report | None:
     """The report on one batch of a story's model; None where it is healthy."""
     reports: list[fxguard.Report] = []
     guarded = fxguard.instrument(model(name, suffix), on_detect=reports.append)
-    guarded(*part(name, "_inputs")())
+    made = guarded(*part(name, "_inputs")())
+    if name in STORIES and STORIES[name].phase == "backward":
+        made.backward()
     return reports[0] if reports else None
 
 
@@ -533,6 +685,7 @@ def sections() -> dict[str, str]:
             one if one == other else f"**{one}**, should be {other}"
             for one, other in zip(named, right, strict=True)
         )
+        what = f"backward of {what}" if story.phase == "backward" else what
         rows.append(f"| [{name}](#{name.lower()}) | {what} | {cause} | {story.fix} |")
     try:
         report("batchnorm_one")
