@@ -17,6 +17,8 @@ from fxguard.graph.torch_settings import settings_now
 
 __all__ = ["KeptRun", "keep"]
 
+is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
+
 Arrived = Callable[["KeptRun"], object]
 
 
@@ -118,7 +120,7 @@ def _listener(
             return
         for number, position in numbers:
             gradient = gradients[number]
-            if gradient is not None:
+            if gradient is not None and not is_functorch_wrapped_tensor(gradient):
                 kept.incoming[position] = gradient.detach()
         arrived(kept)
 

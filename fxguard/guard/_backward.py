@@ -6,6 +6,7 @@ of autograd: what belongs to one pass is found by the number of its graph task.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import weakref
@@ -81,6 +82,8 @@ class BackwardPasses:
             index: of the event in it.
         """
         arguments = run.live
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # under torch.func.grad or vmap: gradients there are values of the transform
         if keep(run, outputs, batch_number, index, self._came_in) is None:
             return
         for position, argument in enumerate(arguments):
@@ -109,6 +112,8 @@ class BackwardPasses:
 
         def listen(gradient: Tensor) -> None:
             if torch.compiler.is_compiling():  # compiled autograd: the hook is not to be traced
+                return
+            if torch._C._functorch.is_functorch_wrapped_tensor(gradient):
                 return
             running = self._pass()
             if running is not None:
@@ -172,7 +177,7 @@ class Pass:
         """A gradient is about to be accumulated into a leaf."""
         with torch._C.DisableTorchFunction():
             bare = gradient.detach() if gradient.requires_grad else gradient
-            if bare.is_cpu:
+            if bare.is_cpu or type(bare) is not Tensor:
                 if not is_all_finite(bare) and (severity := severity_of(bare)):
                     self.bad.append(BadLeaf(name, severity))
                 return
@@ -206,6 +211,8 @@ class Pass:
 
 def is_all_finite(gradient: Tensor) -> bool:
     """Whether every element is finite, where one sum tells; finite ones may overflow in it."""
+    if type(gradient) is not Tensor:  # a sum of a DTensor would be a collective
+        return False
     if not gradient.is_floating_point() or gradient.layout is not torch.strided:
         return False
     return math.isfinite(gradient.sum().item())
@@ -213,5 +220,7 @@ def is_all_finite(gradient: Tensor) -> bool:
 
 def severity_of(gradient: Tensor) -> Severity:
     """How bad a gradient is."""
-    found = range_of(gradient)
-    return found.severity if isinstance(found, Range) else Severity.FINITE
+    with contextlib.suppress(Exception):  # a tensor that knows few operations
+        found = range_of(gradient)
+        return found.severity if isinstance(found, Range) else Severity.FINITE
+    return Severity.FINITE

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
+from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
@@ -278,6 +279,28 @@ def test_double_backward_is_left_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     expected = penalty(copy.deepcopy(model))
     assert all(map(torch.equal, penalty(fxguard.instrument(model)), expected))
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_gradients_of_torch_func_are_left_alone(per_sample: bool) -> None:
+    """Gradients of each sample, by ``vmap``: the same numbers, and nothing is hooked."""
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, weights, (x,)).sum()
+
+    def gradients() -> dict[str, Tensor]:
+        of_loss = grad(loss)
+        if per_sample:
+            of_loss = vmap(of_loss, in_dims=(None, 0))
+        found: dict[str, Tensor] = of_loss(dict(model.named_parameters()), inputs().detach())
+        return found
+
+    model = Net(scale=1.0)
+    expected = gradients()
+    fxguard.instrument(model)
+    model(inputs()).sum().backward()  # weights have their hooks
+    found = gradients()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_compiled_autograd_runs() -> None:
