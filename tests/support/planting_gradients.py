@@ -37,7 +37,7 @@ class Spoiled(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         spoiled = gradient.clone()
         if spoiled.numel():
-            spoiled.view(-1)[0] = ctx.bad
+            spoiled[(0,) * spoiled.dim()] = ctx.bad
         return spoiled, None
 
 

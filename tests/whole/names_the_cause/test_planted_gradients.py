@@ -1,4 +1,4 @@
-"""A bad gradient, planted at every operand: found and blamed where a weight's gradient turns bad."""
+"""A bad gradient, planted at every operand: blamed where the gradient of a weight turns bad."""
 
 from __future__ import annotations
 
