@@ -97,13 +97,15 @@ def keep(
         return None
     args = run.args
     assert args is not None
+    if run.plan.written and any(isinstance(x, Tensor) and x.grad_fn in positions for x in args):
+        args = None  # the node would own itself, and no second run could begin as this one did
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
         index=index,
         args=args,
         random_state=run.random_state,
-        versions=tuple(map(_version, args)),
+        versions=() if args is None else tuple(map(_version, args)),
         restore_settings=settings_now(),
     )
     for node, found in positions.items():

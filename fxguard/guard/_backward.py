@@ -168,22 +168,28 @@ class Pass:
         self.ended = ended
         self.tells_of_all = tells_of_all
         self.kept: list[KeptRun] = []
-        self.names: list[str] = []  # of leaves that a gradient reached
-        self.sums: list[Tensor] = []  # of their elements, one number each
+        # By device: the leaves that a gradient reached there, and one number of each.
+        self.reached_on: dict[torch.device, list[tuple[str, Tensor]]] = {}
         self.bad: list[BadLeaf] = []
-        self.gradients: list[Tensor] = []
 
     def reached(self, name: str, gradient: Tensor) -> None:
         """A gradient is about to be accumulated into a leaf."""
         with torch._C.DisableTorchFunction():
             bare = gradient.detach() if gradient.requires_grad else gradient
-            if bare.is_cpu or type(bare) is not Tensor:
-                if not is_all_finite(bare) and (severity := severity_of(bare)):
-                    self.bad.append(BadLeaf(name, severity))
-                return
-            # Nobody waits for the device before the backward has ended.
-            self.names.append(name)
-            self.sums.append(torch.stack(torch.aminmax(bare)).float().sum())
+            if bare.is_cpu or not is_plain(bare):
+                if not (is_plain(bare) and math.isfinite(bare.sum().item())):
+                    self.look_at(name, bare)
+            elif bare.numel() and not bare.is_meta:
+                # Nobody waits for the device before the backward has ended.
+                number = torch.stack(torch.aminmax(bare)).float().sum()
+                self.reached_on.setdefault(bare.device, []).append((name, number))
+
+    def look_at(self, name: str, gradient: Tensor) -> None:
+        """Look at a gradient of which one sum does not say that it is finite."""
+        with contextlib.suppress(Exception):  # a tensor that knows few operations
+            found = range_of(gradient)
+            if isinstance(found, Range) and found.severity:
+                self.bad.append(BadLeaf(name, found.severity))
 
     def end_comes(self) -> None:
         """The backward ends. Callbacks that were queued since, as DDP's is, come first."""
@@ -193,13 +199,12 @@ class Pass:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()
         try:
-            if self.sums:
+            for reached in self.reached_on.values():
                 with own_arithmetic():
-                    numbers = torch.stack(self.sums).tolist()
-                for name, number in zip(self.names, numbers, strict=True):
-                    if not math.isfinite(number):
-                        is_nan = math.isnan(number)
-                        self.bad.append(BadLeaf(name, Severity.NAN if is_nan else Severity.INF))
+                    numbers = torch.stack([number for _, number in reached]).tolist()
+                for (name, _), number in zip(reached, numbers, strict=True):
+                    if severity := Severity.of(abs(number)):
+                        self.bad.append(BadLeaf(name, severity))
             if self.bad or self.tells_of_all:
                 runs = sorted(kept, key=lambda each: (each.batch_number, each.index))
                 self.ended(runs, self.bad)
@@ -209,18 +214,7 @@ class Pass:
             self.kept.clear()
 
 
-def is_all_finite(gradient: Tensor) -> bool:
-    """Whether every element is finite, where one sum tells; finite ones may overflow in it."""
-    if type(gradient) is not Tensor:  # a sum of a DTensor would be a collective
-        return False
-    if not gradient.is_floating_point() or gradient.layout is not torch.strided:
-        return False
-    return math.isfinite(gradient.sum().item())
-
-
-def severity_of(gradient: Tensor) -> Severity:
-    """How bad a gradient is."""
-    with contextlib.suppress(Exception):  # a tensor that knows few operations
-        found = range_of(gradient)
-        return found.severity if isinstance(found, Range) else Severity.FINITE
-    return Severity.FINITE
+def is_plain(gradient: Tensor) -> bool:
+    """Whether it can be summed: that of a DTensor would be a collective."""
+    is_dense = type(gradient) is Tensor and gradient.layout is torch.strided
+    return is_dense and gradient.is_floating_point()

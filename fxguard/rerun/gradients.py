@@ -61,9 +61,8 @@ class Gradients:
     operations: list[BackwardOf] = field(default_factory=list)  # in order of execution, forward
     # The gradient of each value, summed over all that read it; those that none came to are missing.
     totals: dict[int, Range] = field(default_factory=dict)
-    arguments: dict[int, int] = field(
-        default_factory=dict
-    )  # position to value, where differentiable
+    # Position among the graph's inputs to value, of those that are differentiable.
+    arguments: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)  # likewise, of the gradients that came in
     weights: dict[int, str] = field(default_factory=dict)  # value to the name of a weight
 

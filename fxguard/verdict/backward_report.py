@@ -147,7 +147,7 @@ class ReportOfBackward:
                 return None, (_of_leaves(leaves, found),)
             unscaled = search(kept, leaves, loss_scale)
             if found.is_certain and unscaled.is_certain and not unscaled.origins:
-                return None, found.origins
+                return None, found.origins or (_of_leaves(leaves, found),)
             found = unscaled
         origins = found.origins or (_of_leaves(leaves, found),)
         frames = [*found.frames, *([] if found.origins else [origins[0].frame])]
@@ -303,15 +303,16 @@ def _of_leaves(leaves: Sequence[BadLeaf], found: Searched) -> Origin:
     """Where no operation can be accused."""
     if found.came_in is not None:
         position, severity = found.came_in
-        what = f"{GRADIENT_OF}what the model returned"
-        row = Row(f"grad of output[{position}]", abs_min=math.nan, abs_max=math.nan)
-        frame = Frame("", "loss", True, (row,), phase="loss")
+        what, label = "what the model returned", f"output[{position}]"
+        kind, phase = "loss", "loss"
     else:
         severity, more = leaves[0].severity, len(leaves) - 1
-        what = GRADIENT_OF + leaves[0].name + (f" and of {more} more" if more else "")
-        row = Row(f"grad of {leaves[0].name}", abs_min=math.nan, abs_max=math.nan)
-        frame = Frame("", "gradient", True, (row,), phase="backward")
-    return Origin(frame, severity.problem, what, row.label)
+        what = leaves[0].name + (f" and of {more} more" if more else "")
+        label, kind, phase = leaves[0].name, "gradient", "backward"
+    number = math.nan if severity is Severity.NAN else math.inf
+    row = Row(GRADIENT + label, abs_min=number, abs_max=number)
+    frame = Frame("", kind, True, (row,), phase=phase)
+    return Origin(frame, severity.problem, GRADIENT_OF + what, row.label)
 
 
 def _bad_incoming(kept: KeptRun) -> Iterator[tuple[int, Severity]]:

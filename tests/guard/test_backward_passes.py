@@ -312,9 +312,19 @@ def test_compiled_autograd_runs() -> None:
     assert model.head.weight.grad is not None
 
 
-def test_nothing_stays() -> None:
+class Written(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        torch._dynamo.graph_break()
+        hidden.add_(self.head(x))  # an input of the second graph, which returns it
+        return hidden
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("kind", [Net, Broken, Written])
+def test_nothing_stays(kind: type[Net], replay: bool) -> None:
     """What a backward needs dies with the graph, and every hook goes with the guard."""
-    model = fxguard.instrument(Net(scale=1.0))
+    model = fxguard.instrument(kind(scale=1.0), replay=replay)
     for _ in range(3):
         model(inputs()).sum().backward()
     gc.collect()
