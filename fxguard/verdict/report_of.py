@@ -15,6 +15,7 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
+from fxguard.measure.details import Detail
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Role, Row, Severity
@@ -205,6 +206,7 @@ class _Description:
             return origin
         return replace(
             origin,
+            fixes=origin.fixes if blame.step is not None else self.fixes_of_given(blame, detail),
             numel=detail.numel,
             nan_count=detail.nan_count,
             posinf_count=detail.posinf_count,
@@ -214,6 +216,16 @@ class _Description:
             rows=detail.rows,
             row_count=detail.row_count,
             turn=turn_in_loop(detail) or origin.turn,
+        )
+
+    def fixes_of_given(self, blame: cause.Blame, detail: Detail) -> tuple[Fix, ...]:
+        """What to do about a value that was bad already, and holds this."""
+        bad = detail.nan_count + detail.posinf_count + detail.neginf_count
+        return fixes_of_given(
+            self.flow.values[blame.value].role,
+            self.judgment.name_of(blame.value),
+            # In the first batch nobody has updated it.
+            is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
         )
 
     def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:

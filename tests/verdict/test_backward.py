@@ -233,3 +233,20 @@ def test_healthy_gradients_are_not_reported(name: str) -> None:
     assert reports_of(HEALTHY[name], x) == []
     assert x.grad is not None
     assert x.grad.isfinite().all()
+
+
+def test_weights_that_a_step_has_made_bad_are_not_uninitialised() -> None:
+    """Every element is bad, and it was not the first batch: an update did that."""
+    model = nn.Linear(2, 2)
+    found: list[fxguard.Report] = []
+    fxguard.instrument(model, on_detect=found.append)
+    model(torch.ones(1, 2))
+    with torch.no_grad():
+        model.weight.fill_(math.nan)
+    model(torch.ones(1, 2))
+    assert found[0].fix.startswith("look at the step before this batch")
+    fresh = nn.Linear(2, 2)
+    with torch.no_grad():
+        fresh.weight.fill_(math.nan)
+    (report,) = reports_of(fresh, torch.ones(1, 2))
+    assert report.fix.startswith("initialise")
