@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
-from fxguard.records import Frame, Row, Source
+from fxguard.records import Frame, Row, Source, title_of
 
 __all__ = [
     "INFINITE",
@@ -41,7 +41,8 @@ def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
             place = sources.setdefault(frame.source, len(sources))
         labels = [row.label for row in frame.rows]
         of_rows = [dtypes.setdefault(row.dtype, len(dtypes)) for row in frame.rows]
-        listed.append([frame.name, frame.kind, int(frame.is_op), place, labels, of_rows])
+        kind = title_of("", frame.kind, frame.phase)
+        listed.append([frame.name, kind, int(frame.is_op), place, labels, of_rows])
     places = [[s.file, s.line, s.code] for s in sources]
     return {"sources": places, "dtypes": list(dtypes), "frames": listed}
 
@@ -74,6 +75,8 @@ def share_layout(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
         return False
     for x, y in zip(a, b, strict=True):
         if x.name is not y.name or x.kind is not y.kind or x.is_op != y.is_op:
+            return False
+        if x.phase != y.phase:
             return False
         if x.source is not y.source or len(x.rows) != len(y.rows):
             return False

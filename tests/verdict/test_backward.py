@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,16 @@ def test_the_frames_are_those_of_the_backward() -> None:
     assert (last.rows[0].abs_max, last.rows[1].abs_max) == (1.0, math.inf)
     assert last.made_bad
     assert "Last forward frames" not in str(report)
+
+
+def test_the_page_says_what_is_backward(tmp_path: Path) -> None:
+    """The same operation of forward stands beside it."""
+    (report,) = reports_of(length, torch.zeros(2, 3, requires_grad=True))
+    report.to_html(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '"sqrt"' in page
+    assert '"sqrt (backward)"' in page
+    assert "backward of sqrt made inf" in page
 
 
 def test_a_weight_has_its_name() -> None:
