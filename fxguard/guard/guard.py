@@ -218,13 +218,17 @@ class Guard:
         """Take the guard away again."""
         self.put_away()
         self.captures.clear()
-        if self.backward is not None:
-            self.backward.close(self.model.parameters())
+        self.stop_listening()
 
     def put_away(self) -> None:
         """Take it away, and keep what was captured for the next :meth:`install`."""
         self.installation.take_away()
         self.recorder.standing.close()
+
+    def stop_listening(self) -> None:
+        """Take away what listens to the gradients of weights."""
+        if self.backward is not None:
+            self.backward.close(self.model.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         # The copy of the model is a model of its own: it counts its own batches.

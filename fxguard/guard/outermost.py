@@ -90,6 +90,8 @@ class OutermostModules:
 
     def __exit__(self, *exc_info: object) -> None:
         Module.__call__ = self._original  # type: ignore[method-assign]
+        for guard in self.guards:
+            guard.stop_listening()
 
     def forget(self) -> None:
         """Begin anew, in a process that was forked."""
@@ -198,6 +200,7 @@ class OutermostModules:
             for key, old in list(self._watched.items())[:-KEPT]:
                 if old.calls == 0 and not old.stays:
                     del self._watched[key]
+                    old.guard.stop_listening()
                     self.on_drop(old.guard)
         return watched
 

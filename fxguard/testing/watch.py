@@ -113,7 +113,9 @@ def as_module(model: Model) -> Module:
 def _keep(model: Model, options: Options) -> _Kept:
     called = as_module(model)
     reports: list[Report] = []
-    guard = Guard(unwrapped(called), replace(options, on_detect=reports.append))
+    # Gradients are not asked for, and nothing is to stay on the model's weights.
+    wanted = replace(options, on_detect=reports.append, backward=False)
+    guard = Guard(unwrapped(called), wanted)
     return _Kept(model, options, called, guard, reports)
 
 

@@ -17,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import fxguard
 from fxguard.batch.kept_run import KeptRun
+from fxguard.guard.options import Options
+from fxguard.guard.outermost import OutermostModules
+from fxguard.testing import assert_finite
 
 MESSAGE = "batch 0: backward of sqrt made inf (test_backward_passes.py:"
 
@@ -347,3 +350,20 @@ def test_it_can_be_switched_off() -> None:
     model(inputs()).sum().backward()
     assert all(weight._backward_hooks is None for weight in model.parameters())
     assert fxguard.guard_of(model).last_report is None
+
+
+def test_functions_for_tests_leave_no_hook() -> None:
+    """They guard a model for one call, and its weights are the user's again."""
+    model = Net(scale=1.0)
+    assert_finite(model, inputs())
+    assert all(weight._backward_hooks is None for weight in model.parameters())
+
+
+def test_models_of_a_script_are_listened_to_until_it_ends() -> None:
+    """Between calls the guard is off a model, and a backward may come."""
+    found: list[fxguard.Report] = []
+    model = Net()
+    with OutermostModules(Options(on_detect=found.append)):
+        model(inputs()).sum().backward()
+    assert [report.message.startswith(MESSAGE) for report in found] == [True]
+    assert all(weight._backward_hooks is None for weight in model.parameters())
