@@ -93,12 +93,17 @@ def keep(
     for position, output in enumerate(outputs):
         if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None:
             positions.setdefault(output.grad_fn, []).append(position)
-    if not positions:
-        return None
     args = run.args
     assert args is not None
-    if run.plan.written and any(isinstance(x, Tensor) and x.grad_fn in positions for x in args):
-        args = None  # the node would own itself, and no second run could begin as this one did
+    # The node of what is an argument as well would own itself, by way of its hook.
+    owned = {x.grad_fn for x in args if isinstance(x, Tensor) and not x.is_leaf}
+    if owned.intersection(positions):
+        if run.plan.written:
+            args = None  # it was written, and no second run could begin as this one did
+        else:  # handed on: its gradient is not that of this graph alone
+            positions = {node: found for node, found in positions.items() if node not in owned}
+    if not positions:
+        return None
     kept = KeptRun(
         event=run,
         batch_number=batch_number,

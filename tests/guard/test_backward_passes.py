@@ -48,6 +48,18 @@ class Broken(Net):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
+class HandedOn(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.length(x)
+        torch._dynamo.graph_break()
+        made, same = self.both(hidden)
+        torch._dynamo.graph_break()
+        return made + same
+
+    def both(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(hidden), hidden
+
+
 class Checkpointed(Net):
     reentrant = False
 
@@ -81,7 +93,7 @@ def reports_of(
 
 
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
-@pytest.mark.parametrize("kind", [Net, Broken, Checkpointed, Reentrant])
+@pytest.mark.parametrize("kind", [Net, Broken, Checkpointed, Reentrant, HandedOn])
 def test_the_operation_is_named(kind: type[Net], compiler: str | None) -> None:
     """In eager mode and compiled, with graph breaks and activation checkpointing of both kinds."""
     (report,) = reports_of(kind(), compiler=compiler)
@@ -329,7 +341,7 @@ class Written(Net):
 
 
 @pytest.mark.parametrize("replay", [False, True])
-@pytest.mark.parametrize("kind", [Net, Broken, Written])
+@pytest.mark.parametrize("kind", [Net, Broken, Written, HandedOn])
 def test_nothing_stays(kind: type[Net], replay: bool) -> None:
     """What a backward needs dies with the graph, and every hook goes with the guard."""
     gc.collect()
