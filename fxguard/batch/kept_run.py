@@ -15,7 +15,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
 
-__all__ = ["KeptRun", "keep"]
+__all__ = ["KeptRun", "differentiable_writes", "keep"]
 
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -93,17 +93,12 @@ def keep(
     for position, output in enumerate(outputs):
         if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None:
             positions.setdefault(output.grad_fn, []).append(position)
-    args = run.args
-    assert args is not None
-    # The node of what is an argument as well would own itself, by way of its hook.
-    owned = {x.grad_fn for x in args if isinstance(x, Tensor) and not x.is_leaf}
-    if owned.intersection(positions):
-        if run.plan.written:
-            args = None  # it was written, and no second run could begin as this one did
-        else:  # handed on: its gradient is not that of this graph alone
-            positions = {node: found for node, found in positions.items() if node not in owned}
     if not positions:
         return None
+    args = run.args
+    assert args is not None
+    if any(args[position] is run.live[position] for position in differentiable_writes(run)):
+        args = None  # nobody has copied what it held: no second run could begin as this one did
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
@@ -117,6 +112,11 @@ def keep(
         numbers = [(outputs[position].output_nr, position) for position in found]
         node.register_prehook(_listener(kept, numbers, arrived))
     return kept
+
+
+def differentiable_writes(run: GraphRun) -> list[int]:
+    """Positions of the arguments that a run has written and that have a gradient."""
+    return [position for position, _ in run.plan.written if run.live[position].requires_grad]
 
 
 def _listener(

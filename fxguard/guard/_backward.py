@@ -21,7 +21,7 @@ from torch.autograd import Variable
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.batch.kept_run import KeptRun, keep
+from fxguard.batch.kept_run import KeptRun, differentiable_writes, keep
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.plan.plan import Plan
 from fxguard.records import Range, Role, Severity
@@ -84,6 +84,8 @@ class BackwardPasses:
         arguments = run.live
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return  # under torch.func.grad or vmap: gradients there are values of the transform
+        if differentiable_writes(run):  # the gradient of what it wrote does not come in with those
+            self._with_gaps.append(batch_number)
         if keep(run, outputs, batch_number, index, self._came_in) is None:
             return
         for position, argument in enumerate(arguments):

@@ -159,6 +159,21 @@ def test_it_is_raised_from_backward() -> None:
     assert fxguard.guard_of(model).last_report is caught.value.report
 
 
+def test_a_graph_that_only_writes_accuses_no_loss() -> None:
+    """It returns nothing that a gradient could come into: nobody knows what made this one."""
+
+    class Rooted(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.inner(x) * 0
+            torch._dynamo.graph_break()
+            hidden.sqrt_()
+            return hidden
+
+    (report,) = reports_of(Rooted())
+    assert report.phase == "backward"
+    assert "backward of sqrt_" in report.message or "gradient of weight inner." in report.message
+
+
 def test_a_warning_comes_once() -> None:
     """The same operation in each of three steps."""
     model = fxguard.instrument(Net(), on_detect="warn")
