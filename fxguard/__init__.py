@@ -5,7 +5,8 @@
     fxguard.remove(model)                 # back to exactly what it was
 
 Watching a model:
-    instrument, remove                    every operation of its forward; undo it
+    instrument, remove                    every operation, forward and backward; undo it
+    watch                                 the same for whole steps: loss, backward, optimizer
     guard_of(model)                       its Guard: frames(), coverage(), selftest(), last_report
     backend, insert_checks, frames_of     for torch.compile(backend=...), and for graphs of your own
     compare, diff, load_trace             two models, two batches, a file that trace_to wrote
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from fxguard.guard.instrument import guard_of as guard_of
     from fxguard.guard.instrument import instrument as instrument
     from fxguard.guard.instrument import remove as remove
+    from fxguard.guard.watch import watch as watch
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.plan.plan import Plan as Plan
     from fxguard.records import Frame as Frame
@@ -92,6 +94,7 @@ _HOME = {
     "instrument": "guard.instrument",
     "load_trace": "trace.file",
     "remove": "guard.instrument",
+    "watch": "guard.watch",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

@@ -80,6 +80,8 @@ GIVEN = {
 
 GRADIENT_OF = "gradient of "  # likewise, where it is not known which operation made a gradient
 
+LOSS = "the loss"  # likewise, where it is not known what made it
+
 OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
 
 
@@ -134,9 +136,7 @@ class Origin:
 
         A gradient that was bad when it came into the model is the phase ``"loss"``.
         """
-        if self.frame.phase != "forward":
-            return self.frame.phase
-        return "data" if self.role is Role.INPUT else "forward"
+        return "data" if self.role is Role.INPUT else self.frame.phase
 
     @property
     def role(self) -> Role:
@@ -147,7 +147,8 @@ class Origin:
     @property
     def is_operation(self) -> bool:
         """Whether an operation made it; else a weight, a buffer or an input held it."""
-        return self.role is Role.MADE and not self.what.startswith(GRADIENT_OF)
+        known = not self.what.startswith(GRADIENT_OF) and self.what != LOSS
+        return self.role is Role.MADE and known
 
     @property
     def key(self) -> OriginKey:
@@ -163,9 +164,14 @@ class Origin:
     def message(self) -> str:
         """``mul in encoder.block.0 made inf (modeling_t5.py:109)``.
 
+        Of an optimizer: ``AdamW's step made weight fc.weight NaN``.
+
         The line is that of the operation. What only read a bad value has nothing to do with it.
         """
         problem = "NaN" if self.problem == "nan" else "inf"
+        if self.phase == "optimizer":
+            weight = self.row.removeprefix("output (").removesuffix(")")
+            return f"{self.what} made weight {weight} {problem}"
         if self.is_operation:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""

@@ -23,20 +23,14 @@ __all__ = [
 NOT_MEASURED = "not measured"  # the note in place of a range that nobody has taken
 
 
-def title_of(module: str, kind: str, phase: str = "forward") -> str:
+def title_of(module: str, kind: str) -> str:
     """What an operation or a call of a module is called: ``encoder.block.0 mul``.
 
     Args:
         module: qualified name; ``""`` for the root module, which leaves the bare kind.
         kind: the operation, or the class of the module.
-        phase: see :attr:`Frame.phase`.
-
-    Example:
-        >>> title_of("head", "sqrt", "backward")
-        'head sqrt (backward)'
     """
-    title = f"{module} {kind}".strip()
-    return title if phase == "forward" else f"{title} ({phase})"
+    return f"{module} {kind}".strip()
 
 
 class Severity(enum.IntEnum):
@@ -174,13 +168,19 @@ class Frame:
     source: Source | None = None  # None where no line outside torch is known
     batch_number: int = 0  # the batch that it belongs to
     index: int = 0  # its place among the frames of that batch, those of backward by themselves
-    # "forward", or "backward": then the rows are gradients, "grad of output" and "grad of weight".
+    # "forward", "loss", or "backward": then the rows are gradients, "grad of output" and
+    # "grad of weight".
     phase: str = "forward"
 
     @property
     def title(self) -> str:
         """``encoder.block.0 mul``; the bare kind for the root module."""
-        return title_of(self.name, self.kind, self.phase)
+        return title_of(self.name, self.kind_and_phase)
+
+    @property
+    def kind_and_phase(self) -> str:
+        """The kind, for a backward with that word: ``sqrt (backward)``."""
+        return f"{self.kind} (backward)" if self.phase == "backward" else self.kind
 
     @property
     def outputs(self) -> tuple[Row, ...]:

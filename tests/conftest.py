@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fxguard.capture.following import Following
 from fxguard.guard.guard import Guard
 from fxguard.verdict import forgiving
 
@@ -38,6 +39,16 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_mode_is_left() -> Iterator[None]:
+    """No test runs under the mode of a training that raised in another one, and left it there."""
+    yield
+    for mode in torch.overrides._get_current_function_mode_stack():
+        if isinstance(mode, Following):
+            mode.forget()
+            mode.retire()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

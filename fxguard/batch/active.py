@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
+from fxguard.batch.tape import Tape
 from fxguard.records import Role
 
 __all__ = ["ActiveForward", "FusedModule", "current", "here"]
@@ -36,6 +37,7 @@ class ActiveForward:
         observer: the mode that sees the torch functions between graphs; None where there is none.
         refresh: brings ``names`` and ``tensors`` up to date.
         weights_stay: whether weights are until a report is made what they are now.
+        tape: notes the operations between graphs, for a bad gradient; None where none is expected.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class ActiveForward:
         observer: TorchFunctionMode | None,
         refresh: Callable[[], None] = lambda: None,
         weights_stay: bool = True,
+        tape: Tape | None = None,
     ) -> None:
         self.batch = batch
+        self.tape = tape
         self.names = names
         self.tensors = tensors
         self._refresh = refresh

@@ -42,7 +42,9 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
             rows = [row.value for row in frame.rows if RowRole.of(row.label) is RowRole.OUTPUT]
             flow.results += [value for value in rows if value is not None]
     flow.reached = [*flow.results, *_left_in_memory(flow, batch)]
-    if not any(isinstance(event, ModuleReturn) and not event.name for event in batch.events):
+    if batch.ends is not None:
+        flow.reached = [flow.place[key] for key in batch.ends]
+    elif not any(isinstance(event, ModuleReturn) and not event.name for event in batch.events):
         flow.reached += _returned_by_graphs(flow, batch)
     return flow
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from fxguard.measure.at_hand import has_memory
 from fxguard.measure.details import Detail, describe
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
-from fxguard.records import NOT_MEASURED, Role
+from fxguard.records import NOT_MEASURED, Range, Role
 
 __all__ = ["Batch"]
 
@@ -74,6 +74,9 @@ class Batch:
         self.modules: list[RunningModule] = []
         self.module_calls = 0
         self.labels: dict[Key, str] = {}  # names that the user gave to values
+        # The values that leave it, where no module returns any.
+        self.ends: list[Key] | None = None
+        self.judged_before: set[Key] = set()  # values that another batch has made
         self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
         # The last operation between graphs that raised, and what it raised.
         self.raised: tuple[UncapturedOperation, BaseException] | None = None
@@ -170,14 +173,27 @@ class Batch:
 
     def weight(self, tensor: Tensor, name: str) -> Key:
         """A weight that was read between graphs: it is measured with the report."""
+        return self._later(tensor, name, Role.WEIGHT)
+
+    def given_later(self, tensor: Tensor, name: str) -> Key:
+        """A tensor that came from a batch that has measured it."""
+        return self._later(tensor, name, Role.INPUT)
+
+    def _later(self, tensor: Tensor, name: str, role: Role) -> Key:
         index = len(self.values)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value(Role.WEIGHT, name, dtype, note=NOT_MEASURED))
+        self.values.append(Value(role, name, dtype, note=NOT_MEASURED))
         self.pairs.append((torch.zeros(()), torch.zeros(())))
         self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)
         self.live.remember(tensor, key)
         return key
+
+    def given_was(self, key: Key, found: Range) -> None:
+        """Note the range of what was given, once the numbers of the batch were read."""
+        assert self.between is not None
+        self.between[key.value] = torch.tensor([found.abs_min, found.abs_max])
+        self.values[key.value] = replace(self.values[key.value], slot=key.value, note="")
 
     def enter_module(self, name: str) -> None:
         self.module_calls += 1

@@ -24,6 +24,7 @@ class FrameView:
 
     model: Module | None = None  # for the rows of weights and buffers
     of_operations: bool = True  # False: frames of modules only
+    phase: str = "forward"  # of what is shown
 
     def shows(self, frame: FramePlan) -> bool:
         """Whether a frame is shown."""
@@ -49,7 +50,7 @@ class FrameView:
             unlike: see :func:`render`.
         """
         frame = render(flow.frames[position], flow.values, flow.ranges, self.model, unlike)
-        return replace(frame, batch_number=flow.batch_number, index=index)
+        return replace(frame, batch_number=flow.batch_number, index=index, phase=self.phase)
 
 
 def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:

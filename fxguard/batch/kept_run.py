@@ -6,20 +6,38 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fxguard.batch.events import GraphRun
+from fxguard.batch.tape import Tape
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
+from fxguard.measure.at_hand import version_of
+from fxguard.measure.func_levels import has_levels
 
-__all__ = ["KeptRun", "differentiable_writes", "keep"]
+__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape"]
 
-is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
+LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 
-Arrived = Callable[["KeptRun"], object]
+
+class Kept(Protocol):
+    """What is kept for a backward."""
+
+    batch_number: int
+    index: int  # of the event in its batch
+    incoming: dict[int, Tensor]
+
+    def as_run(self) -> KeptRun:
+        """What can run again."""
+
+    def let_go(self) -> None:
+        """A backward has ended."""
+
+
+Arrived = Callable[[Kept], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,12 +50,17 @@ class KeptRun:
     event: GraphRun  # of its batch, which ends with the forward
     batch_number: int
     index: int  # of the event in its batch
-    args: tuple[Any, ...] | None  # what the graph ran on; None where nobody may need them any more
+    args: tuple[Any, ...]  # what the graph ran on; weak references once a backward has ended
     random_state: RandomState | None
     versions: tuple[int | None, ...]  # of the arguments, when the graph had run
     restore_settings: Callable[[], None]  # those of torch under which it ran
     # By position among the outputs, in the backward that runs now.
     incoming: dict[int, Tensor] = field(default_factory=dict)
+    of_tape: bool = False  # what ran is no captured graph
+
+    def as_run(self) -> KeptRun:
+        """The same."""
+        return self
 
     def let_go(self) -> None:
         """A backward has ended: keep nothing alive that nobody else needs.
@@ -45,17 +68,17 @@ class KeptRun:
         Another one may follow, through a graph that was retained.
         """
         self.incoming.clear()
-        self.args = None if self.args is None else tuple(map(_let_go, self.args))
+        self.args = tuple(map(_let_go, self.args))
 
     def _arguments(self) -> tuple[Any, ...] | None:
         """What the graph ran on; None where some of it is gone."""
-        args = self.args and tuple(x() if isinstance(x, weakref.ref) else x for x in self.args)
-        return None if args is None or any(x is None for x in args) else args
+        args = tuple(x() if isinstance(x, weakref.ref) else x for x in self.args)
+        return None if any(x is None for x in args) else args
 
     def is_unchanged(self) -> bool:
         """Whether nobody has written its arguments since."""
         args = self._arguments()
-        return args is not None and tuple(map(_version, args)) == self.versions
+        return args is not None and _versions(args) == self.versions
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
@@ -97,15 +120,13 @@ def keep(
         return None
     args = run.args
     assert args is not None
-    if any(args[position] is run.live[position] for position in differentiable_writes(run)):
-        args = None  # nobody has copied what it held: no second run could begin as this one did
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
         index=index,
         args=args,
         random_state=run.random_state,
-        versions=() if args is None else tuple(map(_version, args)),
+        versions=_versions(args),
         restore_settings=settings_now(),
     )
     for node, found in positions.items():
@@ -114,20 +135,62 @@ def keep(
     return kept
 
 
-def differentiable_writes(run: GraphRun) -> list[int]:
-    """Positions of the arguments that a run has written and that have a gradient."""
-    return [position for position, _ in run.plan.written if run.live[position].requires_grad]
+@dataclass(slots=True, eq=False)
+class KeptTape:
+    """Operations outside every graph that have made a tensor."""
+
+    tape: Tape
+    root: int  # number of that tensor on it
+    batch_number: int
+    index: int
+    incoming: dict[int, Tensor] = field(default_factory=dict)
+
+    def as_run(self) -> KeptRun:
+        event, tape = self.tape.run(self.root), self.tape
+        assert event.args is not None
+        assert tape.restore_settings is not None
+        return KeptRun(
+            event=event,
+            batch_number=self.batch_number,
+            index=self.index,
+            args=event.args,
+            random_state=event.random_state,
+            versions=_versions(event.args),
+            restore_settings=tape.restore_settings,
+            incoming=dict(self.incoming),
+            of_tape=True,
+        )
+
+    def let_go(self) -> None:
+        self.incoming.clear()
+
+
+def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: Arrived) -> None:
+    """The same for a tensor that operations on a tape have made.
+
+    Args:
+        tape: with these operations.
+        root: what a gradient may come to from elsewhere.
+        batch_number: of the last batch that it is made in.
+        index: of the last event before it.
+        arrived: as above.
+    """
+    number = tape.number_of(root)
+    if number is None or root.grad_fn is None or not tape.is_repeatable:
+        return
+    kept = KeptTape(tape, number, batch_number, index)
+    root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived))
 
 
 def _listener(
-    kept: KeptRun, numbers: Sequence[tuple[int, int]], arrived: Arrived
+    kept: Kept, numbers: Sequence[tuple[int, int]], arrived: Arrived
 ) -> Callable[[Sequence[Tensor | None]], None]:
     def listen(gradients: Sequence[Tensor | None]) -> None:
         if torch.compiler.is_compiling():  # compiled autograd: nothing is kept
             return
         for number, position in numbers:
             gradient = gradients[number]
-            if gradient is not None and not is_functorch_wrapped_tensor(gradient):
+            if gradient is not None and not has_levels(gradient):
                 kept.incoming[position] = gradient.detach()
         arrived(kept)
 
@@ -139,7 +202,5 @@ def _let_go(value: Any) -> Any:
     return value if is_kept else weakref.ref(value)
 
 
-def _version(value: Any) -> int | None:
-    if not isinstance(value, Tensor) or value.is_inference():
-        return None
-    return value._version
+def _versions(values: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(version_of(x) if isinstance(x, Tensor) else None for x in values)

@@ -18,7 +18,7 @@ from fxguard.batch.observer import FusedObserver
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
 
-__all__ = ["after_module", "before_module", "record_return"]
+__all__ = ["after_module", "before_module", "may_fuse", "record_return"]
 
 # These use one fused kernel in evaluation, but not while a torch function mode is active.
 FUSED_MODULES = (
@@ -44,7 +44,7 @@ def enter_module(module: torch.nn.Module) -> None:
     if id(module) not in forward.names:
         return
     forward.batch.enter_module(forward.names[id(module)])
-    if forward.observer is not None and forward.fused is None and _may_fuse(module):
+    if forward.observer is not None and forward.fused is None and may_fuse(module):
         # The same kernels have to run as without fxguard: observe ATen operations instead.
         observation = contextlib.ExitStack()
         forward.fused = FusedModule(module, observation)  # first: an interrupt may come between
@@ -106,7 +106,8 @@ def record_return(
     forward.batch.events.append(ModuleReturn(name, kind, calls, rows))
 
 
-def _may_fuse(module: torch.nn.Module) -> bool:
+def may_fuse(module: torch.nn.Module) -> bool:
+    """Whether a module may take a fused kernel now, where no torch function mode is active."""
     if not isinstance(module, FUSED_MODULES) or module.training:
         return False
     return not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters())

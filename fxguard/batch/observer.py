@@ -21,7 +21,6 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxguard.batch import active
-from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
@@ -68,15 +67,15 @@ class FusedObserver(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def unobserved(forward: ActiveForward | None) -> Iterator[None]:
-    """Take the observer off, and no other mode: graphs and their compilers may need those."""
-    observer = None if forward is None else forward.observer
-    modes = overrides._get_current_function_mode_stack() if observer is not None else []
-    if observer not in modes:
+def unobserved() -> Iterator[None]:
+    """Take observers off, and no other mode: graphs and their compilers may need those."""
+    modes = overrides._get_current_function_mode_stack() if _len_torch_function_stack() else []
+    others = [mode for mode in modes if not isinstance(mode, Observer)]
+    if len(others) == len(modes):
         yield
         return
     try:
-        set_function_modes([mode for mode in modes if mode is not observer])
+        set_function_modes(others)
         yield
     finally:
         try:
@@ -127,11 +126,16 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batch = forward.batch
     inputs = [(label, forward.key_of(tensor, label)) for label, tensor in _rows_of(call)]
     apart = [(forward.key_of(x, name), x) for name, x in call.apart if _is_float(x)]
+    tape = None if kind in RUN_FUNCTIONS else forward.tape  # those compile what they run
+    noted = None if tape is None else tape.before(func, args, kwargs, batch.module)
     try:
         result = func(*args, **kwargs)
     except Exception as error:
         batch.raised = operation_of(batch, call, inputs, []), error
         raise
+    if tape is not None and noted is not None:
+        with torch._C.DisableTorchFunction():
+            tape.after(noted, result)
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
         moved = batch.live.key_of(call.first)

@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fxguard.findings import Growth
 from fxguard.measure import traceable
-from fxguard.measure.at_hand import has_memory
+from fxguard.measure.at_hand import has_memory, version_of
 
 __all__ = ["Snapshot", "StandingTensors", "WeightGrowth", "grown", "magnitudes"]
 
@@ -142,7 +142,7 @@ def _state(tensors: Sequence[Any]) -> State:
     try:
         return tuple(map(VERSION, tensors)), tuple(map(Tensor.data_ptr, tensors))
     except RuntimeError:  # one was made in inference mode, or has no storage
-        versions = tuple(None if t.is_inference() else t._version for t in tensors)
+        versions = tuple(map(version_of, tensors))
         return versions, tuple(map(_place, tensors))
 
 

@@ -74,6 +74,7 @@ __all__ = [
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
+    "hear_of_modules",
     "is_compiled",
     "leave_to_python",
     "let_backend_fail",
@@ -81,6 +82,7 @@ __all__ = [
     "object_at",
     "outer_compiler",
     "take_for_constant",
+    "wrap_backend",
     "wrap_backend_of_whole_graph",
 ]
 
@@ -139,6 +141,19 @@ def wrap_backend_of_whole_graph(wrap: Callable[[Backend], Backend]) -> bool:
     assert output.compiler_fn is not None
     output.compiler_fn = wrap(innermost_backend(output.compiler_fn))
     return True
+
+
+def wrap_backend(wrap: Callable[[Backend], Backend]) -> None:
+    """The same for any graph, one that may break, too."""
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # nothing is traced in this thread
+        return
+    assert output.compiler_fn is not None
+    backend = innermost_backend(output.compiler_fn)
+    wrapped = wrap(backend)
+    if wrapped is not backend:
+        output.compiler_fn = wrapped
 
 
 def object_at(address: int) -> Any:
@@ -301,6 +316,34 @@ def module_hooks_on() -> Iterator[None]:
                     del module_hooks._global_forward_pre_hooks[HOOK_ID]
                     del module_hooks._global_forward_hooks[HOOK_ID]
                     del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
+
+
+FUSED_ID = RemovableHandle(OrderedDict()).id  # likewise
+_watchers: set[object] = set()  # that want to see modules outside of guarded forwards
+
+
+def hear_of_modules(
+    watcher: object, before: Callable[..., Any] | None, after: Callable[..., Any] | None
+) -> None:
+    """Call two functions before and after each module of the process, or no longer.
+
+    Args:
+        watcher: who wants it.
+        before: what is called before a module runs; None to end it.
+        after: what is called when it has returned or raised; likewise.
+    """
+    with _lock:
+        if before is not None and after is not None:
+            _watchers.add(watcher)
+            module_hooks._global_forward_pre_hooks[FUSED_ID] = before
+            module_hooks._global_forward_hooks[FUSED_ID] = after
+            module_hooks._global_forward_hooks_always_called[FUSED_ID] = True
+            return
+        _watchers.discard(watcher)
+        if not _watchers:
+            module_hooks._global_forward_pre_hooks.pop(FUSED_ID, None)
+            module_hooks._global_forward_hooks.pop(FUSED_ID, None)
+            module_hooks._global_forward_hooks_always_called.pop(FUSED_ID, None)
 
 
 for function in (

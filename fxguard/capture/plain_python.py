@@ -44,7 +44,7 @@ from torch.fx import GraphModule
 from fxguard.batch.observer import Observer
 from fxguard.graph.source_lines import is_internal, lines_of_trace
 
-__all__ = ["backend_of", "leave_try_blocks", "prepare_tracing"]
+__all__ = ["backend_of", "leave_try_blocks", "prepare_tracing", "traced_under_observer"]
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
@@ -75,7 +75,20 @@ def prepare_tracing() -> None:
     for function in asked:
         handlers[function] = _python_answers(handlers.get(function, _as_ever))
     state: Any = SymbolicTorchFunctionState
-    state.in_torch_function_mode = lambda self: not all(map(_is_observer, self.mode_stack))
+    state.in_torch_function_mode = _is_traced_through_modes
+
+
+# Called when an operation is traced while nothing but our observers stands on the stack of modes.
+traced_under_observer: list[Callable[[], object]] = []
+
+
+def _is_traced_through_modes(state: Any) -> bool:
+    if not all(map(_is_observer, state.mode_stack)):
+        return True
+    if state.mode_stack:
+        for hear in traced_under_observer:
+            hear()
+    return False
 
 
 def _is_observer(mode: Any) -> bool:

@@ -53,6 +53,7 @@ class Session:
             on_batch=self._ran,
             on_drop=self._dropped,
             on_refusal=self._refused,
+            follow_losses=True,
         )
         self._begin()
         os.register_at_fork(after_in_child=self._forked)

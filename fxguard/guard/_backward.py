@@ -7,12 +7,10 @@ of autograd: what belongs to one pass is found by the number of its graph task.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,18 +19,20 @@ from torch.autograd import Variable
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.batch.kept_run import KeptRun, differentiable_writes, keep
-from fxguard.measure.at_hand import own_arithmetic, range_of
+from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape
+from fxguard.batch.tape import Tape
+from fxguard.measure.finite import Finite
+from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
-from fxguard.records import Range, Role, Severity
-from fxguard.verdict.backward_report import BadLeaf
+from fxguard.records import Role
+from fxguard.verdict.backward_origins import BadLeaf
 
-__all__ = ["BackwardPasses", "Ended"]
+__all__ = ["BackwardPasses", "OnEnd"]
 
 # Called when a backward has ended that brought bad gradients to leaves: with the runs of graphs
 # that gradients came to, in the order of their forward, these leaves, and whether operations ran
 # between graphs, whose gradients nobody has seen.
-Ended = Callable[[Sequence[KeptRun], Sequence[BadLeaf], bool], object]
+OnEnd = Callable[[Sequence[KeptRun], Sequence[BadLeaf], bool], object]
 
 MOST_HOOKS = 1024  # until those are forgotten whose tensor is gone
 MOST_BATCHES = 64  # of which it is remembered that operations ran between their graphs
@@ -42,15 +42,16 @@ class BackwardPasses:
     """Listens to the backward passes of one model.
 
     Args:
-        ended: see :data:`Ended`.
+        ended: see :data:`OnEnd`.
         tells_of_all: whether it is called after healthy ones, too.
     """
 
-    def __init__(self, ended: Ended, *, tells_of_all: bool = False) -> None:
+    def __init__(self, ended: OnEnd, *, tells_of_all: bool = False) -> None:
         self.ended = ended
         self.tells_of_all = tells_of_all
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
+        self.largest = 0.0  # magnitude of a sum of a gradient that the last one brought
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)
@@ -67,8 +68,8 @@ class BackwardPasses:
             return
         self._with_gaps.append(batch.number)
         for name, weight in weights:
-            if weight.requires_grad and weight.is_leaf:
-                self._listen_to(weight, partial("weight {}".format, name))
+            if self._is_unheard_leaf(weight):
+                self._listen_to(weight, f"weight {name}")
 
     def graph_ran(
         self, run: GraphRun, outputs: Sequence[Any], batch_number: int, index: int
@@ -81,16 +82,32 @@ class BackwardPasses:
             batch_number: of that batch.
             index: of the event in it.
         """
-        arguments = run.live
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if are_levels_open():
             return  # under torch.func.grad or vmap: gradients there are values of the transform
-        if differentiable_writes(run):  # the gradient of what it wrote does not come in with those
-            self._with_gaps.append(batch_number)
         if keep(run, outputs, batch_number, index, self._came_in) is None:
             return
-        for position, argument in enumerate(arguments):
-            if isinstance(argument, Tensor) and argument.requires_grad and argument.is_leaf:
-                self._listen_to(argument, partial(_name_of, run.plan, position))
+        for position, argument in enumerate(run.live):
+            if isinstance(argument, Tensor) and self._is_unheard_leaf(argument):
+                self._listen_to(argument, _name_of(run.plan, position))
+
+    def tape_left(self, tape: Tape, roots: Iterable[Any], batch_number: int, index: int) -> None:
+        """Listen to gradients of what operations outside every graph have made.
+
+        Args:
+            tape: with these operations.
+            roots: what a graph reads, a model returns, or a backward begins with. Some of them may
+                be on the tape.
+            batch_number: of that batch.
+            index: of the last event before that.
+        """
+        if are_levels_open():
+            return
+        for leaf, name in tape.new_leaves():
+            if self._is_unheard_leaf(leaf):
+                self._listen_to(leaf, name)
+        for root in roots:
+            if isinstance(root, Tensor) and root.requires_grad:
+                keep_tape(tape, root, batch_number, index, self._came_in)
 
     def close(self, weights: Iterable[Tensor]) -> None:
         """Take every hook away.
@@ -105,17 +122,18 @@ class BackwardPasses:
             if weight._backward_hooks is not None and not weight._backward_hooks:
                 weight._backward_hooks = None
 
-    def _listen_to(self, leaf: Tensor, name_of: Callable[[], str]) -> None:
+    def _is_unheard_leaf(self, tensor: Tensor) -> bool:
+        if not (tensor.requires_grad and tensor.is_leaf):
+            return False
         # An id may be that of another tensor by now: its hooks tell.
-        handle = self._hooks.get(id(leaf))
-        if handle is not None and handle.id in (leaf._backward_hooks or ()):
-            return
-        name = name_of()
+        handle = self._hooks.get(id(tensor))
+        return handle is None or handle.id not in (tensor._backward_hooks or ())
 
+    def _listen_to(self, leaf: Tensor, name: str) -> None:
         def listen(gradient: Tensor) -> None:
             if torch.compiler.is_compiling():  # compiled autograd: the hook is not to be traced
                 return
-            if torch._C._functorch.is_functorch_wrapped_tensor(gradient):
+            if has_levels(gradient):
                 return
             running = self._pass()
             if running is not None:
@@ -126,7 +144,7 @@ class BackwardPasses:
             self._hooks, self._most_hooks = live, 2 * len(live) + MOST_HOOKS
         self._hooks[id(leaf)] = leaf.register_hook(listen)
 
-    def _came_in(self, kept: KeptRun) -> None:
+    def _came_in(self, kept: Kept) -> None:
         running = self._pass()
         if running is not None:
             running.kept.append(kept)
@@ -135,6 +153,9 @@ class BackwardPasses:
         # A backward without a captured graph is one of operations between graphs.
         gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
         self.ended(kept, bad, gaps)
+
+    def _brought(self, gradients: Finite[str]) -> None:
+        self.largest = gradients.largest
 
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""
@@ -147,7 +168,7 @@ class BackwardPasses:
         with self._lock:
             running = self._passes.get(task)
             if running is None:
-                running = self._passes[task] = Pass(self._ended, self.tells_of_all)
+                running = self._passes[task] = Pass(self._ended, self._brought, self.tells_of_all)
                 # The engine owns it from now on: where the backward raises it is gone, too.
                 Variable._execution_engine.queue_callback(running.end_comes)
         return running
@@ -165,33 +186,18 @@ class Pass:
     def __init__(
         self,
         ended: Callable[[Sequence[KeptRun], Sequence[BadLeaf]], object],
+        brought: Callable[[Finite[str]], object],
         tells_of_all: bool,
     ) -> None:
         self.ended = ended
+        self.brought = brought
         self.tells_of_all = tells_of_all
-        self.kept: list[KeptRun] = []
-        # By device: the leaves that a gradient reached there, and one number of each.
-        self.reached_on: dict[torch.device, list[tuple[str, Tensor]]] = {}
-        self.bad: list[BadLeaf] = []
+        self.kept: list[Kept] = []
+        self.leaves: Finite[str] = Finite()
 
     def reached(self, name: str, gradient: Tensor) -> None:
         """A gradient is about to be accumulated into a leaf."""
-        with torch._C.DisableTorchFunction():
-            bare = gradient.detach() if gradient.requires_grad else gradient
-            if bare.is_cpu or not is_plain(bare):
-                if not (is_plain(bare) and math.isfinite(bare.sum().item())):
-                    self.look_at(name, bare)
-            elif bare.numel() and not bare.is_meta:
-                # Nobody waits for the device before the backward has ended.
-                number = torch.stack(torch.aminmax(bare)).float().sum()
-                self.reached_on.setdefault(bare.device, []).append((name, number))
-
-    def look_at(self, name: str, gradient: Tensor) -> None:
-        """Look at a gradient of which one sum does not say that it is finite."""
-        with contextlib.suppress(Exception):  # a tensor that knows few operations
-            found = range_of(gradient)
-            if isinstance(found, Range) and found.severity:
-                self.bad.append(BadLeaf(name, found.severity))
+        self.leaves.look_at(name, gradient)
 
     def end_comes(self) -> None:
         """The backward ends. Callbacks that were queued since, as DDP's is, come first."""
@@ -201,22 +207,18 @@ class Pass:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()
         try:
-            for reached in self.reached_on.values():
-                with own_arithmetic():
-                    numbers = torch.stack([number for _, number in reached]).tolist()
-                for (name, _), number in zip(reached, numbers, strict=True):
-                    if severity := Severity.of(abs(number)):
-                        self.bad.append(BadLeaf(name, severity))
-            if self.bad or self.tells_of_all:
+            bad = [BadLeaf(name, severity) for name, severity in self.leaves.bad()]
+            self.brought(self.leaves)
+            if bad or self.tells_of_all:
                 runs = sorted(kept, key=lambda each: (each.batch_number, each.index))
-                self.ended(runs, self.bad)
+                self.ended(list(_as_runs(runs)), bad)
         finally:
             for each in kept:
                 each.let_go()
             self.kept.clear()
 
 
-def is_plain(gradient: Tensor) -> bool:
-    """Whether it can be summed: that of a DTensor would be a collective."""
-    is_dense = type(gradient) is Tensor and gradient.layout is torch.strided
-    return is_dense and gradient.is_floating_point()
+def _as_runs(kept: Iterable[Kept]) -> Iterator[KeptRun]:
+    for each in kept:
+        with contextlib.suppress(Exception):  # a loss whose operations do not run again
+            yield each.as_run()

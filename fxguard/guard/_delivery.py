@@ -1,65 +1,46 @@
 """What becomes of a batch that has ended: each of a list of receivers hears of its report.
 
-The report goes to stderr, beside the traceback of the exception. Traces go to stdout, because they
-were asked for. The logger ``fxguard`` gets one line for each report that is printed, with the
-report as ``record.report``: an error before an exception, a warning before a warning.
+Traces that are printed go to stdout, because they were asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.kept_run import KeptRun
+from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
-from fxguard.findings import Origin, OriginKey
 from fxguard.graph.nodes import class_name
-from fxguard.graph.source_lines import warn_user
+from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
 from fxguard.guard._loss_scale import loss_scale_now
+from fxguard.guard._receivers import Detection, Receiver, Seen, ToFile, receivers_for
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
+from fxguard.ranks.agreement import current_rank
 from fxguard.report import terminal
-from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
-from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, absorbed_line, frame_text
 from fxguard.trace.file import TraceWriter
-from fxguard.trace.trace import TracedBatch
-from fxguard.verdict.backward_report import BadLeaf, ReportOfBackward
+from fxguard.verdict.backward_origins import BadLeaf
+from fxguard.verdict.backward_report import ReportOfBackward
+from fxguard.verdict.optimizer_step import BadWeight, origin_of_step
 from fxguard.verdict.report_of import Finished
 
 __all__ = ["Delivery", "raised_now"]
 
-LOGGER = logging.getLogger("fxguard")
-
 MOST_TOLD = 64  # batches with a report, of which it is remembered that they had one
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
-
-
-@dataclass(frozen=True, slots=True)
-class Detection:
-    """A report on its way out."""
-
-    report: Report
-    finished: Finished  # the batch of this rank
-    error: Exception | None  # what an exception names as its cause
-    is_new: bool  # one of its origins has not been reported before
-    tells: bool | None  # whether this rank prints it; None where the ranks did not agree on that
-
-
-Receiver = Callable[[Detection], object]
 
 
 class Delivery:
@@ -71,6 +52,7 @@ class Delivery:
 
     Attributes:
         last_report: the report of the last detection, or None.
+        heard: called with each report, when it was handed on.
         warns_of_idle_globs: whether globs of ``ignore`` that name nothing in the first batch are
             still to be warned of.
     """
@@ -80,20 +62,21 @@ class Delivery:
         self.recorder = recorder
         self.options = options
         self.last_report: Report | None = None
+        self.heard: Callable[[Report], object] = lambda report: None
         self.warns_of_idle_globs = bool(options.ignore)
-        self._file: _ToFile | None = None
-        self._reported = _Seen()
+        self._file: ToFile | None = None
+        self._reported = Seen()
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
-        self._not_judged = _Seen()
+        self._not_judged = Seen()
         self.stream = stream
         self._receivers: list[Receiver] = []
         if options.trace_to is not None:
             model = recorder.model
             name = "graph" if model is None else class_name(type(model))
             writer = TraceWriter(Path(options.trace_to), name, torch.__version__)
-            self._file = _ToFile(writer, recorder)
+            self._file = ToFile(writer, recorder)
             self._receivers.append(self._file)
-        self._receivers += _receivers_for(options.on_detect, stream)
+        self._receivers += receivers_for(options.on_detect, stream)
 
     @property
     def trace_path(self) -> Path | None:
@@ -153,6 +136,23 @@ class Delivery:
             finished = self.recorder.finish_failed(error)  # itself matters more
         self._deliver(finished, error)
 
+    def judge_loss(self, loss: Loss) -> None:
+        """Report what a script has computed from outputs of the model, before its backward.
+
+        Raises:
+            NonFiniteError: with ``on_detect="raise"``.
+        """
+        last = self.recorder.last
+        if last is None or self.options.trace_batch_nums:
+            return
+        report = None
+        if last.batch.number not in self._told:
+            with loss.read() as batch:
+                report = self.recorder.finish_loss(batch).report
+            if report is None and (severity := max(loss.bad_roots(), default=None)):
+                report = self.recorder.report_of_loss(last.batch.number, severity)
+        self._deliver(Finished(last.batch, report=report), None)
+
     def backward_ended(
         self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
     ) -> None:
@@ -175,6 +175,26 @@ class Delivery:
             report = self._backward_report(kept, leaves, has_gaps)
         self._deliver(Finished(batch, report=report), None)
 
+    def step_spoilt(self, optimizer: Optimizer, weights: Sequence[BadWeight]) -> None:
+        """Report weights that a step of an optimizer made bad.
+
+        Raises:
+            NonFiniteError: with ``on_detect="raise"``.
+        """
+        last = self.recorder.last
+        if last is None or last.batch.number in self._told:
+            return  # the gradients were bad, and that was said
+        number = last.batch.number
+        name = class_name(type(optimizer))
+        origin = origin_of_step(
+            name, weights, source_of_caller(), number, saw_gradients=self.options.backward
+        )
+        frames = (*self.recorder.earlier_frames(self.options.max_frames_to_save - 1), origin.frame)
+        step = self.recorder.optimizer_step
+        report = Report(number, frames, (origin,), current_rank(), optimizer_step=step)
+        # Other ranks may hold other weights: they do not wait for this one here.
+        self._tell(report, Finished(last.batch, report=report), None, None)
+
     def _backward_report(
         self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
     ) -> Report | None:
@@ -184,7 +204,7 @@ class Delivery:
             leaves,
             self.recorder.earlier_frames,
             has_gaps=has_gaps,
-            loss_scale=loss_scale_now(),
+            loss_scale=loss_scale_now(self.options.loss_scale),
         )
         for origin in notes:
             self.recorder.notes.setdefault(origin.message, origin)
@@ -202,18 +222,29 @@ class Delivery:
         report, tells = finished.report, None
         if self.options.sync_ranks and not self.options.trace_batch_nums:
             report, tells = agreement.agree(report)
-        if report is None:
-            return
+        if report is not None:
+            self._tell(report, finished, error, tells)
+
+    def _tell(
+        self, report: Report, finished: Finished, error: Exception | None, tells: bool | None
+    ) -> None:
+        """Say what was found."""
         self.last_report = report
         self._told.append(report.batch_number)
         detection = Detection(report, finished, error, self._reported.adds(report.origins), tells)
+        try:
+            self._hand_on(detection)
+        finally:
+            self.heard(report)
+
+    def _hand_on(self, detection: Detection) -> None:
         stopped: RuntimeWarning | None = None
         for receive in self._receivers:
             try:
                 receive(detection)
             except RuntimeWarning as warning:  # python -W error: it hides no report
                 stopped = warning
-                detection = replace(detection, error=error or warning)
+                detection = replace(detection, error=detection.error or warning)
         if stopped is not None:
             raise stopped
 
@@ -237,108 +268,6 @@ def raised_now() -> Exception:
     error = sys.exc_info()[1]
     assert isinstance(error, Exception)
     return error
-
-
-def _receivers_for(on_detect: str | Callable[[Report], object], stream: str) -> Iterator[Receiver]:
-    """Who hears of a report."""
-    if callable(on_detect):
-        yield lambda detection: on_detect(detection.report)
-    elif on_detect == "raise":
-        yield _Printed(stream, logging.ERROR, stops=True)
-        yield _raise
-    else:
-        yield _Printed(stream, logging.WARNING, stops=False)
-        yield _warn
-
-
-def _raise(detection: Detection) -> None:
-    raise NonFiniteError(detection.report.summary, detection.report) from detection.error
-
-
-def _warn(detection: Detection) -> None:
-    if detection.is_new:
-        warn_user(detection.report.one_line)
-
-
-class _Seen:
-    """The origins of reports, for all threads."""
-
-    def __init__(self) -> None:
-        self._keys: set[OriginKey] = set()
-        self._lock = threading.Lock()
-
-    def adds(self, origins: Iterable[Origin]) -> bool:
-        """Whether one of some origins is new; now none of them is."""
-        keys = {origin.key for origin in origins if not origin.follows}
-        with self._lock:
-            new = not keys <= self._keys
-            self._keys |= keys
-        return new
-
-
-class _Printed:
-    """Prints a report, on one of the ranks that have found it, and tells the logger.
-
-    Args:
-        stream: of ``sys``.
-        level: of the logger.
-        stops: whether the run ends then: the report is printed even where it is not new.
-    """
-
-    def __init__(self, stream: str, level: int, *, stops: bool) -> None:
-        self.stream = stream
-        self.level = level
-        self.stops = stops
-        self.serial = next(_serials)  # the same on all ranks that instrument the same models
-
-    def __call__(self, detection: Detection) -> None:
-        report, whole = detection.report, detection.tells
-        if not (detection.is_new or self.stops):
-            return
-        if whole is None:  # where the run ends one report is enough, whatever others have found
-            what = f"batch {report.batch_number}" if self.stops else report.origins[0].message
-            whole = agreement.is_first_to_tell(f"{self.serial}: {what}")
-        rank = agreement.current_rank()
-        text = str(report) if whole else report.message
-        if report.rank != rank:
-            text = f"rank {rank}: told by {text}"
-        terminal.write(text, getattr(sys, self.stream), flush=rank is not None)
-        LOGGER.log(self.level, report.one_line, extra={"report": report})
-
-
-_serials = itertools.count()
-
-
-class _ToFile:
-    """Writes every frame of a batch into the file of the traces."""
-
-    def __init__(self, writer: TraceWriter, recorder: Recorder) -> None:
-        self.writer = writer
-        self.recorder = recorder
-        self._written = _Seen()
-
-    def __call__(self, detection: Detection) -> None:
-        found_here = detection.report.rank == agreement.current_rank()
-        if found_here and self._written.adds(detection.report.origins):
-            self.write(detection.finished, detection.report)
-
-    def write(self, finished: Finished, report: Report | None = None) -> None:
-        """Add a batch that has ended.
-
-        A batch that cannot be written is warned of: a full disk ends no training, and hides no
-        report.
-        """
-        batch, recorder = finished.batch, self.recorder
-        with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
-            frames = tuple(recorder.frames_of(finished, progress.advance, just_ended=True))
-        verdict = () if report is None else tuple(report.verdict)
-        origins = () if report is None else report.origins
-        blamed = tuple(o.frame.index for o in origins if o.frame.phase == "forward")
-        traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
-        try:
-            self.writer.write(traced, agreement.current_rank())
-        except OSError as error:
-            warn_user(f"the trace could not be written: {error}")
 
 
 def _trace_text(recorder: Recorder, finished: Finished) -> str:

@@ -19,10 +19,12 @@ from fxguard.batch.arguments import ModelCall
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
+from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
+from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
 from fxguard.guard._backward import BackwardPasses
@@ -38,7 +40,9 @@ from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
 from fxguard.guard._stand_in import RUN_LATER
+from fxguard.guard._whole_step import WholeStep
 from fxguard.guard.instrumented import INSTALLED
+from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
@@ -91,6 +95,7 @@ class Guard:
         self.captures = Captures(
             self.installation.original, self.names, self._graph_ran, options.replay
         )
+        self.whole_step: WholeStep | None = None  # while a script is watched
         self.backward: BackwardPasses | None = None
         if options.backward and not options.trace_batch_nums and plugins.watches_operations:
             ended = self.delivery.backward_ended
@@ -219,6 +224,7 @@ class Guard:
         self.put_away()
         self.captures.clear()
         self.stop_listening()
+        self.stop_watching_steps()
 
     def put_away(self) -> None:
         """Take it away, and keep what was captured for the next :meth:`install`."""
@@ -247,6 +253,20 @@ class Guard:
             "fxguard.remove(model) first"
         )
 
+    def watch_steps(self, losses: Losses) -> None:
+        """Look at whole training steps: at what is made of the model's outputs, and at optimizers.
+
+        Args:
+            losses: that belong to a stretch of a script.
+        """
+        self.whole_step = WholeStep(losses, self.names, self.delivery, self.backward)
+
+    def stop_watching_steps(self) -> None:
+        """Look at the model alone again."""
+        if self.whole_step is not None:
+            self.whole_step.close()
+            self.whole_step = None
+
     # One batch.
 
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
@@ -256,6 +276,14 @@ class Guard:
         if in_backward():  # activation checkpointing runs forward again: no new batch
             with dynamo.module_hooks_on():  # or TorchDynamo would compile it once more
                 return self._form_of(method, outer)(*args, **kwargs)
+        if self.whole_step is None:
+            return self._run_batch(method, outer, args, kwargs)
+        with self.whole_step.losses.paused():
+            return self._run_batch(method, outer, args, kwargs)
+
+    def _run_batch(
+        self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any
+    ) -> Any:
         names = self.names
         if not names.modules:
             names.read()
@@ -272,6 +300,7 @@ class Guard:
                 observer,
                 names.read,
                 names.weights_stay,
+                self._tape(),
             )
             try:
                 name = class_name(type(self.model))
@@ -304,12 +333,23 @@ class Guard:
                 if self.backward is not None and torch.is_grad_enabled():
                     weights = self.model.named_parameters()
                     self.backward.batch_ended(running.batch, weights)
+                    if running.tape is not None and running.tape.calls:
+                        last, (_, returned) = running.batch, marks.flatten_call((), {}, output)
+                        index = len(last.events) - 1
+                        self.backward.tape_left(running.tape, returned, last.number, index)
                 self.delivery.batch_ended()
+                if self.whole_step is not None:
+                    self.whole_step.returned(running.batch, output)
         finally:
             self.recorder.here.batch = None
         if isinstance(output, RUN_LATER):
             self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output
+
+    def _tape(self) -> Tape | None:
+        """For the operations between graphs of one batch."""
+        is_wanted = self.backward is not None and torch.is_grad_enabled()
+        return Tape(self.names.tensors) if is_wanted else None
 
     def _form_of(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
         if outer is None and not self.capture:
@@ -349,8 +389,12 @@ class Guard:
 
     def _expect_backward(self, batch: Batch, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Listen to the backward of a graph that is about to be added to a batch."""
-        if self.backward is not None and torch.is_grad_enabled():
-            self.backward.graph_ran(run, outputs, batch.number, len(batch.events))
+        if self.backward is None or not torch.is_grad_enabled():
+            return
+        index, forward = len(batch.events), active.current()
+        if forward is not None and forward.tape is not None:
+            self.backward.tape_left(forward.tape, run.live, batch.number, index - 1)
+        self.backward.graph_ran(run, outputs, batch.number, index)
 
     def _count_breaks(self, before: Counter[str]) -> None:
         if (now := dynamo.graph_breaks()) is not before:

@@ -30,6 +30,7 @@ def instrument(
     ignore: Iterable[str] = (),
     replay: bool = False,
     backward: bool = True,
+    loss_scale: float | Callable[[], float] | None = None,
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
 ) -> Module:
@@ -58,6 +59,9 @@ def instrument(
         backward: also look at the gradient of each weight when a backward has ended. Where one is
             bad, the graph and its backward run again, and the report names the operation whose
             backward made the first bad gradient. Without grad mode nothing is kept.
+        loss_scale: what the script multiplies its loss by, where it skips the steps that this
+            makes infinite: a number, or a function that returns the present one. A bad gradient
+            that disappears without it is a note. A ``GradScaler`` is found without being named.
         sync_ranks: with several processes (``torch.distributed``), let all of them know at the
             end of each batch what any of them found, and raise together. Each rank has to call
             the model equally often.
@@ -85,6 +89,7 @@ def instrument(
         ignore=ignore,
         replay=replay,
         backward=backward,
+        loss_scale=loss_scale,
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )

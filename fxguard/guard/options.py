@@ -6,6 +6,7 @@ The fields of :class:`Options` are the one list of options: the command line is 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -82,6 +83,14 @@ class Options:
         default=True,
         metadata={"help": "look at the gradients of weights and inputs too, when backward ends"},
     )
+    loss_scale: float | Callable[[], float] | None = field(
+        default=None,
+        metadata={
+            "help": "what the script multiplies its loss by, and divides gradients by afterwards; "
+            "a GradScaler is found without it",
+            "metavar": "N",
+        },
+    )
     sync_ranks: bool = field(
         default=False,
         metadata={
@@ -111,6 +120,12 @@ class Options:
             )
         if self.granularity not in ("op", "module"):
             raise UsageError(f'granularity has to be "op" or "module", got {self.granularity!r}')
+        scale = self.loss_scale
+        if scale is not None and not callable(scale) and not _is_positive(scale):
+            raise UsageError(
+                f"loss_scale has to be a number above 0, or a function that returns one, "
+                f"got {scale!r}"
+            )
         if self.replay and self.strict:
             raise UsageError(
                 "strict asks for values that leave no graph, and replay looks at no others: "
@@ -132,6 +147,11 @@ class Options:
     def ignores(self, step: Step) -> bool:
         """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
         return any(globs.matches(pattern, step.module, step.kind) for pattern in self.ignore)
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0
 
 
 def _is_int(value: Any) -> bool:

@@ -20,6 +20,7 @@ from fxguard.capture import backend, dynamo
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
+from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
 from fxguard.report.report import Report
 
@@ -37,7 +38,6 @@ class Watched:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.calls = 0  # that are running now, in all threads
-        self.told: Report | None = None  # the last one that was handed on
         self.stays = False  # something has wrapped the guard, which cannot be taken off any more
 
 
@@ -46,13 +46,15 @@ class OutermostModules:
 
     Args:
         options: those of :func:`fxguard.instrument`.
-        on_report: called with each new report, when the call that made it has ended.
+        on_report: called with each report, when it was handed on.
         on_batch: called when the first call has ended, and each later one.
         on_drop: called with a guard that is not kept any longer.
         on_refusal: called with the class of a module that cannot be guarded, and the reason.
         capture_all: whether modules without parameters and buffers are captured, too. Losses and
             transforms are such modules; they are checked operation by operation otherwise, and so
             is whatever runs in a worker of a DataLoader, where a capture would not pay.
+        follow_losses: whether what the script computes from outputs is checked, too, up to its
+            backward. A module without parameters that reads them is a part of the loss then.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class OutermostModules:
         on_drop: Callable[[Guard], object] = lambda guard: None,
         on_refusal: Callable[[str, str], object] = lambda name, reason: None,
         capture_all: bool = False,
+        follow_losses: bool = False,
     ) -> None:
         self.options = options
         self.on_report = on_report
@@ -71,6 +74,8 @@ class OutermostModules:
         self.on_drop = on_drop
         self.on_refusal = on_refusal
         self.capture_all = capture_all
+        self.follows_losses = follow_losses and not options.trace_batch_nums
+        self.losses: Losses | None = None  # while it is entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
         self._refused: set[int] = set()
         self._lock = threading.RLock()
@@ -84,6 +89,8 @@ class OutermostModules:
 
     def __enter__(self) -> OutermostModules:
         # Module hooks would come too late: `_call_impl` has read `self.forward` by then.
+        if self.follows_losses:
+            self.losses = Losses()
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
         return self
@@ -92,6 +99,10 @@ class OutermostModules:
         Module.__call__ = self._original  # type: ignore[method-assign]
         for guard in self.guards:
             guard.stop_listening()
+            guard.stop_watching_steps()
+        if self.losses is not None:
+            self.losses.close()
+            self.losses = None
 
     def forget(self) -> None:
         """Begin anew, in a process that was forked."""
@@ -113,7 +124,7 @@ class OutermostModules:
             compiles = CompileContext.current_compile_id() is not None
             if compiles or getattr(local, "inside", False):
                 return original(module, *args, **kwargs)
-            watched = enter(module)
+            watched = enter(module, args, kwargs)
             try:
                 return original(module, *args, **kwargs)
             finally:
@@ -130,6 +141,8 @@ class OutermostModules:
         are not checked there.
         """
         target = unwrapped(module)
+        if self._is_of_loss(target):
+            return True
         watched = self._watched_of(target)
         if watched is None:
             return True
@@ -139,8 +152,11 @@ class OutermostModules:
         return True
 
     @torch.compiler.disable
-    def _enter(self, module: Module) -> Watched | None:
+    def _enter(self, module: Module, args: Any, kwargs: Any) -> Watched | None:
         target = unwrapped(module)
+        losses = self.losses
+        if losses is not None and self._is_of_loss(target) and losses.is_read_by(args, kwargs):
+            return None
         if is_traced() or getattr(target, "_is_replica", False):
             return None
         watched = self._watched_of(target)
@@ -167,10 +183,12 @@ class OutermostModules:
                 except UsageError:  # the model's forward was replaced in the middle of its call
                     watched.stays = True
         self.on_batch()
-        if guard.last_report is not watched.told:
-            watched.told = guard.last_report
-            assert watched.told is not None
-            self.on_report(watched.told)
+
+    def _is_of_loss(self, target: Module) -> bool:
+        """Whether a module may be a part of the loss that this thread computes."""
+        if self.losses is None or not self.losses.is_followed:
+            return False
+        return id(target) not in self._watched and not pays_to_capture(target)
 
     def _watched_of(self, target: Module) -> Watched | None:
         watched, there = self._watched.get(id(target)), find_guard(target)
@@ -196,11 +214,15 @@ class OutermostModules:
             # A glob for one of the models names nothing of the others: not to be warned of here.
             guard.delivery.warns_of_idle_globs = False
             guard.capture = self.capture_all or pays_to_capture(target)
+            if self.losses is not None:
+                guard.watch_steps(self.losses)
+            guard.delivery.heard = self.on_report
             self._watched[id(target)] = watched = Watched(guard)
             for key, old in list(self._watched.items())[:-KEPT]:
                 if old.calls == 0 and not old.stays:
                     del self._watched[key]
                     old.guard.stop_listening()
+                    old.guard.stop_watching_steps()
                     self.on_drop(old.guard)
         return watched
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,12 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.frames import FrameView
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
-from fxguard.findings import Origin
+from fxguard.findings import LOSS, Origin
 from fxguard.guard._last_frames import LastFrames
 from fxguard.guard.options import Options
-from fxguard.records import Frame
+from fxguard.ranks.agreement import current_rank
+from fxguard.records import Frame, Row, Severity
+from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.report_of import Finished, Judge, ReportOf
@@ -25,6 +28,9 @@ __all__ = ["MakeJudge", "Recorder"]
 
 # What judges the batches of one model, given its options and which of its frames are shown.
 MakeJudge = Callable[[Options, FrameView], Judge]
+
+
+UNSEEN = "what made it is out of sight: an autograd.Function, or code of C++"
 
 
 class _Here(threading.local):
@@ -64,15 +70,17 @@ class Recorder:
         self.last: Finished | None = None
         self.view = FrameView(model, options.granularity == "op")
         self.growth = WeightGrowth(model)
-        self.judge = self._rules() if judge is None else judge(options, self.view)
+        self.judge = self._rules(self.view) if judge is None else judge(options, self.view)
+        # Of losses there are no frames of modules.
+        self.judge_loss = self._rules(FrameView(model, phase="loss"))
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = StandingTensors(model)
         self.here = _Here()
 
-    def _rules(self) -> Judge:
+    def _rules(self, view: FrameView) -> Judge:
         return ReportOf(
-            view=self.view,
+            view=view,
             max_frames=self.options.max_frames_to_save,
             strict=self.options.strict,
             is_ignored=self.options.ignores,
@@ -135,7 +143,7 @@ class Recorder:
             if batch.number in self.options.trace_batch_nums:
                 measure_postponed(batch)
             if not self.options.trace_batch_nums:
-                found = self._judged(batch, error)
+                found = self._judged(self.judge, batch, error)
         finally:
             batch.close()
             batch.ended = self.standing.snapshot()
@@ -148,8 +156,27 @@ class Recorder:
                 self.earlier.add(batch, self.frame_count(batch))
         return found
 
-    def _judged(self, batch: Batch, error: Exception | None) -> Finished:
-        judged = self.judge(batch, error, self.earlier_frames)
+    def finish_loss(self, batch: Batch) -> Finished:
+        """Judge what a script has made of the outputs of batches, and has not finished yet."""
+        return self._judged(self.judge_loss, batch, None)
+
+    def report_of_loss(self, number: int, severity: Severity) -> Report:
+        """Say that a loss is bad, and nobody has seen what made it.
+
+        Args:
+            number: of the batch.
+            severity: how bad it is.
+        """
+        value = math.nan if severity is Severity.NAN else math.inf
+        frame = Frame(
+            "", "loss", True, (Row("output", value, value),), batch_number=number, phase="loss"
+        )
+        origin = Origin(frame, severity.problem, LOSS, "output", operands=UNSEEN)
+        frames = (*self.earlier_frames(self.options.max_frames_to_save - 1), frame)
+        return Report(number, frames, (origin,), current_rank(), optimizer_step=self.optimizer_step)
+
+    def _judged(self, judge: Judge, batch: Batch, error: Exception | None) -> Finished:
+        judged = judge(batch, error, self.earlier_frames)
         for origin in judged.absorbed:
             self.notes.setdefault(origin.message, origin)
         if judged.report is None:

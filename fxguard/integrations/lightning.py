@@ -12,6 +12,7 @@ from torch.nn import Module
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import guard_of, remove
 from fxguard.guard.instrumented import check_can_instrument, find_guard
+from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Methods, Plugins
 
@@ -60,10 +61,10 @@ class _Steps(Methods):
 class FxguardCallback(Callback):
     """Guards a ``LightningModule`` while a ``Trainer`` fits, validates, tests or predicts.
 
-    Everything that ``training_step`` and the other steps compute is checked, the loss included;
-    one step is one batch. A report also gives ``trainer.global_step``. Works with precision
-    plugins, with ``torch.compile`` and with strategies for several processes. When the Trainer
-    has finished, the module is what it was.
+    Everything that ``training_step`` and the other steps compute is checked, the loss included, and
+    in training the backward and the optimizer's step. One step is one batch. A report also gives
+    ``trainer.global_step``. Works with precision plugins, with ``torch.compile`` and with
+    strategies for several processes. When the Trainer has finished, the module is what it was.
 
     Args:
         options: those of :func:`fxguard.instrument`.
@@ -75,15 +76,23 @@ class FxguardCallback(Callback):
 
     def __init__(self, **options: Any) -> None:
         self.options = Options(**options)
+        self.losses: Losses | None = None  # while the Trainer fits
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Guard the module, before it is moved, wrapped and compiled."""
         check_can_instrument(pl_module)
-        Guard(pl_module, self.options, Plugins(methods=_Steps())).install()
+        guard = Guard(pl_module, self.options, Plugins(methods=_Steps()))
+        guard.install()
+        if stage == "fit":
+            self.losses = Losses()
+            guard.watch_steps(self.losses)
         self._set_step(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was."""
+        if self.losses is not None:
+            self.losses.close()
+            self.losses = None
         if find_guard(pl_module) is not None:
             remove(pl_module)
 

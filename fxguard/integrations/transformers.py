@@ -12,6 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from fxguard.debug_utils import DebugUnderflowOverflow
 from fxguard.guard.instrument import guard_of, instrument
 from fxguard.guard.instrumented import find_guard
+from fxguard.guard.losses import Losses
 
 __all__ = ["FxguardCallback", "use_for_debug_option"]
 
@@ -20,6 +21,9 @@ NAMES = vars(transformers.trainer)  # where the Trainer looks for the class
 
 class FxguardCallback(TrainerCallback):
     """Guards the model of a ``Trainer``, in training, evaluation and prediction.
+
+    In training that is the whole step: a loss that the Trainer computes from the model's outputs,
+    the backward, and the optimizer's step.
 
     A report counts batches as calls of the model, those of evaluation included, and gives the
     number of optimizer steps that were finished before. Works with ``torch_compile=True``, mixed
@@ -36,6 +40,7 @@ class FxguardCallback(TrainerCallback):
 
     def __init__(self, **options: Any) -> None:
         self.options = options
+        self.losses: Losses | None = None  # while the Trainer trains
 
     def guard(
         self,
@@ -53,9 +58,37 @@ class FxguardCallback(TrainerCallback):
         guard_of(model).optimizer_step = state.global_step
 
     on_init_end = guard  # before the model is compiled or wrapped
-    on_train_begin = guard  # perhaps with a new model, or the callback was added late
     on_step_begin = guard
     on_step_end = guard
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Module | None = None,
+        **others: Any,
+    ) -> None:
+        """The same, and watch whole steps from now on."""
+        self.guard(args, state, control, model)  # a new model, or the callback was added late
+        self.on_train_end(args, state, control, model)  # a training before may have raised
+        if model is not None:
+            self.losses = Losses()
+            guard_of(model).watch_steps(self.losses)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Module | None = None,
+        **others: Any,
+    ) -> None:
+        """Watch the model alone again."""
+        if model is not None and self.losses is not None:
+            guard_of(model).stop_watching_steps()
+            self.losses.close()
+            self.losses = None
 
 
 class _Replaced(contextlib.AbstractContextManager["_Replaced"]):

@@ -12,7 +12,7 @@ from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import NOT_MEASURED, Range
 
-__all__ = ["dtype_of", "has_memory", "own_arithmetic", "range_of"]
+__all__ = ["dtype_of", "has_memory", "own_arithmetic", "range_of", "version_of"]
 
 
 @torch.no_grad()
@@ -38,6 +38,11 @@ def range_of(tensor: Tensor) -> Range | str:
 def dtype_of(tensor: Tensor) -> str:
     """``float16``."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """How often it was written; None for one of inference mode, where nobody counts."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def has_memory(value: Tensor) -> bool:

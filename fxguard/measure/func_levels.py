@@ -14,11 +14,28 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["ENTERS", "LEAVES", "levels_restored", "without_levels"]
+__all__ = [
+    "ENTERS",
+    "LEAVES",
+    "are_levels_open",
+    "has_levels",
+    "levels_restored",
+    "without_levels",
+]
 
 KINDS = ("vmap", "grad", "jvp", "func", "functionalize")
 ENTERS = frozenset(f"_{kind}_increment_nesting" for kind in KINDS)
 LEAVES = frozenset(f"_{kind}_decrement_nesting" for kind in KINDS)
+
+
+def are_levels_open() -> bool:
+    """Whether what runs now runs inside a region."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_levels(value: Tensor) -> bool:
+    """Whether a tensor was made inside a region that is open."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def without_levels(value: Tensor) -> Tensor:
@@ -26,7 +43,7 @@ def without_levels(value: Tensor) -> Tensor:
 
     A batched dimension is an ordinary one then, at any position: for a range that is the same.
     """
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+    while has_levels(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value
 

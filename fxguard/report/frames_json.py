@@ -41,7 +41,7 @@ def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
             place = sources.setdefault(frame.source, len(sources))
         labels = [row.label for row in frame.rows]
         of_rows = [dtypes.setdefault(row.dtype, len(dtypes)) for row in frame.rows]
-        kind = frame.kind if frame.phase == "forward" else f"{frame.kind} ({frame.phase})"
+        kind = frame.kind_and_phase
         listed.append([frame.name, kind, int(frame.is_op), place, labels, of_rows])
     places = [[s.file, s.line, s.code] for s in sources]
     return {"sources": places, "dtypes": list(dtypes), "frames": listed}

@@ -202,11 +202,11 @@ class Report:
         """
         where = [("rank", self.rank), ("optimizer step", self.optimizer_step)]
         known = [f"{name} {number}" for name, number in where if number is not None]
-        blamed = {(o.frame.batch_number, o.frame.index, o.frame.title): o for o in self.origins}
+        blamed = {_place_of(origin.frame): origin for origin in self.origins}
         marked = {
             i: blamed[key]
             for i, frame in enumerate(self.frames)
-            if (key := (frame.batch_number, frame.index, frame.title)) in blamed
+            if (key := _place_of(frame)) in blamed
         }
         sheet = Sheet(
             str(self.batch_number),
@@ -222,3 +222,8 @@ class Report:
     def _repr_html_(self) -> str:
         verdict = html.escape("\n".join(self.verdict))
         return f"<pre>{verdict}</pre>{self.to_table('html')}"
+
+
+def _place_of(frame: Frame) -> tuple[int, str, int, str]:
+    """Which frame it is among those of a report."""
+    return frame.batch_number, frame.phase, frame.index, frame.title

@@ -53,8 +53,7 @@ NOT_REPEATED = (
 
 def frame_text(frame: Frame) -> str:
     """One frame in the classic format: a title line, then a line for each row."""
-    phase = "" if frame.phase == "forward" else f" ({frame.phase})"
-    title = f"{INDENT}{frame.name} {frame.kind}{phase}"
+    title = f"{INDENT}{frame.name} {frame.kind_and_phase}"
     if frame.is_op and frame.source is not None:
         title += f"  # {frame.source}"
     return "\n".join([title, *map(row_text, frame.rows)])

@@ -19,7 +19,8 @@ from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Place
-from fxguard.rerun.gradients import BackwardOf, Edge, Gradients, Look, gradients_of
+from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look
+from fxguard.rerun.gradients import gradients_of
 from fxguard.rerun.lockstep import Ended, Lockstep, again
 from fxguard.rerun.wide_run import WideForm
 

@@ -1,70 +1,20 @@
-"""The backward of a captured graph once more: the gradient at each operand of each operation.
-
-The graph runs again in eager mode. Each operation reads aliases of its operands, and a hook on each
-alias sees what that operation alone hands back: of several readers of a value, one is to blame.
-"""
+"""The backward of a captured graph once more: the gradient at each operand of each operation."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch.kept_run import KeptRun
-from fxguard.graph import higher_order
-from fxguard.graph.nodes import leaves, memory_of
-from fxguard.graph.operations import Call, is_collective, read_node
 from fxguard.graph.random_state import random_state_kept
-from fxguard.graph.wide_form import NotJudged, is_float
-from fxguard.measure.at_hand import range_of
-from fxguard.measure.func_levels import ENTERS, LEAVES
+from fxguard.graph.wide_form import NotJudged
 from fxguard.passes.unmark import without_marks
-from fxguard.plan.plan import Place
-from fxguard.records import Range, Role
-from fxguard.rerun._regions import Regions
+from fxguard.records import Role
+from fxguard.rerun._hooked_run import HookedRun
+from fxguard.rerun.edges import Gradients, Look
 from fxguard.rerun.same_start import as_before, copies_of
 
-__all__ = ["BackwardOf", "Edge", "Gradients", "Look", "gradients_of"]
-
-
-@dataclass(slots=True)
-class Edge:
-    """An operand of an operation, and the gradient that the operation handed back to it."""
-
-    value: int  # see Gradients.totals
-    position: int  # among the tensors that the operation was given
-    label: str  # "input[0]", "weight"
-    range: Range | None = None  # None where no gradient came
-
-
-@dataclass(slots=True, eq=False)
-class BackwardOf:
-    """One operation of the graph, seen from its backward."""
-
-    place: Place
-    node: Node
-    call: Call
-    edges: list[Edge] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)  # values
-
-
-@dataclass(slots=True)
-class Gradients:
-    """Every gradient of one backward of a graph."""
-
-    operations: list[BackwardOf] = field(default_factory=list)  # in order of execution, forward
-    # The gradient of each value, summed over all that read it; those that none came to are missing.
-    totals: dict[int, Range] = field(default_factory=dict)
-    # Position among the graph's inputs to value, of those that are differentiable.
-    arguments: dict[int, int] = field(default_factory=dict)
-    outputs: dict[int, int] = field(default_factory=dict)  # likewise, of the gradients that came in
-    weights: dict[int, str] = field(default_factory=dict)  # value to the name of a weight
+__all__ = ["gradients_of"]
 
 
 def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) -> Gradients:
@@ -96,17 +46,17 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
             aliases.append(alias)
             # What is a copy already may be written, which no leaf may be.
             given.append(alias if copy is argument else alias.clone())
-        recorded = _Recorded(without_marks(run.graph_module), gradients, (), look)
+        hooked = HookedRun(without_marks(run.graph_module), gradients, (), look)
         for position, value in enumerate(given):
             if isinstance(value, Tensor) and value.requires_grad:
-                gradients.arguments[position] = recorded.enter(value)
+                gradients.arguments[position] = hooked.enter(value)
         for value in run.plan.values:
             if value.role is Role.WEIGHT and value.argument in gradients.arguments:
                 gradients.weights[gradients.arguments[value.argument]] = value.name
-        outputs = recorded.run(*given)
+        outputs = hooked.run(*given)
         incoming = sorted(kept.incoming.items())
         for position, _ in incoming:
-            gradients.outputs[position] = recorded.number_of(outputs[position])
+            gradients.outputs[position] = hooked.number_of(outputs[position])
     with random_state_kept(run.args), torch._C.DisableTorchFunction():
         torch.autograd.grad(
             [outputs[position] for position, _ in incoming],
@@ -115,281 +65,3 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
             allow_unused=True,
         )
     return gradients
-
-
-@dataclass(slots=True, eq=False)
-class Look:
-    """A closer look at one operand of an operation, for :func:`gradients_of` to fill in."""
-
-    place: Place  # of the operation
-    position: int  # of the operand among the tensors that it was given
-    call: Call | None = None
-    args: tuple[Any, ...] = ()  # what the operation was given
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    run: Callable[..., Any] | None = None  # given arguments, computes
-    result: Any = None
-    # The gradient of each tensor of the result, by its position; those that none came to are
-    # missing.
-    incoming: dict[int, Tensor] = field(default_factory=dict)
-    outgoing: Tensor | None = None  # the gradient that it handed back to the operand
-
-
-class _Recorded(Interpreter):
-    """Runs a graph, and hooks each of its edges.
-
-    Args:
-        module: the graph.
-        gradients: where what the hooks see is noted.
-        inside: the bodies around the graph, as in :class:`~fxguard.plan.plan.Check`.
-        look: what to look at closely, if anything.
-        outer: the graph around this one.
-    """
-
-    def __init__(
-        self,
-        module: GraphModule,
-        gradients: Gradients,
-        inside: tuple[tuple[str, int], ...],
-        look: Look | None,
-        outer: _Recorded | None = None,
-    ) -> None:
-        # Values stay: their identity numbers them.
-        super().__init__(module, garbage_collect_values=False)
-        self.gradients = gradients
-        self.inside = inside
-        self.look = look
-        self.numbers: dict[int, int] = {} if outer is None else outer.numbers
-        self.alive: list[Any] = [] if outer is None else outer.alive
-        self.regions = Regions()
-        self.levels = 0  # torch.func regions that are open: nothing is hooked in there
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().run(*args, **kwargs)
-        finally:
-            self.regions.leave()
-
-    def number_of(self, value: Tensor) -> int:
-        """The number of a value, which it has from now on."""
-        if id(value) not in self.numbers:
-            self.alive.append(value)  # no other one gets its identity
-            self.numbers[id(value)] = len(self.alive)
-        return self.numbers[id(value)]
-
-    def enter(self, value: Tensor) -> int:
-        """Number a value that was made, and note its gradient."""
-        if id(value) in self.numbers:
-            return self.numbers[id(value)]
-        number, totals = self.number_of(value), self.gradients.totals
-
-        def note(gradient: Tensor) -> None:
-            if (found := range_of(gradient)) and isinstance(found, Range):
-                totals[number] = found
-
-        _when_it_has_come(value, note)
-        return number
-
-    def run_node(self, n: Node) -> Any:
-        if not n.op.startswith("call"):
-            result = super().run_node(n)
-            if n.op == "get_attr" and _is_differentiable(result):
-                self.enter(result)
-            return result
-        if is_collective(n.target):
-            raise NotJudged(f"{n.name} is a collective")
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        kind = higher_order.kind_of(n)
-        if kind is not None and not kind.has_own_backward:
-            return self.run_bodies(n, kind, args, kwargs)
-        self.note_level(n)
-        result = self.run_operation(n, args, kwargs)
-        self.regions.passed(n.target, result)
-        return result
-
-    def note_level(self, node: Node) -> None:
-        name = getattr(node.target, "__name__", "")
-        self.levels += (name in ENTERS) - (name in LEAVES)
-
-    def run_operation(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Run one operation on aliases of what it reads."""
-        call = read_node(node, self.module)  # type: ignore[arg-type]
-        picks = node.target is operator.getitem and not isinstance(args[0], Tensor)
-        if self.levels or picks:
-            return getattr(self, node.op)(node.target, args, kwargs)
-        found = BackwardOf((self.inside, node.name), node, call)
-        looks = self.look is not None and self.look.place == found.place
-        # Buffers that a batch norm writes are no results.
-        if call.in_place or any(_is_differentiable(self.env[x]) for x in call.written):
-            result = self.run_writing(found, args, kwargs)
-        else:
-            aliased = self.aliased(found, args, kwargs)
-            if looks:
-                self.look_at(node, *aliased)
-            result = getattr(self, node.op)(node.target, *aliased)
-        if looks:
-            assert self.look is not None
-            self.look.result = result
-        for position, value in enumerate(leaves(result)):
-            if _is_differentiable(value):
-                number = self.enter(value)
-                if number not in found.made:
-                    found.made.append(number)
-                if looks:
-                    _when_it_has_come(value, self._looked(position))
-        if found.edges:
-            self.gradients.operations.append(found)
-        return result
-
-    def aliased(self, found: BackwardOf, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of an operation, each differentiable tensor an alias with a hook."""
-        labels = self.labels(args, kwargs)
-
-        def alias(value: Tensor) -> Tensor:
-            position, label = next(labels)
-            if not _is_differentiable(value):
-                return value
-            edge = Edge(self.enter(value), position, label)
-            other = value.view_as(value)
-            _when_it_has_come(other, self._noting(found, edge))
-            found.edges.append(edge)
-            return other
-
-        aliased: tuple[Any, Any] = pytree.tree_map_only(Tensor, alias, (args, kwargs))
-        return aliased
-
-    def labels(self, args: Any, kwargs: Any) -> Iterator[tuple[int, str]]:
-        """Position and label of each tensor among some arguments, as frames of forward have it."""
-        position = count = 0
-        for key, argument in (*((None, each) for each in args), *kwargs.items()):
-            for value in pytree.tree_leaves(argument):
-                if not isinstance(value, Tensor):
-                    continue
-                name = self.gradients.weights.get(self.numbers.get(id(value), -1), "")
-                label = name.rpartition(".")[2]
-                if not name:
-                    label = f"input[{count if key is None else key}]"
-                    count += key is None and is_float(value)
-                yield position, label
-                position += 1
-
-    def _noting(self, found: BackwardOf, edge: Edge) -> Callable[[Tensor], None]:
-        look = self.look
-        looks = look is not None and (look.place, look.position) == (found.place, edge.position)
-
-        def note(gradient: Tensor) -> None:
-            measured = range_of(gradient)
-            edge.range = measured if isinstance(measured, Range) else None
-            if looks:
-                assert look is not None
-                look.outgoing = gradient.detach().clone()
-
-        return note
-
-    def _noting_worst(self, found: BackwardOf) -> Callable[..., None]:
-        look = self.look
-        looks = look is not None and look.place == found.place
-
-        def note(handed_back: Sequence[Tensor | None], incoming: Sequence[Tensor | None]) -> None:
-            given = [gradient for gradient in handed_back if gradient is not None]
-            known = [(range_of(gradient), gradient) for gradient in given]
-            measured = [(each, x) for each, x in known if isinstance(each, Range)]
-            if not measured:
-                return
-            worst, gradient = max(measured, key=lambda pair: pair[0].severity)
-            for edge in found.edges:
-                edge.range = worst
-            if looks:
-                assert look is not None
-                look.outgoing = gradient.detach().clone()
-
-        return note
-
-    def _looked(self, position: int) -> Callable[[Tensor], None]:
-        def note(gradient: Tensor) -> None:
-            assert self.look is not None
-            self.look.incoming[position] = gradient.detach().clone()
-
-        return note
-
-    def look_at(self, node: Node, args: Any, kwargs: Any) -> None:
-        look = self.look
-        assert look is not None
-
-        target: Any = node.target
-        if node.op == "call_method":
-            target = getattr(Tensor, target)
-        elif node.op == "call_module":
-            target = self.fetch_attr(target)
-        look.call, look.run = read_node(node, self.module), target  # type: ignore[arg-type]
-        look.args, look.kwargs = pytree.tree_map_only(
-            Tensor, lambda x: x.detach().clone(), (args, kwargs)
-        )
-
-    def run_writing(self, found: BackwardOf, args: Any, kwargs: Any) -> Any:
-        """Run an operation that writes: its operands as they are, and hooks on autograd's nodes.
-
-        An alias that is written would cut the hook off its gradient.
-        """
-        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        for position, label in self.labels(args, kwargs):
-            if _is_differentiable(operands[position]):
-                found.edges.append(Edge(self.enter(operands[position]), position, label))
-        memories = {memory_of(self.env.get(x, x)) for x in found.call.written} - {None}
-        aliases = {id(x): x for x in self._tensors_in_env() if memory_of(x) in memories}
-        read = {edge.value for edge in found.edges}
-        for alias in aliases.values():  # a write to a part of a tensor changes the whole
-            if _is_differentiable(alias) and (number := self.enter(alias)) not in read:
-                found.edges.append(Edge(number, 0, found.edges[0].label if found.edges else ""))
-        if self.look is not None and self.look.place == found.place:
-            self.look_at(found.node, args, kwargs)
-        result = getattr(self, found.node.op)(found.node.target, args, kwargs)
-        aliases |= {id(x): x for x in leaves(result) if isinstance(x, Tensor)}
-        changed = [alias for alias in aliases.values() if _is_differentiable(alias)]
-        for value in changed:
-            self.numbers.pop(id(value), None)  # it has another gradient from now on
-            found.made.append(self.enter(value))
-        for node in {value.grad_fn for value in changed}:
-            if node is not None:
-                node.register_hook(self._noting_worst(found))
-        return result
-
-    def _tensors_in_env(self) -> Iterator[Tensor]:
-        for value in self.env.values():
-            yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
-
-    def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
-        """Run what stands in a higher-order operation as if it stood in this graph."""
-
-        def body(position: int, *operands: Any) -> Any:
-            module: Any = args[position]
-            if not isinstance(module, GraphModule):
-                return module(*operands)
-            inside = (*self.inside, (node.name, position))
-            inner = _Recorded(module, self.gradients, inside, self.look, self)
-            result = inner.run(*operands)
-            self.alive += inner.env.values()
-            return result
-
-        return kind.run(args, kwargs, higher_order.RunBody(body))
-
-
-def _when_it_has_come(value: Tensor, note: Callable[[Tensor], None]) -> None:
-    """Call a function with the gradient of a value, summed over all that read it.
-
-    The node of autograd is hooked: hooks on a tensor that is written twice crash torch 2.13.
-    """
-    node, number = value.grad_fn, value.output_nr
-    if node is None:
-        value.register_hook(note)
-        return
-
-    def pick(gradients: Sequence[Tensor | None]) -> None:
-        gradient = gradients[number]
-        if gradient is not None:
-            note(gradient)
-
-    node.register_prehook(pick)
-
-
-def _is_differentiable(value: Any) -> bool:
-    return is_float(value) and value.requires_grad

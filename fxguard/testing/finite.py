@@ -16,6 +16,7 @@ def assert_finite(
     *args: Any,
     strict: bool = True,
     ignore: Iterable[str] = (),
+    backward: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call a model, and fail if an operation in it makes an inf or a NaN.
@@ -27,7 +28,10 @@ def assert_finite(
         args: what the model is given.
         strict: whether bad values that reach no output count, too: a square that overflows under a
             reciprocal, so that the result is a zero.
-        ignore: likewise.
+        ignore: globs of modules and operations, as for :func:`fxguard.instrument`.
+        backward: whether to differentiate, too: the ``loss`` that the model returns, or the sum of
+            all that it returns, with respect to its weights and to what it is given. No ``.grad``
+            changes.
         kwargs: what the model is given by name.
 
     Returns:
@@ -42,7 +46,7 @@ def assert_finite(
         ...     assert_finite(model, x)
     """
     __tracebackhide__ = True
-    outcome = watch(model, args, kwargs, strict=strict, ignore=tuple(ignore))
+    outcome = watch(model, args, kwargs, strict=strict, ignore=tuple(ignore), backward=backward)
     if outcome.report is not None:
         raise NumericsError("\n".join(outcome.report.verdict), outcome.report)
     return outcome.output

@@ -18,7 +18,7 @@ from torch import Tensor
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
 from fxguard.report.report import Report
-from fxguard.testing.watch import Model, as_call, on_loan
+from fxguard.testing.watch import Model, as_call, call, on_loan
 
 __all__ = ["Overflow", "find_overflow"]
 
@@ -49,6 +49,7 @@ def find_overflow(
     seed: int | None = None,
     strict: bool = True,
     ignore: Iterable[str] = (),
+    backward: bool = False,
 ) -> Overflow | None:
     """Look for an input that makes an operation of a model overflow, and shrink it.
 
@@ -63,6 +64,7 @@ def find_overflow(
         seed: makes the search the same again; a new one where not given. It is printed.
         strict: as for :func:`fxguard.testing.assert_finite`.
         ignore: likewise.
+        backward: likewise.
 
     Returns:
         The smallest input that was found, with its report, or None.
@@ -86,7 +88,8 @@ def find_overflow(
     seed = random.getrandbits(32) if seed is None else seed
     best: list[tuple[Any, Report]] = []
     runs = 0
-    with on_loan(model, strict=strict, ignore=tuple(ignore)) as (called, guard, reports):
+    options = {"strict": strict, "ignore": tuple(ignore), "backward": backward}
+    with on_loan(model, **options) as (called, guard, reports):
 
         @hypothesis.seed(seed)
         @hypothesis.settings(
@@ -105,7 +108,7 @@ def find_overflow(
             reports.clear()
             args, kwargs = as_call(inputs)
             try:
-                called(*args, **kwargs)
+                call(called, args, kwargs, backward=backward)
             except Exception:
                 if not reports:
                     raise

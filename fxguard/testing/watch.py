@@ -7,15 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
 from torch.nn import Module
 
+from fxguard.graph.marks import flatten_call
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, find_guard, unwrapped
 from fxguard.guard.options import Options
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 
-__all__ = ["Outcome", "as_call", "as_module", "forget", "on_loan", "watch"]
+__all__ = ["Outcome", "as_call", "as_module", "call", "forget", "on_loan", "watch"]
 
 Model = Module | Callable[..., Any]
 
@@ -64,24 +68,63 @@ def watch(
             time of the call; where it is instrumented already, by its own guard.
         args: what it is given.
         kwargs: likewise.
-        options: those of :func:`fxguard.instrument`.
+        options: those of :func:`fxguard.instrument`. With ``backward=True`` what it returned is
+            differentiated, too.
     """
+    backward = options.get("backward", False)
     if isinstance(model, Module) and (own := find_guard(unwrapped(model))) is not None:
         before = own.last_report
         try:
-            output = model(*args, **kwargs)
+            output = call(model, args, kwargs, backward=backward)
         except NonFiniteError as error:
             return Outcome(None, error.report, own)
         found = own.last_report
         return Outcome(output, None if found is before else found, own)
     with on_loan(model, **options) as (called, guard, reports):
         try:
-            output = called(*args, **kwargs)
+            output = call(called, args, kwargs, backward=backward)
         except Exception:
             if not reports:
                 raise
             output = None
     return Outcome(output, reports[0] if reports else None, guard)
+
+
+def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, backward: bool) -> Any:
+    """Call a module, and differentiate what it returns.
+
+    No gradient is accumulated anywhere: weights and inputs keep theirs.
+
+    Args:
+        model: the module.
+        args: what it is given.
+        kwargs: likewise.
+        backward: whether to differentiate: its ``loss`` where it returns one, else the sum of all
+            that is floating-point, with respect to weights and floating-point inputs.
+
+    Returns:
+        What the module returned.
+    """
+    if not backward:
+        return model(*args, **kwargs)
+    inputs: list[Tensor] = []
+
+    def leaf(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        inputs.append(value.detach().requires_grad_())
+        return inputs[-1]
+
+    with torch.enable_grad():
+        args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
+        output = model(*args, **kwargs)
+        made = getattr(output, "loss", None)
+        returned = [made] if isinstance(made, Tensor) else flatten_call((), {}, output)[1]
+        losses = [x.sum() for x in returned if x.requires_grad]
+        leaves = [*inputs, *(p for p in model.parameters() if p.requires_grad)]
+        if losses and leaves:
+            torch.autograd.grad(losses, leaves, allow_unused=True)
+    return output
 
 
 @contextmanager
@@ -92,7 +135,7 @@ def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[
         What to call, its guard, and the reports, of which nothing is printed.
     """
     global _last
-    wanted = Options(**options)
+    wanted = Options(**{"backward": False, **options})
     if _last is None or _last.model is not model or _last.options != wanted:
         _last = _keep(model, wanted)
     kept = _last
@@ -103,6 +146,7 @@ def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[
         yield kept.called, kept.guard, kept.reports
     finally:
         kept.guard.put_away()
+        kept.guard.stop_listening()
 
 
 def as_module(model: Model) -> Module:
@@ -113,8 +157,7 @@ def as_module(model: Model) -> Module:
 def _keep(model: Model, options: Options) -> _Kept:
     called = as_module(model)
     reports: list[Report] = []
-    # Gradients are not asked for, and nothing is to stay on the model's weights.
-    wanted = replace(options, on_detect=reports.append, backward=False)
+    wanted = replace(options, on_detect=reports.append)
     guard = Guard(unwrapped(called), wanted)
     return _Kept(model, options, called, guard, reports)
 

@@ -15,15 +15,14 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import plain
 from fxguard.records import Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
-from fxguard.rerun.gradients import BackwardOf, Edge, Gradients
+from fxguard.rerun.edges import BackwardOf, Edge, Gradients
 from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
 __all__ = [
-    "LARGE_FACTOR",
     "Suspect",
     "cause_of_backward",
+    "largest_factor",
     "limit_of_backward",
-    "outermost_factor",
     "suspects_in",
 ]
 
@@ -116,7 +115,7 @@ def limit_of_backward(seen: BackwardEvidence) -> float:
     return min((form.max for form in forms if form is not None), default=math.inf)
 
 
-def outermost_factor(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> float:
+def largest_factor(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> float:
     """The largest constant that scales the gradients which came to an operation.
 
     That is the gradient of a loss itself, or a number that something after the operation was

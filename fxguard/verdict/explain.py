@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from fxguard.batch.dataflow import DataFlow
-from fxguard.findings import Climb
+from fxguard.findings import Climb, Origin
 from fxguard.formats import limit_of
 from fxguard.graph.tables import CASTS
+from fxguard.measure.details import Detail
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
 from fxguard.verdict.origins import Blame, Verdict
 
-__all__ = ["beyond", "climb_to", "spread_of"]
+__all__ = ["beyond", "climb_to", "spread_of", "with_counts"]
 
 MOST_STEPS = 3  # that a climb tells of
 LEAST_GROWTH = 1.5  # that is worth telling
@@ -30,6 +32,21 @@ def climb_to(flow: DataFlow, blame: Blame) -> tuple[Climb, ...]:
     steps.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
     kept = [pair for pair in steps if pair[1].after / pair[1].before >= LEAST_GROWTH]
     return tuple(climb for _, climb in sorted(kept[:MOST_STEPS], key=lambda pair: pair[0]))
+
+
+def with_counts(origin: Origin, detail: Detail) -> Origin:
+    """An origin with what its bad tensor holds."""
+    return replace(
+        origin,
+        numel=detail.numel,
+        nan_count=detail.nan_count,
+        posinf_count=detail.posinf_count,
+        neginf_count=detail.neginf_count,
+        largest_finite=detail.largest_finite,
+        first_index=detail.first_index,
+        rows=detail.rows,
+        row_count=detail.row_count,
+    )
 
 
 def beyond(flow: DataFlow, blame: Blame, abs_max: Callable[[int], float]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,7 +23,7 @@ from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
-from fxguard.verdict.explain import climb_to, spread_of
+from fxguard.verdict.explain import climb_to, spread_of, with_counts
 from fxguard.verdict.fixes import fixes_for, fixes_of_given
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.judge import Judgment, answer
@@ -102,7 +102,12 @@ class ReportOf:
                 flow.show_step(blame.step)
         describe = _Description(judgment, opinion, self.view)
         absorbed = tuple(map(describe.noted, verdict.absorbed))
-        accused = verdict.both if self.strict else verdict.origins
+        known = {flow.place[key] for key in batch.judged_before}
+        accused = [
+            blame
+            for blame in (verdict.both if self.strict else verdict.origins)
+            if known.isdisjoint(_came_of(flow, verdict, blame))
+        ]
         if not accused:
             if opinion.lasts:
                 self.precedents.add(case, judgment.conditions())
@@ -205,16 +210,8 @@ class _Description:
         if detail is None:
             return origin
         return replace(
-            origin,
+            with_counts(origin, detail),
             fixes=origin.fixes if blame.step is not None else self.fixes_of_given(blame, detail),
-            numel=detail.numel,
-            nan_count=detail.nan_count,
-            posinf_count=detail.posinf_count,
-            neginf_count=detail.neginf_count,
-            largest_finite=detail.largest_finite,
-            first_index=detail.first_index,
-            rows=detail.rows,
-            row_count=detail.row_count,
             turn=turn_in_loop(detail) or origin.turn,
         )
 
@@ -276,6 +273,13 @@ class _Description:
             if frame.name == owner and not frame.is_op:
                 return position
         return len(self.flow.frames) - 1
+
+
+def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: cause.Blame) -> Iterator[int]:
+    """The value of an origin, and of those that it was made of."""
+    yield blame.value
+    for value in () if blame.step is None else flow.steps[blame.step].inputs:
+        yield from (source.value for source in verdict.sources.get(value, ()))
 
 
 def _all_finite(numbers: Tensor) -> bool:

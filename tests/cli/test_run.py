@@ -171,17 +171,23 @@ for _ in range(3):
 def test_a_step_that_is_compiled_around_the_model_is_checked(tmp_path: Path, full: str) -> None:
     """``torch.compile`` around a step, with ``fullgraph=True`` too, compiles it, and it is checked.
 
-    What stays unchecked is said: a loss that is compiled without the model.
+    So is a loss that is compiled without the model, behind the break of the graph.
     """
     script = COMPILED.replace("FULL", full)
     ended = watch(tmp_path, script.replace("SCALE", "1.0"))
     assert ended.status == 0, ended.err
     assert ended.out == "True\n" * 3
     assert "checked 3 batches of Linear" in own_lines(ended)[-1]
-    assert ("1 MSELoss (compiled around)" in own_lines(ended)[-1]) == (full == "False")
+    assert "not checked" not in own_lines(ended)[-1]
     broken = watch(tmp_path, script.replace("SCALE", "float('nan')"))
     assert broken.status == 3, broken.err
     assert "Traceback" not in broken.err
+    loss = script.replace("loss(net(x), y)", "(loss(net(x), y) * 0).log()").replace(
+        ".item() >= 0", ".backward()"
+    )
+    broken = watch(tmp_path, loss.replace("SCALE", "1.0"))
+    assert broken.status == 3, broken.err
+    assert "log made inf (script.py:6)" in own_lines(broken)[-1]
 
 
 def test_a_healthy_run_ends_with_one_line(tmp_path: Path) -> None:

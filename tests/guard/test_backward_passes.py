@@ -118,8 +118,6 @@ def twice(loss: Tensor) -> None:
 
 
 def of_weights(loss: Tensor) -> None:
-    model = Net()
-    fxguard.instrument(model, on_detect=lambda report: None)
     torch.autograd.grad(loss, [x for x in leaves_of(loss) if x.requires_grad])
 
 
@@ -140,6 +138,75 @@ def test_a_graph_that_is_retained_is_reported_once(run: Callable[[Tensor], objec
     """Twice through one graph, or by ``autograd.grad``, which fills no ``.grad``."""
     (report,) = reports_of(Net(), run)
     assert report.message.startswith(MESSAGE)
+
+
+class Uncaptured(nn.Module):
+    """Left to Python; the gradient of its length is infinite where that is 0."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        same = x - x.detach()
+        same += 0
+        return same.square().sum(-1, keepdim=True).sqrt() + x
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_gradients_that_are_born_between_graphs(place: int) -> None:
+    """At the beginning, between two graphs, and at the end."""
+    torch._dynamo.reset()
+    parts = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    parts.insert(place, Uncaptured())  # type: ignore[arg-type]
+    model = fxguard.instrument(nn.Sequential(*parts))
+    x = inputs().requires_grad_()
+    with pytest.raises(fxguard.NonFiniteError) as raised:
+        model(x).sum().backward()
+    assert "between graphs" in fxguard.guard_of(model).coverage()
+    report = raised.value.report
+    message = f"batch 0: backward of sqrt in {place} made inf (test_backward_passes.py:"
+    assert report.message.startswith(message)
+    (origin,) = report.origins
+    assert origin.cause == "singular gradient"
+    assert origin.operands.startswith("at [0, 0]: sqrt(0.0); grad of output ")
+
+
+class Derived(nn.Module):
+    """Uses ``torch.func`` and a branch, left to Python."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        slopes = vmap(grad(lambda row: row.square().sum()))(x)
+        chosen = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return slopes + chosen  # type: ignore[no-any-return]
+
+
+def test_regions_between_graphs_are_left_alone() -> None:
+    """The same gradients, and no word."""
+
+    def gradients(model: nn.Module) -> list[Tensor]:
+        torch._dynamo.reset()
+        model(inputs()).square().sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), Derived(), nn.Linear(4, 4))
+    guarded = fxguard.instrument(copy.deepcopy(plain))
+    assert all(map(torch.equal, gradients(plain), gradients(guarded)))
+    assert fxguard.guard_of(guarded).last_report is None
+
+
+def test_gradients_between_graphs_that_come_from_behind() -> None:
+    """Of several stretches that Python runs, the one that made it is named."""
+    torch._dynamo.reset()
+
+    class Scaled(Uncaptured):
+        @torch.compiler.disable
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).tanh()
+
+    model = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Linear(4, 4), Uncaptured(), Scaled())
+    fxguard.instrument(model)
+    with pytest.raises(fxguard.NonFiniteError, match=r"backward of sqrt in 3 made inf"):
+        model(inputs()).sum().backward()
 
 
 def test_batches_that_share_a_backward() -> None:
@@ -294,6 +361,32 @@ def test_a_scaler_excuses_nothing_else() -> None:
     found, _ = scaled_steps(4.0, lambda x: (x.float() * 0).square().sum().sqrt() + x.sum())
     assert found
     assert "backward of sqrt made inf" in found[0].message
+
+
+@pytest.mark.parametrize("scale", [2.0**30, lambda: 2.0**30])
+def test_a_scale_that_the_script_keeps_by_itself(scale: Any) -> None:
+    """It is said by ``loss_scale=``; without a word the gradient is a bad one."""
+
+    def step(**options: Any) -> tuple[list[fxguard.Report], fxguard.Guard]:
+        found: list[fxguard.Report] = []
+        with fxguard.watch(nn.Linear(4, 4), on_detect=found.append, **options) as guard:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = guard.model(inputs()).sum()
+            (loss.float() * 2.0**30).backward()
+        return found, guard
+
+    found, guard = step(loss_scale=scale)
+    assert found == []
+    assert [note.message.split(" (")[0] for note in guard.notes] == ["backward of float made inf"]
+    (report,), _ = step()
+    assert report.message.startswith("batch 0: backward of float made inf (test_backward_passes")
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, "2", True, torch.inf, torch.nan])
+def test_a_scale_that_is_none(scale: Any) -> None:
+    """Is refused by its value."""
+    with pytest.raises(fxguard.FxguardError, match="loss_scale has to be a number above 0"):
+        fxguard.instrument(nn.Linear(4, 4), loss_scale=scale)
 
 
 def test_double_backward_is_left_alone() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.optim.optimizer as optimizers
 from torch import Tensor
 
 import fxguard
@@ -19,6 +20,8 @@ from support.needs import needs
 from support.torchrun import torchrun
 
 needs("lightning")
+
+from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: E402
 
 from fxguard.integrations.lightning import STEPS, FxguardCallback  # noqa: E402
 from support.in_lightning import Model, data, trainer  # noqa: E402
@@ -192,3 +195,59 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     assert ran.stderr.count("Detected inf/nan during batch_number=3") == fault
     one_line = "rank 1: batch 3, optimizer step 1: log made inf"
     assert sum(line.startswith(one_line) for line in ran.stderr.splitlines()) == fault
+
+
+def test_a_step_of_its_optimizer() -> None:
+    """Adam's eps is 0 in float16."""
+
+    class Adam(Model):
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return super().training_step(batch, index) * 1e-4
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    before = {*optimizers._global_optimizer_post_hooks}
+    with pytest.raises(fxguard.NonFiniteError) as raised:
+        trainer(FxguardCallback(), precision="16-true").fit(Adam(), data())
+    report = raised.value.report
+    assert report.one_line.startswith(
+        "batch 0, optimizer step 0: Adam's step made weight net.0.weight "
+    )
+    assert (report.phase, report.origins[0].cause) == ("optimizer", "zero divisor")
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert optimizers._global_optimizer_post_hooks.keys() <= before
+
+
+def test_a_backward_in_its_hands() -> None:
+    """A model that steps by itself: the loss goes on after the step, and is followed."""
+
+    class Manual(Model):
+        automatic_optimization = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            loss = super().training_step(batch, index)
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward((loss - loss.detach()).abs().sqrt())
+            optimizer.step()
+            return loss
+
+    with pytest.raises(fxguard.NonFiniteError, match="backward of sqrt made"):
+        trainer(FxguardCallback()).fit(Manual(), data())
+
+
+def test_a_scaler_of_its_precision_plugin() -> None:
+    """A step that it rightly skips is no detection: the operation that forces it is a note."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    watched = Watched()
+    made = trainer(watched, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    made.fit(Model(), data(), data())
+    assert watched.guard.last_report is None
+    assert scaler.get_scale() < 2.0**30
+    assert all(note.phase == "backward" for note in watched.guard.notes)
+    assert watched.guard.notes

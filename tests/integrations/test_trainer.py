@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.optim.optimizer as optimizers
 from torch import Tensor
 
 import fxguard
@@ -254,3 +255,62 @@ def test_two_ranks(tmp_path: Path, how: str) -> None:
     message = "rank 1: batch 1, optimizer step 1: mul in transformer.h.1.mlp.act made inf"
     assert ran.stderr.count(f"rank 0: told by {message}") == (how == "sync")
     assert (message in ran.stderr) == (not well)
+
+
+def test_a_loss_that_the_trainer_computes(tmp_path: Path, text: Any) -> None:
+    """It belongs to the batch whose outputs it is made of."""
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        step = made.state.global_step
+        return (outputs.logits.square() * (step != 1)).sum().log()
+
+    made = trainer(tmp_path, text, small(), FxguardCallback())
+    made.compute_loss_func = loss
+    message = r"batch 1, optimizer step 1: log made inf \(test_trainer.py:"
+    with pytest.raises(fxguard.NonFiniteError, match=message) as raised:
+        made.train()
+    assert raised.value.report.phase == "loss"
+    assert raised.value.report.frames[-1].kind == "log"
+
+
+def test_a_step_of_its_optimizer(tmp_path: Path, text: Any) -> None:
+    """AdamW's eps is 0 in float16, and rows of an embedding have no gradient."""
+    made = trainer(tmp_path, text, small().half(), FxguardCallback(), optim="adamw_torch")
+    made_bad = "AdamW's step made weight transformer.wte.weight NaN: zero divisor"
+    before = {*optimizers._global_optimizer_post_hooks}
+    with pytest.raises(fxguard.NonFiniteError) as raised:
+        made.train()
+    assert raised.value.report.one_line.startswith(f"batch 0, optimizer step 0: {made_bad}")
+    assert raised.value.report.phase == "optimizer"
+    assert "eps 1e-08 is 0 in float16" in raised.value.report.origins[0].operands
+    fxguard.remove(made.model)
+    assert optimizers._global_optimizer_post_hooks.keys() <= before
+
+
+def test_a_scaler_of_gradients(tmp_path: Path, text: Any) -> None:
+    """A step that accelerate's scaler rightly skips is no detection; what no scale mends is."""
+
+    def trained(model: Any, scale: float) -> Any:
+        made = trainer(tmp_path, text, model, FxguardCallback(), fp16=True)
+        # Without a GPU, accelerate makes none.
+        made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        made.accelerator.native_amp = True
+        made.train()
+        return made
+
+    made = trained(small(), 2.0**26)
+    guard = fxguard.guard_of(made.model)
+    assert guard.last_report is None
+    assert made.accelerator.scaler.get_scale() < 2.0**26
+    assert [note.phase for note in guard.notes[:1]] == ["backward"]
+    broken = small()
+    broken.transformer.h[1].mlp.act = Flat()
+    with pytest.raises(fxguard.NonFiniteError, match=r"backward of sqrt in transformer\.h\.1\.mlp"):
+        trained(broken, 2.0**10)
+
+
+class Flat(torch.nn.Module):
+    """Its gradient is infinite, whatever the scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x * 0).sqrt()

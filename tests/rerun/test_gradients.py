@@ -19,7 +19,8 @@ from fxguard.guard.guard import Guard
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import range_of
-from fxguard.rerun.gradients import Gradients, gradients_of
+from fxguard.rerun.edges import Gradients
+from fxguard.rerun.gradients import gradients_of
 from fxguard.testing.watch import as_module
 from support import zoo
 

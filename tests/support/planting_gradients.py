@@ -90,15 +90,15 @@ def reports_and_bad_leaves(
         planter.plant(graph_module)
         return original(self, graph_module, examples)
 
-    patch.setattr(CheckingBackend, "__call__", call)
     torch._dynamo.reset()
     found: list[fxguard.Report] = []
     model = fxguard.instrument(entry.model(train=True), on_detect=found.append)
     run: Any = model if compiler is None else torch.compile(model, backend=compiler)
     args, kwargs = entry.inputs(torch.float32, False)
     torch.manual_seed(1)
-    zoo.loss_of(run(*args, **kwargs)).backward()
-    patch.undo()
+    with patch.context() as here:
+        here.setattr(CheckingBackend, "__call__", call)
+        zoo.loss_of(run(*args, **kwargs)).backward()
     return found, [
         name
         for name, weight in model.named_parameters()

@@ -156,12 +156,12 @@ def test_the_frames_are_those_of_the_backward() -> None:
     """From the forward's into the backward's, in its order, up to the one to blame."""
     (report,) = reports_of(length, torch.zeros(2, 3, requires_grad=True))
     titles = [frame.title for frame in report.frames]
-    assert titles[-2:] == ["sum (backward)", "sqrt (backward)"] or titles[-1] == "sqrt (backward)"
+    assert titles[-1] == "sqrt (backward)"
     last = report.frames[-1]
     assert [row.label for row in last.rows] == ["grad of output", "grad of input[0]"]
     assert (last.rows[0].abs_max, last.rows[1].abs_max) == (1.0, math.inf)
     assert last.made_bad
-    assert "Last forward frames" not in str(report)
+    assert "forward frames:" not in str(report)
 
 
 def test_the_page_says_what_is_backward(tmp_path: Path) -> None:

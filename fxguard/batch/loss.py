@@ -1,0 +1,240 @@
+"""What a script computes from the outputs of guarded models, up to its backward: the loss."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import torch.amp.grad_scaler
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from fxguard.batch import active
+from fxguard.batch.active import ActiveForward
+from fxguard.batch.assemble import assemble
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun, ModuleReturn
+from fxguard.batch.keys import Key
+from fxguard.batch.observer import observe
+from fxguard.batch.tape import Tape
+from fxguard.graph import nodes
+from fxguard.graph.operations import name_of
+from fxguard.measure.at_hand import range_of
+from fxguard.records import Range, Role, Severity
+
+__all__ = ["BACKWARDS", "Loss", "Owner"]
+
+BACKWARDS = frozenset({Tensor.backward, torch.autograd.grad})  # what begins one
+
+# Attributes of a tensor that are views of it.
+VIEWS = frozenset(
+    getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "data")
+)
+NESTED = (tuple, list, dict)
+GIVEN = "fxguard.given"  # in the metadata of nodes of autograd that made outputs of models
+FRAMES_TO_SCALER = 8  # of fxguard, at most, between a GradScaler's line and ours
+
+
+class Owner(Protocol):
+    """Whose outputs a loss is made of."""
+
+    def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
+        """Gradients may come to these parts of a loss, and from there to the owner's weights."""
+
+    def loss_graph_ran(self, loss: Loss, run: GraphRun, outputs: Sequence[Any]) -> None:
+        """A graph of a loss has returned, to which gradients may come."""
+
+    def judge_loss(self, loss: Loss) -> None:
+        """Say what is wrong with a loss. What this raises comes out of ``backward()``."""
+
+
+class Loss:
+    """What was computed from the outputs of one or several calls, as a batch of its own.
+
+    Args:
+        number: of the batch whose outputs it begins with.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.batch = Batch(number)
+        self.weights: ChainMap[int, tuple[Role, str]] = ChainMap()
+        self.forward = ActiveForward(self.batch, {}, self.weights, None)
+        self.tape = Tape(self.weights)
+        self.owners: list[Owner] = []  # the last to return last
+        self.roots: Sequence[Tensor] = ()  # what a backward that comes begins with
+        self.token = object()  # marks what it begins with, in metadata of autograd's nodes
+        self.has_ended = False  # a backward has begun since the last output was added
+        # What guarded models have returned: the batch that made it, and its label there.
+        self.given: dict[Key, tuple[Batch, str]] = {}
+
+    def add(
+        self,
+        made_in: Batch,
+        outputs: Iterable[tuple[str, Tensor]],
+        tensors: Mapping[int, tuple[Role, str]],
+        owner: Owner,
+    ) -> None:
+        """A guarded model has returned these."""
+        self.owners = [*(each for each in self.owners if each is not owner), owner]
+        self.batch.number = made_in.number
+        if not any(known is tensors for known in self.weights.maps):
+            self.weights.maps.append(tensors)  # type: ignore[arg-type] # nobody writes it
+        for label, tensor in outputs:
+            key = self.batch.given_later(tensor, label)
+            self.given[key] = made_in, label
+            self.batch.judged_before.add(key)
+            if tensor.grad_fn is not None:
+                metadata_of(tensor.grad_fn).setdefault(GIVEN, set()).add(self.token)
+
+    def may_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+        """Whether :meth:`is_read_by` is worth a look: most that a script calls is not."""
+        known, weights = self.batch.live.ids, self.weights
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # as of the gradient of a weight
+            return func in VIEWS
+        if name == "__set__":
+            return id(args[0]) in known
+        if func in BACKWARDS:
+            return True
+        for argument in args if not kwargs else (*args, *kwargs.values()):
+            if id(argument) in known or id(argument) in weights or type(argument) in NESTED:
+                return True
+        return False
+
+    def is_read_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call reads what it is made of."""
+        live = self.batch.live
+        # What comes after a backward, as an optimizer's step, may read weights, and is no loss.
+        weights = {} if self.has_ended else self.weights
+        return any(
+            isinstance(argument, Tensor)
+            and (live.key_of(argument) is not None or id(argument) in weights)
+            for argument in nodes.leaves((args, kwargs))
+        )
+
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a weight of the models that it is made with."""
+        groups = optimizer.param_groups
+        return any(id(weight) in self.weights for group in groups for weight in group["params"])
+
+    def differentiate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``torch.autograd.grad``: a loss may go on with what it returns."""
+        return self._observed(None, func, args, kwargs)
+
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation that belongs to it."""
+        # A view, and a loss times the scale of a GradScaler, are what they are made of.
+        if func in VIEWS or is_scaling(func):
+            noted = self.tape.before(func, args, kwargs)
+            key = self.batch.live.key_of(args[0])
+            result = func(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                if key is not None:
+                    self.batch.live.remember(result, key)
+                self.tape.after(noted, result)
+            return result
+        return self._observed(self.tape, func, args, kwargs)
+
+    def _observed(
+        self, tape: Tape | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        before = active.current()
+        try:
+            active.here.forward, self.forward.tape = self.forward, tape
+            return observe(func, args, kwargs)
+        finally:
+            active.here.forward = before
+
+    def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
+        """A compiled function of the script has run, as a graph."""
+        read = [x for x in run.live if isinstance(x, Tensor)]
+        for owner in self.owners:
+            owner.loss_comes(self, [x for x in read if x.requires_grad])
+            owner.loss_graph_ran(self, run, outputs)
+        self.batch.graph_ran(run, outputs)
+
+    def backward_comes(self, roots: Sequence[Tensor]) -> None:
+        """A backward is about to begin with these tensors."""
+        self.roots = roots
+        try:
+            for owner in self.owners:
+                owner.loss_comes(self, roots)
+            self.owners[-1].judge_loss(self)
+        finally:
+            self.roots = ()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Batch]:
+        """The batch with its numbers, to be judged; more may be added to it afterwards."""
+        batch, live = self.batch, self.batch.live
+        batch.ends = [key for root in self.roots if (key := live.key_of(root)) is not None]
+        pairs = list(batch.pairs)
+        try:
+            batch.read()
+            if not all(bool(numbers.isfinite().all()) for numbers in batch.statistics()):
+                self._read_given()
+            yield batch
+        finally:
+            batch.pairs[:] = pairs
+
+    def bad_roots(self) -> Iterator[Severity]:
+        """How bad those are that a backward begins with and that nobody has seen being made."""
+        for root in self.roots:
+            if self.batch.live.key_of(root) is None and _leads_to(root, self.token):
+                found = range_of(root)
+                if isinstance(found, Range) and found.severity:
+                    yield found.severity
+
+    def _read_given(self) -> None:
+        """Look what guarded models have returned: their batches have measured it."""
+        flows: dict[int, DataFlow] = {}
+        for key, (made_in, label) in self.given.items():
+            if id(made_in) not in flows:
+                flows[id(made_in)] = assemble(made_in)
+            flow = flows[id(made_in)]
+            returned = (e for e in made_in.events if isinstance(e, ModuleReturn) and not e.name)
+            rows = (row for event in returned for row in event.rows if row.label == label)
+            made = next((row.key for row in rows), None)
+            found = None if made is None else flow.ranges[flow.place[made]]
+            if isinstance(found, Range):
+                self.batch.given_was(key, found)
+
+
+def metadata_of(node: Any) -> dict[str, Any]:
+    """What belongs to a node of autograd, for whoever wants to keep something there."""
+    kept: dict[str, Any] = node.metadata
+    return kept
+
+
+def _leads_to(root: Tensor, token: object) -> bool:
+    """Whether a gradient of a tensor may come to what the model of a loss has returned."""
+    todo, seen = [root.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if token in metadata_of(node).get(GIVEN, ()):
+            return True
+        todo += [before for before, _ in node.next_functions]
+    return False
+
+
+def is_scaling(func: Any) -> bool:
+    """Whether a GradScaler is about to scale a loss."""
+    if name_of(func) != "mul":
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(FRAMES_TO_SCALER):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == torch.amp.grad_scaler.__file__:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,314 @@
+"""Operations of a script, noted as they run, for a graph that can run again.
+
+Operations that read what requires a gradient, and what is made of their results, become operations
+of the graph. Everything else that is read is an input of it. The graph is made when somebody asks
+for it: after a bad gradient.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from fxguard.batch._live_tensors import LiveTensors
+from fxguard.batch.events import GraphRun
+from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.errors import FxguardError
+from fxguard.graph.nodes import elements_of, leaves
+from fxguard.graph.operations import is_collective, name_of
+from fxguard.graph.random_state import RandomState, random_state_kept
+from fxguard.graph.source_lines import source_of_caller
+from fxguard.graph.tables import RANDOM
+from fxguard.graph.torch_settings import settings_now
+from fxguard.measure.at_hand import has_memory, version_of
+from fxguard.measure.func_levels import are_levels_open
+from fxguard.plan.reader import make_plan
+from fxguard.records import Role, Source
+
+__all__ = ["Noted", "Tape"]
+
+MOST_CALLS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """A tensor among the arguments of a call, by its number on the tape."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Noted:
+    """One operation that is about to run, or has run."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: dict[int, int | None]  # of the tensors among them, by identity
+    module: str = ""  # in which it runs
+    with_grad: bool = True  # not under no_grad
+    source: Source | None = None
+    # Paths in the result to numbers of tensors.
+    made: tuple[tuple[tuple[int, ...], int], ...] = ()
+    written: set[int] = field(default_factory=set)  # numbers of tensors that it has changed
+
+
+class Tape:
+    """The operations between some tensors and a loss.
+
+    Args:
+        names: id of a parameter or buffer to its role and qualified name.
+    """
+
+    def __init__(self, names: Mapping[int, tuple[Role, str]]) -> None:
+        self.names = names
+        self.calls: list[Noted] = []
+        self.inputs: dict[int, tuple[Tensor, int | None]] = {}  # by number, with their versions
+        self.is_repeatable = True  # no input was written
+        self.random_state: RandomState | None = None
+        self.restore_settings: Callable[[], None] | None = None
+        self._leaves: list[tuple[Tensor, str]] = []
+        self._live = LiveTensors()
+        self._count = 0
+        self._most_calls = MOST_CALLS  # until dead ones are forgotten
+
+    def before(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = ""
+    ) -> Noted:
+        """An operation is about to run in a module."""
+        if self.restore_settings is None:
+            self.restore_settings = settings_now()
+        if self.random_state is None and name_of(func) in RANDOM:
+            self.random_state = RandomState.now((args, kwargs))
+        versions = {id(x): version_of(x) for x in _tensors((args, kwargs))}
+        return Noted(func, args, kwargs, versions, module, torch.is_grad_enabled())
+
+    def after(self, call: Noted, result: Any) -> None:
+        """The operation has run, and has returned this."""
+        read = list(_tensors((call.args, call.kwargs)))
+        if are_levels_open() or any(id(x) not in call.versions for x in read):
+            return  # under torch.func; or the call has changed its arguments, as a deep copy does
+        written = [x for x in read if version_of(x) != call.versions[id(x)]]
+        made = list(elements_of(result))
+        if not (made or written) or not any(map(self._belongs_to(call), read)):
+            return
+        call.args, call.kwargs = _replaced((call.args, call.kwargs), self._number_of(call))
+        for tensor in written:
+            known = self._live_number(tensor, call.versions[id(tensor)])
+            if known is None or known in self.inputs:
+                self.is_repeatable = False
+            else:
+                keys = self._live.written(tensor, call.versions[id(tensor)])
+                call.written.update(key.value for key in keys)
+        call.made = tuple((path, self._new(x)) for path, x in made)
+        call.source = source_of_caller()
+        call.versions = {}
+        self.calls.append(call)
+
+    def _belongs_to(self, call: Noted) -> Callable[[Tensor], bool]:
+        def belongs(tensor: Tensor) -> bool:
+            if tensor.requires_grad:
+                return True
+            number = self._live_number(tensor, call.versions[id(tensor)])
+            return number is not None and number not in self.inputs
+
+        return belongs
+
+    def _number_of(self, call: Noted) -> Callable[[Tensor], _Ref]:
+        def number_of(tensor: Tensor) -> _Ref:
+            before = call.versions[id(tensor)]
+            number = self._live_number(tensor, before)
+            if number is None:
+                number = self._new(tensor)
+                self.inputs[number] = tensor, before
+                if tensor.requires_grad and tensor.is_leaf:
+                    self._leaves.append((tensor, self._name_of(tensor, call)))
+            return _Ref(number)
+
+        return number_of
+
+    def _live_number(self, tensor: Tensor, version: int | None) -> int | None:
+        key = self._live.key_at(tensor, version)
+        return None if key is None else key.value
+
+    def _new(self, tensor: Tensor) -> int:
+        self._count += 1
+        self._live.remember(tensor, Key(BETWEEN_GRAPHS, self._count))
+        return self._count
+
+    def _name_of(self, tensor: Tensor, call: Noted) -> str:
+        """``weight fc.weight``, ``input[1] of mul``."""
+        if id(tensor) in self.names:
+            role, name = self.names[id(tensor)]
+            return f"{role.value} {name}"
+        read = _tensors((call.args, call.kwargs))
+        position = next(i for i, each in enumerate(read) if each is tensor)
+        return f"input[{position}] of {name_of(call.func)}"
+
+    def new_leaves(self) -> list[tuple[Tensor, str]]:
+        """The leaves of autograd that operations have read since it was asked last, with names."""
+        found, self._leaves = self._leaves, []
+        return found
+
+    def forget_dead(self) -> None:
+        """Forget operations whose results nobody can ask for any more."""
+        if len(self.calls) < self._most_calls:
+            return
+        self.calls = self._leading_to(self._live.alive())
+        self.inputs = self._inputs_of(self.calls)
+        self._most_calls = max(MOST_CALLS, 2 * len(self.calls))
+
+    def _inputs_of(self, calls: Iterable[Noted]) -> dict[int, tuple[Tensor, int | None]]:
+        read = {ref.number for call in calls for ref in _refs((call.args, call.kwargs))}
+        return {number: known for number, known in self.inputs.items() if number in read}
+
+    def _leading_to(self, results: Collection[int]) -> list[Noted]:
+        """The calls that have made some tensors, or have written them."""
+        read: set[int] = set()
+        found: list[Noted] = []
+        for call in reversed(self.calls):
+            changed = call.written.union(number for _, number in call.made)
+            if any(number in results or number in read for number in changed):
+                found.append(call)
+                read.update(ref.number for ref in _refs((call.args, call.kwargs)))
+        return found[::-1]
+
+    def number_of(self, root: Tensor) -> int | None:
+        """The number of a tensor that an operation on the tape has made."""
+        number = self._live_number(root, version_of(root))
+        return None if number is None or number in self.inputs else number
+
+    def run(self, root: int) -> GraphRun:
+        """The operations that lead to one tensor, as a run of a graph.
+
+        Args:
+            root: its number.
+
+        Raises:
+            FxguardError: where they cannot run again: an input was written since, or freed, or a
+                collective would be issued.
+        """
+        calls = self._leading_to({root})
+        if not self.is_repeatable or any(is_collective(call.func) for call in calls):
+            raise FxguardError("operations between graphs that cannot run again")
+        known = self._inputs_of(calls)
+        if not all(_is_as_it_was(*each) for each in known.values()):
+            raise FxguardError("an input of operations between graphs was changed or freed")
+        graph = _graph_of(calls, known, root)
+        graph_module = GraphModule(torch.nn.Module(), graph)
+        inputs = [tensor for tensor, _ in known.values()]
+        self._find_examples(graph_module, inputs)
+        arguments = {
+            position: self.names[id(tensor)]
+            for position, tensor in enumerate(inputs)
+            if id(tensor) in self.names
+        }
+        plan = make_plan(graph_module, {}, arguments, has_marks=False)
+        for node in graph.nodes:
+            node.meta.pop("example_value", None)
+        statistics = torch.empty((0, 2))
+        return GraphRun(
+            plan, graph_module, statistics, tuple(inputs), self.random_state, ("", ""), ()
+        )
+
+    def _find_examples(self, graph_module: GraphModule, inputs: Sequence[Tensor]) -> None:
+        """Run the graph once, under the settings of the first run, for an example of each value."""
+        restore = settings_now()
+        try:
+            with random_state_kept(inputs):
+                if self.random_state is not None:
+                    self.random_state.restore()
+                if self.restore_settings is not None:
+                    self.restore_settings()
+                _WithExamples(graph_module).run(*map(_plain, inputs))
+        finally:
+            restore()
+
+
+def _graph_of(calls: Iterable[Noted], inputs: Iterable[int], root: int) -> Graph:
+    """A graph of some calls.
+
+    Args:
+        calls: in order.
+        inputs: the numbers of tensors that they read and do not make.
+        root: the number of what it returns.
+    """
+    graph = Graph()
+    nodes = {number: graph.placeholder(f"input_{number}") for number in inputs}
+    with_grad = True
+    for call in calls:
+        if call.with_grad != with_grad:
+            with_grad = call.with_grad
+            graph.call_function(torch._C._set_grad_enabled, (with_grad,))
+        args, kwargs = _replaced((call.args, call.kwargs), lambda ref: nodes[ref.number])
+        if getattr(call.func, "__name__", "") == "__get__":  # of an attribute
+            node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))
+        else:
+            node = graph.call_function(call.func, args, kwargs)
+        if call.source is not None:
+            node.meta["stack_trace"] = _trace_of(call.source)
+        if call.module:
+            node.meta["nn_module_stack"] = {call.module: (call.module, "")}
+        for path, number in call.made:
+            part = node
+            for index in path:
+                part = graph.call_function(operator.getitem, (part, index))
+            nodes[number] = part
+    graph.output((nodes[root],))
+    return graph
+
+
+class _WithExamples(Interpreter):
+    """Runs a graph, and keeps what each node made as its example."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+
+    def run_node(self, n: Node) -> Any:
+        n.meta["example_value"] = result = super().run_node(n)
+        return result
+
+
+def _is_as_it_was(tensor: Tensor, version: int | None) -> bool:
+    """Whether an input holds what it held; subclasses may issue collectives in any operation."""
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
+    return is_plain and has_memory(tensor) and version_of(tensor) == version
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers, for a graph that may write them."""
+    if not tensor.requires_grad:
+        return tensor.detach().clone()
+    return tensor.detach().clone().requires_grad_().clone()
+
+
+def _trace_of(source: Source) -> str:
+    return f'File "{source.file}", line {source.line}, in script\n    {source.code}'
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+
+
+def _refs(value: Any) -> Iterator[_Ref]:
+    return (leaf for leaf in leaves(value) if isinstance(leaf, _Ref))
+
+
+def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """The same arguments with each tensor, or what stands for one, replaced."""
+    if isinstance(value, (Tensor, _Ref)):
+        return replace(value)
+    if isinstance(value, (tuple, list)):
+        items = [_replaced(item, replace) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: _replaced(item, replace) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_replaced(x, replace) for x in (value.start, value.stop, value.step)))
+    return value

@@ -1,0 +1,199 @@
+"""Follows what a script computes from the outputs of guarded models, up to its backward.
+
+Between the return of a guarded model and the backward a torch function mode stands at the bottom of
+the thread's stack. It looks at operations that read what the model returned, what was made of that,
+or a weight of the model. Everything else passes. A function of the script that is compiled is
+compiled anew under the mode, with checks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, overrides
+from torch._C import _len_torch_function_stack
+from torch.nn import Module
+
+from fxguard.batch import active
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun
+from fxguard.batch.loss import BACKWARDS, Loss, Owner
+from fxguard.batch.module_hooks import may_fuse
+from fxguard.batch.observer import Observer, set_function_modes
+from fxguard.capture import dynamo, plain_python
+from fxguard.capture.backend import CheckingBackend
+from fxguard.graph import nodes
+from fxguard.records import Role
+
+__all__ = ["Following"]
+
+MOST_EVENTS = 4096  # of forwards that no backward follows, until they are forgotten
+
+
+class _Here(threading.local):
+    following: Following | None = None  # whose mode stands on the stack
+
+
+_here = _Here()
+
+
+class Following(Observer):
+    """Follows the losses of one thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plain_python.prepare_tracing()
+        self.loss: Loss | None = None
+        self.stands_aside_for: Module | None = None  # which may take a fused kernel
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        loss = self.loss
+        if (
+            torch.compiler.is_dynamo_compiling()
+            or loss is None
+            or not loss.may_read(func, args, kwargs)
+        ):
+            return func(*args, **(kwargs or {}))
+        return follow(loss, func, args, kwargs or {})
+
+    def returned(
+        self,
+        made_in: Batch,
+        outputs: Iterable[tuple[str, Tensor]],
+        tensors: Mapping[int, tuple[Role, str]],
+        owner: Owner,
+    ) -> None:
+        """A guarded model has returned what a backward may begin from.
+
+        Args:
+            made_in: its batch, which has ended.
+            outputs: what it returned, with labels.
+            tensors: id of a parameter or buffer to its role and qualified name.
+            owner: of the model.
+        """
+        loss = self.loss
+        if loss is None or loss.has_ended or len(loss.batch.events) > MOST_EVENTS:
+            self.loss = loss = Loss(made_in.number)
+        loss.tape.forget_dead()
+        loss.add(made_in, outputs, tensors, owner)
+
+    def go_on(self) -> None:
+        """Put the mode on the stack, if there is a loss to follow."""
+        if self.loss is not None and not self.loss.has_ended:
+            _here.following = self
+            dynamo.hear_of_modules(self, _before_fused, _after_fused)
+            self._enter()
+
+    def _enter(self) -> None:
+        # Below all others: whoever has entered one will leave that one.
+        set_function_modes([self, *_modes_but(self)])
+
+    def _leave(self) -> None:
+        if _len_torch_function_stack() and self in overrides._get_current_function_mode_stack():
+            set_function_modes(_modes_but(self))
+
+    def forget(self) -> None:
+        """An optimizer is about to change weights: no backward can run again."""
+        self.stop()
+        self.loss = None
+
+    def retire(self) -> None:
+        """Let go of everything, from any thread; a mode that stays on a stack does nothing."""
+        self.loss = None
+        dynamo.hear_of_modules(self, None, None)
+
+    def stop(self) -> None:
+        """Take the mode off the stack."""
+        if _here.following is self:
+            _here.following = self.stands_aside_for = None
+            dynamo.hear_of_modules(self, None, None)
+        self._leave()
+
+    def stand_aside(self, module: Module, args: tuple[Any, ...]) -> None:
+        """A module of the script is about to run: under a mode it would take another kernel."""
+        if self.stands_aside_for is not None or not may_fuse(module):
+            return
+        given = [x for x in nodes.leaves(args) if isinstance(x, Tensor)]
+        if torch.is_grad_enabled() and (not given or any(x.requires_grad for x in given)):
+            return  # it takes the same one, and may be a part of the loss
+        self.stands_aside_for = module
+        self._leave()
+
+    def come_back(self, module: Module) -> None:
+        """A module of the script has returned, or has raised."""
+        if self.stands_aside_for is module:
+            self.stands_aside_for = None
+            self._enter()
+
+
+def _before_fused(module: Module, args: tuple[Any, ...]) -> None:
+    if not torch.compiler.is_dynamo_compiling() and _here.following is not None:
+        _here.following.stand_aside(module, args)
+
+
+def _after_fused(module: Module, *rest: Any) -> None:
+    if not torch.compiler.is_dynamo_compiling() and _here.following is not None:
+        _here.following.come_back(module)
+
+
+def _modes_but(mode: Following) -> list[Any]:
+    return [each for each in overrides._get_current_function_mode_stack() if each is not mode]
+
+
+# TorchDynamo is active between graphs, and would compile fxguard's own functions one by one.
+@torch.compiler.disable
+def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one operation of a script, and look at it where it belongs to the loss."""
+    if active.current() is not None:
+        return func(*args, **kwargs)
+    if func not in BACKWARDS:
+        if loss.is_read_by(args, kwargs):
+            return loss.observe(func, args, kwargs)
+        return func(*args, **kwargs)
+    given = args[0] if args else kwargs.get("outputs")
+    with torch._C.DisableTorchFunction():
+        loss.backward_comes([x for x in nodes.leaves(given) if isinstance(x, Tensor)])
+    if kwargs.get("create_graph"):
+        return loss.differentiate(func, args, kwargs)
+    loss.has_ended = True
+    return func(*args, **kwargs)
+
+
+def _traced() -> None:
+    """An operation of a function of the script is being traced: its graph gets checks."""
+    if _current_loss() is not None:
+        dynamo.wrap_backend(_checking)
+
+
+def _checking(inner: dynamo.Backend) -> dynamo.Backend:
+    return inner if isinstance(inner, CheckingBackend) else CheckingBackend(inner, _graph_ran)
+
+
+def _graph_ran(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+    """A graph that was compiled under a mode has run: now, and under whichever mode is there."""
+    loss = _current_loss()
+    if outputs is not None and loss is not None and loss.is_read_by(run.live, {}):
+        loss.graph_ran(run, outputs)
+
+
+def _current_loss() -> Loss | None:
+    """The loss that this thread computes. While TorchDynamo traces, it has emptied the stack."""
+    following = _here.following
+    loss = None if following is None else following.loss
+    return None if loss is None or loss.has_ended else loss
+
+
+plain_python.traced_under_observer.append(_traced)
+dynamo.leave_to_python(Following.__torch_function__)
+dynamo.leave_to_python(Loss.may_read)
+dynamo.leave_to_python(_before_fused)
+dynamo.leave_to_python(_after_fused)

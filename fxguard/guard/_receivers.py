@@ -1,0 +1,149 @@
+"""Who hears of a report: a terminal and the logger, an exception, a warning, a file, a callable.
+
+Reports go to stderr, beside the traceback of the exception. The logger ``fxguard`` gets one line
+for each report that is printed, with the report as ``record.report``: an error before an exception,
+a warning before a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from fxguard.findings import Origin, OriginKey
+from fxguard.graph.source_lines import warn_user
+from fxguard.guard.recorder import Recorder
+from fxguard.ranks import agreement
+from fxguard.report import terminal
+from fxguard.report.errors import NonFiniteError
+from fxguard.report.report import Report
+from fxguard.report.terminal import Progress
+from fxguard.trace.file import TraceWriter
+from fxguard.trace.trace import TracedBatch
+from fxguard.verdict.report_of import Finished
+
+__all__ = ["Detection", "Receiver", "Seen", "ToFile", "receivers_for"]
+
+LOGGER = logging.getLogger("fxguard")
+
+__tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """A report on its way out."""
+
+    report: Report
+    finished: Finished  # the batch of this rank
+    error: Exception | None  # what an exception names as its cause
+    is_new: bool  # one of its origins has not been reported before
+    tells: bool | None  # whether this rank prints it; None where the ranks did not agree on that
+
+
+Receiver = Callable[[Detection], object]
+
+
+def receivers_for(on_detect: str | Callable[[Report], object], stream: str) -> Iterator[Receiver]:
+    """Who hears of a report."""
+    if callable(on_detect):
+        yield lambda detection: on_detect(detection.report)
+    elif on_detect == "raise":
+        yield _Printed(stream, logging.ERROR, stops=True)
+        yield _raise
+    else:
+        yield _Printed(stream, logging.WARNING, stops=False)
+        yield _warn
+
+
+def _raise(detection: Detection) -> None:
+    raise NonFiniteError(detection.report.summary, detection.report) from detection.error
+
+
+def _warn(detection: Detection) -> None:
+    if detection.is_new:
+        warn_user(detection.report.one_line)
+
+
+class Seen:
+    """The origins of reports, for all threads."""
+
+    def __init__(self) -> None:
+        self._keys: set[OriginKey] = set()
+        self._lock = threading.Lock()
+
+    def adds(self, origins: Iterable[Origin]) -> bool:
+        """Whether one of some origins is new; now none of them is."""
+        keys = {origin.key for origin in origins if not origin.follows}
+        with self._lock:
+            new = not keys <= self._keys
+            self._keys |= keys
+        return new
+
+
+class _Printed:
+    """Prints a report, on one of the ranks that have found it, and tells the logger.
+
+    Args:
+        stream: of ``sys``.
+        level: of the logger.
+        stops: whether the run ends then: the report is printed even where it is not new.
+    """
+
+    def __init__(self, stream: str, level: int, *, stops: bool) -> None:
+        self.stream = stream
+        self.level = level
+        self.stops = stops
+        self.serial = next(_serials)  # the same on all ranks that instrument the same models
+
+    def __call__(self, detection: Detection) -> None:
+        report, whole = detection.report, detection.tells
+        if not (detection.is_new or self.stops):
+            return
+        if whole is None:  # where the run ends one report is enough, whatever others have found
+            what = f"batch {report.batch_number}" if self.stops else report.origins[0].message
+            whole = agreement.is_first_to_tell(f"{self.serial}: {what}")
+        rank = agreement.current_rank()
+        text = str(report) if whole else report.message
+        if report.rank != rank:
+            text = f"rank {rank}: told by {text}"
+        terminal.write(text, getattr(sys, self.stream), flush=rank is not None)
+        LOGGER.log(self.level, report.one_line, extra={"report": report})
+
+
+_serials = itertools.count()
+
+
+class ToFile:
+    """Writes every frame of a batch into the file of the traces."""
+
+    def __init__(self, writer: TraceWriter, recorder: Recorder) -> None:
+        self.writer = writer
+        self.recorder = recorder
+        self._written = Seen()
+
+    def __call__(self, detection: Detection) -> None:
+        found_here = detection.report.rank == agreement.current_rank()
+        if found_here and self._written.adds(detection.report.origins):
+            self.write(detection.finished, detection.report)
+
+    def write(self, finished: Finished, report: Report | None = None) -> None:
+        """Add a batch that has ended.
+
+        A batch that cannot be written is warned of: a full disk ends no training, and hides no
+        report.
+        """
+        batch, recorder = finished.batch, self.recorder
+        with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
+            frames = tuple(recorder.frames_of(finished, progress.advance, just_ended=True))
+        verdict = () if report is None else tuple(report.verdict)
+        origins = () if report is None else report.origins
+        blamed = tuple(o.frame.index for o in origins if o.frame.phase == "forward")
+        traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
+        try:
+            self.writer.write(traced, agreement.current_rank())
+        except OSError as error:
+            warn_user(f"the trace could not be written: {error}")

@@ -1,0 +1,62 @@
+"""Hooks on the steps of all optimizers, which keep nobody alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["StepHooks"]
+
+
+class StepHooks:
+    """Calls methods before and after each step of an optimizer, while their object is alive.
+
+    A step that is compiled calls neither.
+
+    Args:
+        before: a bound method; None for none.
+        after: likewise.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[Optimizer], object] | None = None,
+        after: Callable[[Optimizer], object] | None = None,
+    ) -> None:
+        handles: list[RemovableHandle] = []
+        if before is not None:
+            handles.append(register_optimizer_step_pre_hook(_hook(before)))
+        if after is not None:
+            handles.append(register_optimizer_step_post_hook(_hook(after)))
+        self._close = weakref.finalize(self, _remove, handles)
+
+    def close(self) -> None:
+        """Take the hooks away; so does the garbage collector."""
+        self._close()
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _hook(method: Callable[[Optimizer], object]) -> Callable[[Optimizer, Any, Any], None]:
+    reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        call = reference()
+        if call is not None:
+            call(optimizer)
+
+    return hook

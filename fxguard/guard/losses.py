@@ -1,0 +1,99 @@
+"""The losses of one or several guarded models, in each thread that calls them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.loss import Owner
+from fxguard.capture.following import Following
+from fxguard.graph import marks
+from fxguard.guard._names import Names
+from fxguard.guard._step_hooks import StepHooks
+
+__all__ = ["Losses"]
+
+
+class Losses:
+    """Follows what scripts compute from the outputs of guarded models, while it is open."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        # A training that has raised may never close it: nothing of it stays on the stack then.
+        self._all: list[Following] = []  # one for each thread
+        weakref.finalize(self, _forget, self._here, self._all)
+        self._is_open = True
+        self._hooks = StepHooks(self._step_comes)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While a guarded model runs, no operation of it belongs to a loss."""
+        following = self._following()
+        try:
+            following.stop()
+            yield
+        finally:
+            following.go_on()
+
+    def returned(self, made_in: Batch, output: Any, names: Names, owner: Owner) -> None:
+        """A guarded model has returned.
+
+        Args:
+            made_in: its batch, which has ended.
+            output: what it returned.
+            names: of its weights.
+            owner: of the model.
+        """
+        if not (self._is_open and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return
+        labels, tensors = marks.flatten_call((), {}, output)
+        outputs = [(label, x) for label, x, _ in marks.rows_of(labels, tensors) if x is not None]
+        if not any(tensor.requires_grad for _, tensor in outputs):
+            return
+        self._following().returned(made_in, outputs, names.tensors, owner)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        self._is_open = False
+        self._hooks.close()
+        _forget(self._here, self._all)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether this thread has computed a part of a loss, and no backward has come yet."""
+        loss = self._following().loss
+        return loss is not None and not loss.has_ended
+
+    def is_read_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a call reads what a loss is made of."""
+        loss = self._following().loss
+        return loss is not None and loss.is_read_by(args, kwargs)
+
+    def _step_comes(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to make a step in this thread."""
+        following = self._following()
+        if following.loss is not None and following.loss.is_of(optimizer):
+            following.forget()
+
+    def _following(self) -> Following:
+        """That of this thread."""
+        if not hasattr(self._here, "following"):
+            self._here.following = Following()
+            self._all.append(self._here.following)
+        following: Following = self._here.following
+        return following
+
+
+def _forget(here: threading.local, of_all_threads: list[Following]) -> None:
+    following: Following | None = getattr(here, "following", None)
+    if following is not None:
+        following.forget()
+    for each in of_all_threads:
+        each.retire()

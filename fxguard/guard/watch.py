@@ -1,0 +1,64 @@
+"""``watch``: a stretch of a training script, with what it does between forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.nn import Module
+
+from fxguard.errors import UsageError
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrument import instrument, remove
+from fxguard.guard.instrumented import find_guard, unwrapped
+from fxguard.guard.losses import Losses
+
+__all__ = ["watch"]
+
+
+@contextlib.contextmanager
+def watch(model: Module, **options: Any) -> Iterator[Guard]:
+    """Watch whole training steps: forward, loss, backward, optimizer.
+
+    In a ``with`` block around the loop, what the block computes from the model's outputs is checked
+    too, in the thread that calls the model and up to ``backward()``; and so are the model's weights
+    after each step of an optimizer of ``torch.optim`` that holds them.
+
+    Args:
+        model: any ``nn.Module``, compiled or wrapped in DistributedDataParallel, too. One that
+            :func:`instrument` was called on keeps its guard; any other has one for this block.
+        options: those of :func:`instrument`, for a model that is not instrumented yet.
+
+    Yields:
+        The model's :class:`Guard`.
+
+    Raises:
+        FxguardError: when the arguments cannot work, or the model is watched already.
+
+    Example:
+        >>> with fxguard.watch(model):
+        ...     for batch, target in loader:
+        ...         loss = (model(batch) - target).pow(2).mean().log()
+        ...         loss.backward()  # raises fxguard.NonFiniteError: log made inf (train.py:3)
+        ...         optimizer.step()
+    """
+    inner = unwrapped(model) if isinstance(model, Module) else model
+    is_ours = find_guard(inner) is None
+    if is_ours:
+        instrument(inner, **options)
+    elif options:
+        raise UsageError(f"this {type(inner).__name__} is instrumented already, with its options")
+    guard = find_guard(inner)
+    assert isinstance(guard, Guard)
+    if guard.whole_step is not None:
+        raise UsageError(f"this {type(inner).__name__} is watched already")
+    losses = Losses()
+    guard.watch_steps(losses)
+    try:
+        yield guard
+    finally:
+        guard.stop_watching_steps()
+        losses.close()
+        if is_ours:
+            remove(inner)

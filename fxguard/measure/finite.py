@@ -1,0 +1,84 @@
+"""Whether many tensors are finite: one number of each, and one wait for each device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fxguard.measure.at_hand import own_arithmetic, range_of
+from fxguard.records import Range, Severity
+
+__all__ = ["Finite", "is_plain"]
+
+T = TypeVar("T")
+
+
+class Finite(Generic[T]):
+    """Looks at tensors one after the other, and says at the end which of them are not finite.
+
+    Attributes:
+        largest: the largest magnitude of a sum; known when :meth:`bad` has ended.
+
+    Example:
+        >>> finite = Finite()
+        >>> finite.look_at("weight", torch.tensor([1.0, math.nan]))
+        >>> list(finite.bad())
+        [("weight", <Severity.NAN: 2>)]
+    """
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self._found: list[tuple[T, Severity]] = []
+        # By device: what was looked at there, and one number of each.
+        self._waiting: dict[torch.device, list[tuple[T, Tensor]]] = {}
+
+    def look_at(self, what: T, tensor: Tensor) -> None:
+        """Look at one tensor.
+
+        Args:
+            what: stands for it in :meth:`bad`.
+            tensor: of any kind; one that knows few operations passes for finite.
+        """
+        with torch._C.DisableTorchFunction():
+            bare = tensor.detach() if tensor.requires_grad else tensor
+            if not is_plain(bare):
+                self._look_closely(what, bare)
+            elif bare.is_cpu:
+                total = bare.sum().item()
+                self.largest = max(self.largest, abs(total))
+                if not math.isfinite(total):
+                    self._look_closely(what, bare)
+            elif bare.numel() and not bare.is_meta:
+                # Nobody waits for the device before the end.
+                number = torch.stack(torch.aminmax(bare)).float().abs().sum()
+                self._waiting.setdefault(bare.device, []).append((what, number))
+
+    def _look_closely(self, what: T, tensor: Tensor) -> None:
+        """Look at a tensor of which one sum does not say that it is finite."""
+        with contextlib.suppress(Exception):
+            found = range_of(tensor)
+            if isinstance(found, Range) and found.severity:
+                self._found.append((what, found.severity))
+
+    def bad(self) -> Iterator[tuple[T, Severity]]:
+        """What was not finite, and how bad it was."""
+        yield from self._found
+        for waiting in self._waiting.values():
+            with own_arithmetic():
+                numbers = torch.stack([number for _, number in waiting]).tolist()
+            for (what, _), number in zip(waiting, numbers, strict=True):
+                self.largest = max(self.largest, number)
+                if severity := Severity.of(number):
+                    yield what, severity
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it can be summed: that of a DTensor would be a collective."""
+    is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+    is_ours = type(tensor) in (Tensor, torch.nn.Parameter)
+    return is_ours and is_dense and tensor.is_floating_point()

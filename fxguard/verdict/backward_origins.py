@@ -1,0 +1,222 @@
+"""Where a bad gradient began, for the user to read: origins, and frames of the backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fxguard.batch.kept_run import KeptRun
+from fxguard.findings import GRADIENT_OF, Fix, Origin
+from fxguard.formats import LIMITS
+from fxguard.graph.source_lines import source_of_trace
+from fxguard.plan.plan import Step
+from fxguard.records import GRADIENT, Frame, Range, Row, Severity
+from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
+from fxguard.rerun.edges import BackwardOf, Gradients
+from fxguard.verdict import origins
+from fxguard.verdict.backward import (
+    Suspect,
+    cause_of_backward,
+    largest_factor,
+    limit_of_backward,
+)
+from fxguard.verdict.explain import with_counts
+from fxguard.verdict.fixes import fixes_for
+from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.operands import gradient_text, operands_text
+from fxguard.verdict.surroundings import Surroundings
+
+__all__ = ["Backward", "BadLeaf", "origin_of", "origin_of_leaves"]
+
+MOST_NAMES = 3  # of leaves
+
+
+@dataclass(frozen=True, slots=True)
+class BadLeaf:
+    """A weight, or an input, whose gradient was bad."""
+
+    name: str  # "weight fc.weight", "x"
+    severity: Severity
+
+
+class Backward:
+    """A second run of the backward of one graph: its operations, and their frames.
+
+    Args:
+        kept: the run of the graph.
+        gradients: of the second run.
+        first: index of its first frame among those of the whole backward.
+    """
+
+    def __init__(self, kept: KeptRun, gradients: Gradients, first: int = 0) -> None:
+        self.kept = kept
+        self.gradients = gradients
+        self.plan = kept.event.plan
+        # In order of the backward, with the indices of their frames.
+        self.order = {each: first + i for i, each in enumerate(reversed(gradients.operations))}
+        self._steps = {
+            (step.inside, step.node): (index, step)
+            for index, step in enumerate(self.plan.steps)
+            if step.counts
+        }
+
+    def step_of(self, operation: BackwardOf) -> tuple[int, Step] | None:
+        """The operation as the plan knows it."""
+        return self._steps.get(operation.place)
+
+    def frame_of(self, operation: BackwardOf) -> Frame:
+        """What came in and what it handed back."""
+        known = self.step_of(operation)
+        module = "" if known is None else self.kept.event.running_name(known[1].module)
+        totals = self.gradients.totals
+        came_in = [totals.get(value) for value in operation.made]
+        labels = ["output"] if len(came_in) == 1 else [f"output[{i}]" for i in range(len(came_in))]
+        rows = [_row(label, found) for label, found in zip(labels, came_in, strict=True)]
+        rows += [_row(edge.label, edge.range) for edge in operation.edges]
+        return Frame(
+            name=module,
+            kind=operation.call.kind,
+            is_op=True,
+            rows=tuple(rows),
+            source=source_of_trace(operation.node.meta.get("stack_trace")),
+            batch_number=self.kept.batch_number,
+            index=self.order[operation],
+            phase="backward",
+        )
+
+    def frames(self, up_to: BackwardOf | None) -> Iterator[Frame]:
+        """In order of the backward, to an operation and with it; all of them where it is None."""
+        for operation in self.order:
+            if operation is up_to or (
+                any(edge.range is not None for edge in operation.edges) and self.step_of(operation)
+            ):
+                yield self.frame_of(operation)
+            if operation is up_to:
+                return
+
+
+def _row(label: str, found: Range | None) -> Row:
+    if found is None:
+        return Row(GRADIENT + label, note="None")
+    return Row(GRADIENT + label, found.abs_min, found.abs_max)
+
+
+def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -> Origin:
+    """Where a bad gradient began, described for the user.
+
+    Args:
+        backward: of the graph.
+        suspect: one of :func:`~fxguard.verdict.backward.suspects_in`.
+        leaves: whose gradients were bad.
+    """
+    operation, edge = suspect.operation, suspect.edge
+    names = [leaf.name.removeprefix("weight ") for leaf in leaves[:MOST_NAMES]]
+    gradients = "the gradient" if len(leaves) == 1 else "the gradients"
+    spread = (f"{gradients} of {names[0]}", *names[1:])
+    if operation is None or edge is None:
+        return _of_sum(backward, suspect, spread, len(leaves))
+    frame = backward.frame_of(operation)
+    origin = Origin(
+        frame=frame,
+        problem=suspect.severity.problem,
+        what=operation.call.kind,
+        row=GRADIENT + edge.label,
+        spread=spread,
+        spread_count=len(leaves),
+    )
+    nothing: BackwardEvidence | None = None
+    seen = or_else(
+        nothing, evidence_of_backward, backward.kept, backward.gradients, operation, edge
+    )
+    if seen is None:
+        return origin
+    factor = largest_factor(backward.kept, backward.gradients, suspect)
+    cause = or_else("unknown", cause_of_backward, seen, factor)
+    return replace(
+        with_counts(origin, seen.detail),
+        cause=cause,
+        operands=or_else("", _operands, backward, seen, edge.label),
+        dtype=seen.gradient.dtype,
+        limit=LIMITS.get(seen.gradient.dtype),
+        needed=seen.gradient.needed if suspect.severity is Severity.INF else None,
+        fixes=_fixes(backward, seen.made_by or operation, cause, seen, factor),
+    )
+
+
+def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:
+    """The numbers at the bad element: of forward, where something was bad there already."""
+    if seen.made_by is None or seen.forward is None:
+        return gradient_text(seen.gradient, seen.came_in, label)
+    frame = backward.frame_of(seen.made_by)
+    where = "" if frame.source is None else f" ({frame.source.place})"
+    problem = "NaN" if math.isnan(seen.forward.number) else "inf"
+    return f"it read {problem} that {frame.kind}{where} made: {operands_text(seen.forward)}"
+
+
+def _fixes(
+    backward: Backward, operation: BackwardOf, cause: str, seen: BackwardEvidence, factor: float
+) -> tuple[Fix, ...]:
+    if cause == "loss scale":
+        return (Fix("advice", _smaller_scale(seen, factor)),)
+    known = backward.step_of(operation)
+    if known is None or not known[1].outputs:
+        return ()
+    index, step = known
+    blame = origins.Blame(step.outputs[0], index, Severity.NAN)
+    around = Surroundings(backward.plan.steps, backward.plan.values, blame)
+    nothing: tuple[Fix, ...] = ()
+    return or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
+
+
+def _smaller_scale(seen: BackwardEvidence, factor: float) -> str:
+    """``a loss scale of 2**15 at most``."""
+    needed = seen.gradient.needed
+    assert needed is not None
+    largest = math.floor(math.log2(limit_of_backward(seen) / needed * factor))
+    return f"a loss scale of 2**{largest} at most, or bfloat16"
+
+
+def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count: int) -> Origin:
+    """Finite gradients that have no finite sum."""
+    makers = (o for o in backward.gradients.operations if suspect.summed in o.made)
+    maker = next(makers, None)
+    frame = Frame("", "sum of gradients", True, (), phase="backward")
+    what = "an input of the graph"
+    if maker is not None:
+        frame = backward.frame_of(maker)
+        what = f"the result of {frame.title.removesuffix(' (backward)')}"
+    assert suspect.summed is not None
+    if name := backward.gradients.weights.get(suspect.summed):
+        what = f"weight {name}"
+    return Origin(
+        frame=frame,
+        problem=suspect.severity.problem,
+        what=GRADIENT_OF + what,
+        row="grad of output",
+        cause="overflow",
+        operands="finite gradients come from several operations, and their sum is not finite",
+        spread=spread,
+        spread_count=count,
+    )
+
+
+def origin_of_leaves(leaves: Sequence[BadLeaf], came_in: tuple[int, Severity] | None) -> Origin:
+    """The same where no operation can be accused.
+
+    Args:
+        leaves: whose gradients were bad.
+        came_in: the output of the model whose gradient came in bad, and how bad; None for none.
+    """
+    if came_in is not None:
+        position, severity = came_in
+        what, label = "what the model returned", f"output[{position}]"
+        kind, phase = "loss", "loss"
+    else:
+        severity, more = leaves[0].severity, len(leaves) - 1
+        what = leaves[0].name + (f" and of {more} more" if more else "")
+        label, kind, phase = leaves[0].name, "gradient", "backward"
+    number = math.nan if severity is Severity.NAN else math.inf
+    row = Row(GRADIENT + label, abs_min=number, abs_max=number)
+    frame = Frame("", kind, True, (row,), phase=phase)
+    return Origin(frame, severity.problem, GRADIENT_OF + what, row.label)

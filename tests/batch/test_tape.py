@@ -1,0 +1,156 @@
+"""Operations that were noted as they ran, and run again."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fxguard.batch.kept_run import KeptTape
+from fxguard.batch.tape import Tape
+from fxguard.rerun.gradients import gradients_of
+
+
+class Noting(TorchFunctionMode):
+    """Notes every operation that runs under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tape = Tape({})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        noted = self.tape.before(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        self.tape.after(noted, result)
+        return result
+
+
+def views(x: Tensor, y: Tensor) -> Tensor:
+    first, second = x.T.chunk(2)
+    return (first @ second.mT).unbind(1)[1].view(-1, 1).expand(-1, 3).real.sum() + x[:, 1].mean()
+
+
+def writes(x: Tensor, y: Tensor) -> Tensor:
+    x = x * 2
+    x += 1
+    x[0] = y[0]
+    x[:, 1].mul_(3)
+    out = torch.empty(0)
+    torch.sub(y, 1, out=out)
+    return x.relu_().sum() + out.sum()
+
+
+def numbers(x: Tensor, y: Tensor) -> Tensor:
+    return (2 - x).square().mean() / 3 + 1 / (1 + x.std()) + 2 ** x.mean() - x.shape[0] * x.max()
+
+
+def constants(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        weight = x.softmax(-1)
+    chosen = torch.where(x > 0, x, x.detach() * 3)[(y > 0).any(-1)]
+    return (chosen.sum() * weight).sum() + F.cross_entropy(x, y.argmax(-1), weight=y[0].abs())
+
+
+def lists(x: Tensor, y: Tensor) -> Tensor:
+    parts = torch.split(x, [1, 3], dim=0)
+    joined = torch.cat([parts[1], parts[0], y], dim=0)
+    return torch.stack([joined.amax(0), torch.einsum("ij->j", x)]).var()
+
+
+def random(x: Tensor, y: Tensor) -> Tensor:
+    return (F.dropout(x, 0.5) + torch.randn_like(x) * x).square().sum()
+
+
+LOSSES = [views, writes, numbers, constants, lists, random]
+
+
+def noted(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tape, Tensor, Tensor]:
+    """The tape of a loss, what it was given, and the loss."""
+    torch.manual_seed(0)
+    x = (torch.randn(4, 6, requires_grad=True) * 1).T.contiguous().T  # no leaf
+    y = torch.randn(4, 6)
+    x.retain_grad()
+    with Noting() as noting:
+        made = loss(x, y)
+    return noting.tape, x, made
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_it_computes_the_same_and_so_does_its_backward(loss: Any) -> None:
+    """Values and gradients, to the bit."""
+    tape, x, made = noted(loss)
+    number = tape.number_of(made)
+    assert number is not None
+    assert tape.is_repeatable
+    state = torch.get_rng_state()
+    kept = KeptTape(tape, number, 0, 0, {0: torch.tensor(1.0)}).as_run()
+    gradients = gradients_of(kept)
+    assert torch.equal(torch.get_rng_state(), state)
+    made.backward()
+    assert x.grad is not None
+    (position,) = [i for i, value in enumerate(kept.args) if value is x]
+    found = gradients.totals[gradients.arguments[position]]
+    magnitudes = x.grad.abs()
+    assert (found.abs_min, found.abs_max) == (float(magnitudes.min()), float(magnitudes.max()))
+    kinds = [step.kind for step in kept.event.plan.steps if step.counts]
+    assert len(kinds) >= 3
+    assert all(step.source.file == __file__ for step in kept.event.plan.steps if step.source)
+
+
+def test_what_it_was_given_may_not_be_written() -> None:
+    """Then it cannot run again."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.sum()
+
+    tape, _, _ = noted(loss)
+    assert not tape.is_repeatable
+
+
+def test_arguments_that_change_their_container() -> None:
+    """A deep copy adds to the dict that it is given: that is not noted, and disturbs nobody."""
+    leaf = torch.randn(3, requires_grad=True)
+    with Noting() as noting:
+        made = leaf * 2
+        copied = copy.deepcopy([leaf, leaf])
+        made.sum()
+    assert copied[0] is copied[1]
+    assert [call.func.__name__ for call in noting.tape.calls] == ["mul", "sum"]
+
+
+def test_what_nobody_can_ask_for_is_forgotten() -> None:
+    """Operations whose results are gone, and what they were given."""
+    leaf = torch.randn(3, requires_grad=True)
+    with Noting() as noting:
+        kept = (leaf * 2).exp()
+        gone = []
+        for _ in range(100):
+            constant = torch.ones(3)
+            gone.append(weakref.ref(constant))
+            (kept * constant).sum()
+            del constant
+            noting.tape.forget_dead()
+    gc.collect()
+    assert len(noting.tape.calls) < 50
+    assert sum(reference() is not None for reference in gone) < 25
+    assert noting.tape.number_of(kept) is not None
+    names = [call.func.__name__ for call in noting.tape.calls[:2]]
+    assert names == ["mul", "exp"]
+
+
+def test_a_tensor_that_was_not_made_on_it() -> None:
+    """Has no number."""
+    tape, x, made = noted(numbers)
+    assert tape.number_of(x) is None
+    assert tape.number_of(torch.ones(3)) is None
+    made.mul_(2)
+    assert tape.number_of(made) is None
