@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.amp.grad_scaler
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch import active
@@ -70,6 +72,7 @@ class Loss:
         self.roots: Sequence[Tensor] = ()  # what a backward that comes begins with
         self.token = object()  # marks what it begins with, in metadata of autograd's nodes
         self.has_ended = False  # a backward has begun since the last output was added
+        self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that have scaled it
         # What guarded models have returned: the batch that made it, and its label there.
         self.given: dict[Key, tuple[Batch, str]] = {}
 
@@ -130,7 +133,10 @@ class Loss:
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation that belongs to it."""
         # A view, and a loss times the scale of a GradScaler, are what they are made of.
-        if func in VIEWS or is_scaling(func):
+        scaler = scaler_that_calls(func)
+        if scaler is not None:
+            self.scalers.add(scaler)
+        if func in VIEWS or scaler is not None:
             noted = self.tape.before(func, args, kwargs)
             key = self.batch.live.key_of(args[0])
             result = func(*args, **kwargs)
@@ -226,15 +232,16 @@ def _leads_to(root: Tensor, token: object) -> bool:
     return False
 
 
-def is_scaling(func: Any) -> bool:
-    """Whether a GradScaler is about to scale a loss."""
+def scaler_that_calls(func: Any) -> GradScaler | None:
+    """The GradScaler that is about to scale a loss."""
     if name_of(func) != "mul":
-        return False
+        return None
     frame: FrameType | None = sys._getframe(1)
     for _ in range(FRAMES_TO_SCALER):
         if frame is None:
-            return False
+            return None
         if frame.f_code.co_filename == torch.amp.grad_scaler.__file__:
-            return True
+            scaler = frame.f_locals.get("self")
+            return scaler if isinstance(scaler, GradScaler) else None
         frame = frame.f_back
-    return False
+    return None

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
@@ -53,6 +54,7 @@ class Delivery:
     Attributes:
         last_report: the report of the last detection, or None.
         heard: called with each report, when it was handed on.
+        scalers: that have scaled the last loss; None where nobody has followed it.
         warns_of_idle_globs: whether globs of ``ignore`` that name nothing in the first batch are
             still to be warned of.
     """
@@ -63,6 +65,7 @@ class Delivery:
         self.options = options
         self.last_report: Report | None = None
         self.heard: Callable[[Report], object] = lambda report: None
+        self.scalers: Iterable[GradScaler] | None = None
         self.warns_of_idle_globs = bool(options.ignore)
         self._file: ToFile | None = None
         self._reported = Seen()
@@ -204,7 +207,7 @@ class Delivery:
             leaves,
             self.recorder.earlier_frames,
             has_gaps=has_gaps,
-            loss_scale=loss_scale_now(self.options.loss_scale),
+            loss_scale=loss_scale_now(self.options.loss_scale, self.scalers),
         )
         for origin in notes:
             self.recorder.notes.setdefault(origin.message, origin)

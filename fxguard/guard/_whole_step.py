@@ -50,9 +50,11 @@ class WholeStep:
     def close(self) -> None:
         """Look at no optimizer any more."""
         self._optimizers.close()
+        self.delivery.scalers = None
 
     def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
         """Gradients may come to these parts of what was made of outputs of the model."""
+        self.delivery.scalers = loss.scalers
         if self.backward is not None:
             index = LOSS + len(loss.batch.events) - 1
             self.backward.tape_left(loss.tape, roots, loss.batch.number, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import warnings
@@ -361,6 +362,43 @@ def test_a_scaler_excuses_nothing_else() -> None:
     found, _ = scaled_steps(4.0, lambda x: (x.float() * 0).square().sum().sqrt() + x.sum())
     assert found
     assert "backward of sqrt made inf" in found[0].message
+
+
+def overflow_report(*, watched: bool) -> fxguard.Report:
+    """On a gradient of 2**17 in float16, of a loss that nobody has scaled."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4).half()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.half()).float() * 2.0**17  # type: ignore[no-any-return]
+
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Model(), on_detect=found.append)
+    with fxguard.watch(model) if watched else contextlib.nullcontext():
+        model(inputs()).sum().backward()
+    (report,) = found
+    return report
+
+
+def test_a_scaler_that_is_gone_excuses_nothing() -> None:
+    """One that nobody can reach any more, or that has never scaled anything."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    assert overflow_report(watched=False).origins[0].phase == "backward"
+    scaler.scale(torch.ones(()))
+    scaler.itself = scaler
+    del scaler
+    assert overflow_report(watched=False).origins[0].phase == "backward"
+
+
+def test_the_scaler_of_another_training_excuses_nothing() -> None:
+    """One that is alive, as in a notebook, and has not scaled the loss that is watched."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    scaler.scale(torch.ones(()))
+    assert overflow_report(watched=True).origins[0].phase == "backward"
+    assert scaler.is_enabled()
 
 
 @pytest.mark.parametrize("scale", [2.0**30, lambda: 2.0**30])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -94,7 +95,9 @@ def test_threads_that_share_a_healthy_model_disturb_nobody(
     assert not in_threads(4, work)
     guard = fxguard.guard_of(model)
     assert guard.batch_number == 1 + 4 * calls
-    assert guard.coverage() == "checked 12 of 12 operations in 1 graph"
+    # TorchDynamo now and then compiles once more: "Unexpected recompilation: runtime guards failed
+    # even though they passed during recompilation-reason analysis."
+    assert re.fullmatch(r"checked (\d+) of \1 operations in \d graphs?", guard.coverage())
     assert guard.frames()
 
 
