@@ -94,7 +94,7 @@ class Origin:
     """
 
     frame: Frame
-    problem: str  # "inf" or "nan"
+    problem: str  # "inf", "nan", or "underflow": a gradient that is 0 because of its dtype
     what: str  # "mul", "weight lin.weight", "argument `x` of Model.forward", "input[0] of mul"
     row: str  # label of the frame's row that is bad
     numel: int | None = None  # number of elements of the bad tensor
@@ -164,10 +164,16 @@ class Origin:
     def message(self) -> str:
         """``mul in encoder.block.0 made inf (modeling_t5.py:109)``.
 
-        Of an optimizer: ``AdamW's step made weight fc.weight NaN``.
+        Of an optimizer: ``AdamW's step made weight fc.weight NaN``. Of lost gradients: ``all
+        gradients of fc.weight are 0 in float16: the largest would be 3e-09; a loss scale of 2**12
+        lifts them``.
 
         The line is that of the operation. What only read a bad value has nothing to do with it.
         """
+        if self.problem == "underflow":
+            gradients = self.what.removeprefix(GRADIENT_OF)
+            lifts = self.fixes[0].text
+            return f"all gradients of {gradients} are 0 in {self.dtype}: {self.operands}; {lifts}"
         problem = "NaN" if self.problem == "nan" else "inf"
         if self.phase == "optimizer":
             weight = self.row.removeprefix("output (").removesuffix(")")

@@ -27,12 +27,16 @@ from fxguard.plan.plan import Plan
 from fxguard.records import Role
 from fxguard.verdict.backward_origins import BadLeaf
 
-__all__ = ["BackwardPasses", "OnEnd"]
+__all__ = ["BackwardPasses", "OnEnd", "OnZero"]
 
 # Called when a backward has ended that brought bad gradients to leaves: with the runs of graphs
 # that gradients came to, in the order of their forward, these leaves, and whether operations ran
 # between graphs, whose gradients nobody has seen.
 OnEnd = Callable[[Sequence[KeptRun], Sequence[BadLeaf], bool], object]
+
+# Called when a healthy one has ended, with the same runs, where anybody wants them, and with the
+# names of leaves whose gradients were 0 throughout.
+OnZero = Callable[[Iterator[KeptRun], Sequence[str]], object]
 
 MOST_HOOKS = 1024  # until those are forgotten whose tensor is gone
 MOST_BATCHES = 64  # of which it is remembered that operations ran between their graphs
@@ -43,11 +47,13 @@ class BackwardPasses:
 
     Args:
         ended: see :data:`OnEnd`.
-        tells_of_all: whether it is called after healthy ones, too.
+        zero: see :data:`OnZero`.
+        tells_of_all: whether ``ended`` is called after healthy ones, too.
     """
 
-    def __init__(self, ended: OnEnd, *, tells_of_all: bool = False) -> None:
+    def __init__(self, ended: OnEnd, zero: OnZero, *, tells_of_all: bool = False) -> None:
         self.ended = ended
+        self.zero = zero
         self.tells_of_all = tells_of_all
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
@@ -149,13 +155,22 @@ class BackwardPasses:
         if running is not None:
             running.kept.append(kept)
 
-    def _ended(self, kept: Sequence[KeptRun], bad: Sequence[BadLeaf]) -> None:
-        # A backward without a captured graph is one of operations between graphs.
-        gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
-        self.ended(kept, bad, gaps)
+    def has_ended(self, runs: Iterator[KeptRun], leaves: Finite[str]) -> None:
+        """A backward has ended.
 
-    def _brought(self, gradients: Finite[str]) -> None:
-        self.largest = gradients.largest
+        Args:
+            runs: the runs of graphs that gradients came to, in the order of their forward.
+            leaves: the gradients that came to leaves.
+        """
+        bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
+        self.largest = leaves.largest
+        if bad or self.tells_of_all:
+            kept = list(runs)
+            # A backward without a captured graph is one of operations between graphs.
+            gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
+            self.ended(kept, bad, gaps)
+        elif leaves.zero:
+            self.zero(runs, leaves.zero)
 
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""
@@ -168,7 +183,7 @@ class BackwardPasses:
         with self._lock:
             running = self._passes.get(task)
             if running is None:
-                running = self._passes[task] = Pass(self._ended, self._brought, self.tells_of_all)
+                running = self._passes[task] = Pass(self)
                 # The engine owns it from now on: where the backward raises it is gone, too.
                 Variable._execution_engine.queue_callback(running.end_comes)
         return running
@@ -183,15 +198,8 @@ def _name_of(plan: Plan, position: int) -> str:
 class Pass:
     """One backward."""
 
-    def __init__(
-        self,
-        ended: Callable[[Sequence[KeptRun], Sequence[BadLeaf]], object],
-        brought: Callable[[Finite[str]], object],
-        tells_of_all: bool,
-    ) -> None:
-        self.ended = ended
-        self.brought = brought
-        self.tells_of_all = tells_of_all
+    def __init__(self, passes: BackwardPasses) -> None:
+        self.passes = passes
         self.kept: list[Kept] = []
         self.leaves: Finite[str] = Finite()
 
@@ -207,11 +215,8 @@ class Pass:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()
         try:
-            bad = [BadLeaf(name, severity) for name, severity in self.leaves.bad()]
-            self.brought(self.leaves)
-            if bad or self.tells_of_all:
-                runs = sorted(kept, key=lambda each: (each.batch_number, each.index))
-                self.ended(list(_as_runs(runs)), bad)
+            runs = sorted(kept, key=lambda each: (each.batch_number, each.index))
+            self.passes.has_ended(_as_runs(runs), self.leaves)
         finally:
             for each in kept:
                 each.let_go()

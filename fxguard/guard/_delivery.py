@@ -198,6 +198,10 @@ class Delivery:
         # Other ranks may hold other weights: they do not wait for this one here.
         self._tell(report, Finished(last.batch, report=report), None, None)
 
+    def loss_scale(self) -> float | None:
+        """The scale of the loss now; None where there is none."""
+        return loss_scale_now(self.options.loss_scale, self.scalers)
+
     def _backward_report(
         self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
     ) -> Report | None:
@@ -207,7 +211,7 @@ class Delivery:
             leaves,
             self.recorder.earlier_frames,
             has_gaps=has_gaps,
-            loss_scale=loss_scale_now(self.options.loss_scale, self.scalers),
+            loss_scale=self.loss_scale(),
         )
         for origin in notes:
             self.recorder.notes.setdefault(origin.message, origin)

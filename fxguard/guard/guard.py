@@ -41,6 +41,7 @@ from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
 from fxguard.guard._stand_in import RUN_LATER
 from fxguard.guard._whole_step import WholeStep
+from fxguard.guard._zero_gradients import ZeroGradients
 from fxguard.guard.instrumented import INSTALLED
 from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
@@ -98,8 +99,8 @@ class Guard:
         self.whole_step: WholeStep | None = None  # while a script is watched
         self.backward: BackwardPasses | None = None
         if options.backward and not options.trace_batch_nums and plugins.watches_operations:
-            ended = self.delivery.backward_ended
-            self.backward = BackwardPasses(ended, tells_of_all=options.sync_ranks)
+            ended, zero = self.delivery.backward_ended, ZeroGradients(self.delivery)
+            self.backward = BackwardPasses(ended, zero, tells_of_all=options.sync_ranks)
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
         self._observer = Observer() if plugins.watches_operations else None

@@ -23,6 +23,7 @@ class Finite(Generic[T]):
 
     Attributes:
         largest: the largest magnitude of a sum; known when :meth:`bad` has ended.
+        zero: what was 0 throughout; likewise.
 
     Example:
         >>> finite = Finite()
@@ -33,6 +34,7 @@ class Finite(Generic[T]):
 
     def __init__(self) -> None:
         self.largest = 0.0
+        self.zero: list[T] = []
         self._found: list[tuple[T, Severity]] = []
         # By device: what was looked at there, and one number of each.
         self._waiting: dict[torch.device, list[tuple[T, Tensor]]] = {}
@@ -53,6 +55,8 @@ class Finite(Generic[T]):
                 self.largest = max(self.largest, abs(total))
                 if not math.isfinite(total):
                     self._look_closely(what, bare)
+                elif not total and bare.numel() and not bare.any():
+                    self.zero.append(what)
             elif bare.numel() and not bare.is_meta:
                 # Nobody waits for the device before the end.
                 number = torch.stack(torch.aminmax(bare)).float().abs().sum()
@@ -73,6 +77,8 @@ class Finite(Generic[T]):
                 numbers = torch.stack([number for _, number in waiting]).tolist()
             for (what, _), number in zip(waiting, numbers, strict=True):
                 self.largest = max(self.largest, number)
+                if not number:
+                    self.zero.append(what)
                 if severity := Severity.of(number):
                     yield what, severity
 

@@ -1,0 +1,130 @@
+"""Gradients that are 0 throughout because float16 holds nothing so small, and what lifts them.
+
+The backward runs again with its gradients multiplied by a power of two, as a loss scale does. What
+is 0 without and not with it was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fxguard.batch.kept_run import KeptRun
+from fxguard.findings import GRADIENT_OF, Fix, Origin
+from fxguard.formats import FORMATS
+from fxguard.records import Frame
+from fxguard.rerun.edges import BackwardOf, Gradients
+from fxguard.rerun.gradients import gradients_of
+from fxguard.verdict.backward_origins import Backward
+
+__all__ = ["origin_of_lost"]
+
+HALF = "float16"  # bfloat16 holds what float32 holds
+
+# What gradients are multiplied by, one after the other while some stay 0 or overflow.
+LIFTS = (2.0**15, 2.0**24, 2.0**7)
+
+WANTED = FORMATS[HALF].smallest * 2.0**7  # of the largest: it has digits, and others are not 0
+
+RETURNED = "what the model returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A gradient that was lost."""
+
+    value: int  # as `Gradients` has it
+    largest: float  # magnitude that it would have
+    operation: BackwardOf | None  # whose backward lost it
+    backward: Backward
+
+
+def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | None:
+    """Which gradients float16 has lost, for the user to read; None where it lost none.
+
+    Args:
+        kept: the runs of graphs that gradients came to, in the order of their forward.
+        leaves: whose gradients were 0 throughout: "weight fc.weight".
+    """
+    found: dict[str, Lost] = {}
+    for run in reversed(kept):
+        if all(value.dtype != HALF for value in run.event.plan.values):
+            continue
+        with contextlib.suppress(Exception):  # it does not run again: nothing is known
+            found |= _lost_in(run, leaves)
+    names = [name for name in leaves if name in found] or list(found)
+    if not names:
+        return None
+    largest = max(found[name].largest for name in names)
+    first = found[names[0]]
+    frame = Frame("", "gradient", True, (), phase="backward")
+    if first.operation is not None:
+        frame = first.backward.frame_of(first.operation)
+    more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+    return Origin(
+        frame=frame,
+        problem="underflow",
+        what=GRADIENT_OF + names[0].removeprefix("weight ") + more,
+        row="grad of output",
+        cause="underflow",
+        dtype=HALF,
+        operands=f"the largest would be {largest:.1g}",
+        fixes=(_fix(kept, [found[name] for name in names]),),
+    )
+
+
+def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
+    """The loss scale that lifts all of these, if there is one."""
+    exponent = math.ceil(math.log2(WANTED / min(each.largest for each in lost)))
+    for run in kept:
+        lifted = gradients_of(run, 2.0**-exponent)
+        overflows = any(found.severity for found in lifted.totals.values())
+        values = [each.value for each in lost if each.backward.kept is run]
+        if overflows or not all(_is_lifted(lifted, value) for value in values):
+            return Fix("advice", "bfloat16 or float32 holds them")
+    return Fix("tried", f"a loss scale of 2**{exponent} lifts them")
+
+
+def _lost_in(run: KeptRun, leaves: Sequence[str]) -> Iterator[tuple[str, Lost]]:
+    """What one graph has lost: of these leaves, or of what other graphs have made."""
+    backward = Backward(run, plain := gradients_of(run))
+    names = {value: f"weight {name}" for value, name in plain.weights.items()}
+    zero = {
+        value: names.get(value, RETURNED)
+        for value in plain.arguments.values()
+        if _largest(plain, value) == 0
+    }
+    for lift in LIFTS if zero else ():
+        lifted = gradients_of(run, 1 / lift)
+        for value in [value for value in zero if _is_lifted(lifted, value)]:
+            name, largest = zero.pop(value), _largest(lifted, value) / lift
+            if name in leaves or name == RETURNED:
+                maker = _operation_that_lost(plain, lifted, value)
+                yield name, Lost(value, largest, maker, backward)
+
+
+def _is_lifted(lifted: Gradients, value: int) -> bool:
+    return 0 < _largest(lifted, value) < math.inf
+
+
+def _largest(gradients: Gradients, value: int) -> float:
+    """Magnitude of a gradient; NaN where none came."""
+    found = gradients.totals.get(value)
+    return math.nan if found is None else found.abs_max
+
+
+def _operation_that_lost(plain: Gradients, lifted: Gradients, value: int) -> BackwardOf | None:
+    """The operation whose backward made 0 of what was not 0, on the way to a value."""
+    seen: set[int] = set()
+    while value not in seen:
+        seen.add(value)
+        readers = (o for o in plain.operations if any(e.value == value for e in o.edges))
+        for operation in readers:
+            lost = [x for x in operation.made if _largest(plain, x) == 0 < _largest(lifted, x)]
+            if not lost:
+                return operation
+            value = lost[0]
+            break
+    return None
