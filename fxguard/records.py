@@ -8,6 +8,7 @@ import os.path
 from dataclasses import dataclass
 
 __all__ = [
+    "BACKWARD",
     "GRADIENT",
     "NOT_MEASURED",
     "Frame",
@@ -108,6 +109,7 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+BACKWARD = " (backward)"  # how the kind of a frame of a backward ends, in titles
 GRADIENT = "grad of "  # how the label of a row of a backward begins
 
 
@@ -180,7 +182,7 @@ class Frame:
     @property
     def kind_and_phase(self) -> str:
         """The kind, for a backward with that word: ``sqrt (backward)``."""
-        return f"{self.kind} (backward)" if self.phase == "backward" else self.kind
+        return self.kind + BACKWARD if self.phase == "backward" else self.kind
 
     @property
     def outputs(self) -> tuple[Row, ...]:

@@ -176,14 +176,19 @@ class Loss:
             self.roots = ()
 
     @contextlib.contextmanager
-    def read(self) -> Iterator[Batch]:
-        """The batch with its numbers, to be judged; more may be added to it afterwards."""
+    def read(self, *, given: bool = False) -> Iterator[Batch]:
+        """The batch with its numbers; more may be added to it afterwards.
+
+        Args:
+            given: whether those of what models have returned are among them in any case; else
+                only where something is not finite.
+        """
         batch, live = self.batch, self.batch.live
         batch.ends = [key for root in self.roots if (key := live.key_of(root)) is not None]
         pairs = list(batch.pairs)
         try:
             batch.read()
-            if not all(bool(numbers.isfinite().all()) for numbers in batch.statistics()):
+            if given or not all(bool(x.isfinite().all()) for x in batch.statistics()):
                 self._read_given()
             yield batch
         finally:

@@ -1,7 +1,4 @@
-"""What becomes of a batch that has ended: each of a list of receivers hears of its report.
-
-Traces that are printed go to stdout, because they were asked for.
-"""
+"""What becomes of a batch that has ended: each of a list of receivers hears of its report."""
 
 from __future__ import annotations
 
@@ -24,13 +21,14 @@ from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
 from fxguard.guard._loss_scale import loss_scale_now
-from fxguard.guard._receivers import Detection, Receiver, Seen, ToFile, receivers_for
+from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
+from fxguard.guard._traces import Traces
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
 from fxguard.ranks.agreement import current_rank
 from fxguard.report import terminal
 from fxguard.report.report import Report
-from fxguard.report.text import HEADER, INDENT, absorbed_line, frame_text
+from fxguard.report.text import absorbed_line
 from fxguard.trace.file import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import ReportOfBackward
@@ -67,24 +65,26 @@ class Delivery:
         self.heard: Callable[[Report], object] = lambda report: None
         self.scalers: Iterable[GradScaler] | None = None
         self.warns_of_idle_globs = bool(options.ignore)
-        self._file: ToFile | None = None
         self._reported = Seen()
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
         self._not_judged = Seen()
         self.stream = stream
         self._receivers: list[Receiver] = []
+        writer: TraceWriter | None = None
         if options.trace_to is not None:
             model = recorder.model
             name = "graph" if model is None else class_name(type(model))
             writer = TraceWriter(Path(options.trace_to), name, torch.__version__)
-            self._file = ToFile(writer, recorder)
-            self._receivers.append(self._file)
+        self.traces = Traces(recorder, writer)
+        if writer is not None:
+            self._receivers.append(self.traces.report)
         self._receivers += receivers_for(options.on_detect, stream)
 
     @property
     def trace_path(self) -> Path | None:
         """The file of the traces; None before the first batch in it."""
-        return None if self._file is None else self._file.writer.path
+        writer = self.traces.writer
+        return None if writer is None else writer.path
 
     @contextlib.contextmanager
     def batch(self, number: int | None = None) -> Iterator[Batch]:
@@ -114,11 +114,8 @@ class Delivery:
         """The same for what may be a part of a batch; returns the number of the batch."""
         finished = self.recorder.finish()
         number = finished.batch.number
-        if number in self.options.trace_batch_nums:
-            if self._file is None:
-                terminal.write(_trace_text(self.recorder, finished), sys.stdout)
-            else:
-                self._file.write(finished)
+        if self.traces.wants(number):
+            self.traces.batch_ended(finished)
         if finished.report is None:
             self._say_not_judged(finished)
         self._deliver(finished, None)
@@ -146,7 +143,12 @@ class Delivery:
             NonFiniteError: with ``on_detect="raise"``.
         """
         last = self.recorder.last
-        if last is None or self.options.trace_batch_nums:
+        if last is None:
+            return
+        if self.options.trace_batch_nums:
+            if self.traces.wants(loss.batch.number):
+                with loss.read(given=True) as batch:
+                    self.traces.loss_came(batch.number, self.recorder.frames_of_loss(batch))
             return
         report = None
         if last.batch.number not in self._told:
@@ -169,6 +171,9 @@ class Delivery:
         Raises:
             NonFiniteError: with ``on_detect="raise"``.
         """
+        if self.options.trace_batch_nums:
+            self.traces.backward_ended(kept)
+            return
         last = self.recorder.last
         batch = Batch(0) if last is None else last.batch
         if kept and kept[-1].batch_number != batch.number:
@@ -275,17 +280,3 @@ def raised_now() -> Exception:
     error = sys.exc_info()[1]
     assert isinstance(error, Exception)
     return error
-
-
-def _trace_text(recorder: Recorder, finished: Finished) -> str:
-    """Every frame of a batch."""
-    number = finished.batch.number
-    frames = recorder.frames_of(finished, just_ended=True)
-    return "\n".join(
-        [
-            f"{INDENT}*** Starting batch number={number} ***",
-            HEADER,
-            *map(frame_text, frames),
-            f"{INDENT}*** Finished batch number={number} ***",
-        ]
-    )

@@ -16,17 +16,13 @@ from dataclasses import dataclass
 
 from fxguard.findings import Origin, OriginKey
 from fxguard.graph.source_lines import warn_user
-from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
 from fxguard.report import terminal
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
-from fxguard.report.terminal import Progress
-from fxguard.trace.file import TraceWriter
-from fxguard.trace.trace import TracedBatch
 from fxguard.verdict.report_of import Finished
 
-__all__ = ["Detection", "Receiver", "Seen", "ToFile", "receivers_for"]
+__all__ = ["Detection", "Receiver", "Seen", "receivers_for"]
 
 LOGGER = logging.getLogger("fxguard")
 
@@ -115,35 +111,3 @@ class _Printed:
 
 
 _serials = itertools.count()
-
-
-class ToFile:
-    """Writes every frame of a batch into the file of the traces."""
-
-    def __init__(self, writer: TraceWriter, recorder: Recorder) -> None:
-        self.writer = writer
-        self.recorder = recorder
-        self._written = Seen()
-
-    def __call__(self, detection: Detection) -> None:
-        found_here = detection.report.rank == agreement.current_rank()
-        if found_here and self._written.adds(detection.report.origins):
-            self.write(detection.finished, detection.report)
-
-    def write(self, finished: Finished, report: Report | None = None) -> None:
-        """Add a batch that has ended.
-
-        A batch that cannot be written is warned of: a full disk ends no training, and hides no
-        report.
-        """
-        batch, recorder = finished.batch, self.recorder
-        with Progress(sys.stderr, f"tracing batch {batch.number}") as progress:
-            frames = tuple(recorder.frames_of(finished, progress.advance, just_ended=True))
-        verdict = () if report is None else tuple(report.verdict)
-        origins = () if report is None else report.origins
-        blamed = tuple(o.frame.index for o in origins if o.frame.phase == "forward")
-        traced = TracedBatch(batch.number, frames, recorder.optimizer_step, verdict, blamed)
-        try:
-            self.writer.write(traced, agreement.current_rank())
-        except OSError as error:
-            warn_user(f"the trace could not be written: {error}")

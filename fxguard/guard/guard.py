@@ -98,9 +98,12 @@ class Guard:
         )
         self.whole_step: WholeStep | None = None  # while a script is watched
         self.backward: BackwardPasses | None = None
-        if options.backward and not options.trace_batch_nums and plugins.watches_operations:
-            ended, zero = self.delivery.backward_ended, ZeroGradients(self.delivery)
-            self.backward = BackwardPasses(ended, zero, tells_of_all=options.sync_ranks)
+        if options.backward and plugins.watches_operations:
+            self.backward = BackwardPasses(
+                self.delivery.backward_ended,
+                ZeroGradients(self.delivery),
+                tells_of_all=options.sync_ranks or bool(options.trace_batch_nums),
+            )
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
         self._observer = Observer() if plugins.watches_operations else None
@@ -301,8 +304,9 @@ class Guard:
                 observer,
                 names.read,
                 names.weights_stay,
-                self._tape(),
             )
+            if self._hears_of_backward(running.batch.number):
+                running.tape = Tape(names.tensors)  # for the operations between graphs
             try:
                 name = class_name(type(self.model))
                 original = self.installation.original
@@ -331,7 +335,7 @@ class Guard:
                 finally:
                     active.here.forward = before
             with torch._C.DisableTorchFunction():
-                if self.backward is not None and torch.is_grad_enabled():
+                if self.backward is not None and self._hears_of_backward(running.batch.number):
                     weights = self.model.named_parameters()
                     self.backward.batch_ended(running.batch, weights)
                     if running.tape is not None and running.tape.calls:
@@ -347,10 +351,11 @@ class Guard:
             self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output
 
-    def _tape(self) -> Tape | None:
-        """For the operations between graphs of one batch."""
-        is_wanted = self.backward is not None and torch.is_grad_enabled()
-        return Tape(self.names.tensors) if is_wanted else None
+    def _hears_of_backward(self, number: int) -> bool:
+        """Whether the backward of a batch is listened to."""
+        if self.backward is None or not torch.is_grad_enabled():
+            return False
+        return not self.options.trace_batch_nums or self.delivery.traces.wants(number)
 
     def _form_of(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
         if outer is None and not self.capture:
@@ -390,7 +395,7 @@ class Guard:
 
     def _expect_backward(self, batch: Batch, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Listen to the backward of a graph that is about to be added to a batch."""
-        if self.backward is None or not torch.is_grad_enabled():
+        if self.backward is None or not self._hears_of_backward(batch.number):
             return
         index, forward = len(batch.events), active.current()
         if forward is not None and forward.tape is not None:

@@ -74,7 +74,7 @@ class OutermostModules:
         self.on_drop = on_drop
         self.on_refusal = on_refusal
         self.capture_all = capture_all
-        self.follows_losses = follow_losses and not options.trace_batch_nums
+        self.follows_losses = follow_losses
         self.losses: Losses | None = None  # while it is entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
         self._refused: set[int] = set()

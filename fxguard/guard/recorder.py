@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
@@ -71,8 +72,8 @@ class Recorder:
         self.view = FrameView(model, options.granularity == "op")
         self.growth = WeightGrowth(model)
         self.judge = self._rules(self.view) if judge is None else judge(options, self.view)
-        # Of losses there are no frames of modules.
-        self.judge_loss = self._rules(FrameView(model, phase="loss"))
+        self.view_of_loss = FrameView(model, phase="loss")  # there are no frames of modules
+        self.judge_loss = self._rules(self.view_of_loss)
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = StandingTensors(model)
@@ -224,12 +225,27 @@ class Recorder:
         """
         # What was judged has the frames of what was blamed, too, and what a second run saw.
         batch, flow = finished.batch, finished.flow or assemble(finished.batch)
-        shown = self.view.shown(flow)
+        return self._rendered(batch, flow, self.view, on_progress, just_ended=just_ended)
+
+    def frames_of_loss(self, batch: Batch) -> list[Frame]:
+        """The same of what a script has made of the outputs of batches, up to now."""
+        return self._rendered(batch, assemble(batch), self.view_of_loss, just_ended=True)
+
+    def _rendered(
+        self,
+        batch: Batch,
+        flow: DataFlow,
+        view: FrameView,
+        on_progress: Callable[[float], object] | None = None,
+        *,
+        just_ended: bool = False,
+    ) -> list[Frame]:
+        shown = view.shown(flow)
         then = None if just_ended else batch.ended
         unlike = None if then is None else self.standing.changes_since(then)
         found = []
         for index, position in enumerate(shown):
             if on_progress is not None:
                 on_progress(index / len(shown))
-            found.append(self.view.render(flow, position, index, unlike))
+            found.append(view.render(flow, position, index, unlike))
         return found

@@ -183,7 +183,8 @@ def _outputs(frames: Sequence[Frame]) -> Iterator[tuple[Frame, str, Row]]:
 
 
 def _title(frame: Frame) -> str:
-    return f"{frame.name}:{frame.kind}" if frame.name else frame.kind
+    kind = frame.kind_and_phase
+    return f"{frame.name}:{kind}" if frame.name else kind
 
 
 def _nothing_selected(glob: str, frames: Sequence[Frame]) -> str:

@@ -41,8 +41,9 @@ def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
             place = sources.setdefault(frame.source, len(sources))
         labels = [row.label for row in frame.rows]
         of_rows = [dtypes.setdefault(row.dtype, len(dtypes)) for row in frame.rows]
+        phase = [frame.phase] if frame.phase != "forward" else []
         kind = frame.kind_and_phase
-        listed.append([frame.name, kind, int(frame.is_op), place, labels, of_rows])
+        listed.append([frame.name, kind, int(frame.is_op), place, labels, of_rows, *phase])
     places = [[s.file, s.line, s.code] for s in sources]
     return {"sources": places, "dtypes": list(dtypes), "frames": listed}
 

@@ -190,7 +190,7 @@ def _name_frames(ax: Axes, frames: Sequence[Frame]) -> None:
 
 def _short_title(frame: Frame) -> str:
     """``DenseReluDense.wi_1 Linear``: neighbours differ in the last parts of their names."""
-    return title_of(".".join(frame.name.split(".")[-2:]), frame.kind)
+    return title_of(".".join(frame.name.split(".")[-2:]), frame.kind_and_phase)
 
 
 def _blocks(frames: Sequence[Frame]) -> Iterator[tuple[int, str]]:

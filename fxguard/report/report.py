@@ -178,9 +178,9 @@ class Report:
             return cell.replace("|", r"\|") if tablefmt in ("github", "pipe") else cell
 
         rows = [
-            tuple(map(escaped, (frame.name, frame.kind, row.label, *text.cells(row), source)))
+            tuple(map(escaped, (frame.name, kind, row.label, *text.cells(row), source)))
             for frame in self.frames
-            for source in [str(frame.source or "")]
+            for kind, source in [(frame.kind_and_phase, str(frame.source or ""))]
             for row in frame.rows
         ]
         headers = ("module", "kind", "value", "abs min", "abs max", "source")

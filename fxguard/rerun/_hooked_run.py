@@ -18,7 +18,7 @@ from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.operations import is_collective, read_node
 from fxguard.graph.wide_form import NotJudged, is_float
-from fxguard.measure.at_hand import range_of
+from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.measure.func_levels import ENTERS, LEAVES
 from fxguard.records import Range
 from fxguard.rerun._regions import Regions
@@ -74,6 +74,7 @@ class HookedRun(Interpreter):
         if id(value) in self.numbers:
             return self.numbers[id(value)]
         number, totals = self.number_of(value), self.gradients.totals
+        self.gradients.dtypes[number] = dtype_of(value)
 
         def note(gradient: Tensor) -> None:
             found = range_of(gradient)

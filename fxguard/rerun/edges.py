@@ -44,6 +44,7 @@ class Gradients:
     operations: list[BackwardOf] = field(default_factory=list)  # in order of execution, forward
     # The gradient of each value, summed over all that read it; those that none came to are missing.
     totals: dict[int, Range] = field(default_factory=dict)
+    dtypes: dict[int, str] = field(default_factory=dict)  # of each value, and so of its gradient
     # Position among the graph's inputs to value, of those that are differentiable.
     arguments: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)  # likewise, of the gradients that came in

@@ -42,8 +42,8 @@ def align(a: Sequence[Frame], b: Sequence[Frame], same_numbers: SameNumbers) -> 
         Indices into both, rising in both. A frame that is in no pair is in one trace only.
     """
     rename = _renaming(a, b)
-    keys_a = [(rename(frame.name), frame.kind, frame.is_op) for frame in a]
-    keys_b = [(frame.name, frame.kind, frame.is_op) for frame in b]
+    keys_a = [(rename(frame.name), frame.kind_and_phase, frame.is_op) for frame in a]
+    keys_b = [(frame.name, frame.kind_and_phase, frame.is_op) for frame in b]
     pairs: list[Pair] = []
     for low_a, high_a, low_b, high_b in _gaps(_common_subsequence(keys_a, keys_b), len(a), len(b)):
         part_a, part_b = a[low_a:high_a], b[low_b:high_b]
@@ -58,7 +58,7 @@ def align(a: Sequence[Frame], b: Sequence[Frame], same_numbers: SameNumbers) -> 
 
 
 def _last_name(frame: Frame) -> tuple[str, str, bool]:
-    return frame.name.rpartition(".")[2], frame.kind, frame.is_op
+    return frame.name.rpartition(".")[2], frame.kind_and_phase, frame.is_op
 
 
 def _renaming(a: Sequence[Frame], b: Sequence[Frame]) -> Callable[[str], str]:
@@ -204,6 +204,8 @@ def _best_alignment(
 
 def _weight(x: Frame, y: Frame, rename: Callable[[str], str], same_numbers: SameNumbers) -> int:
     """How much speaks for two frames being the same; 0 where it is not enough."""
+    if x.phase != y.phase:
+        return 0
     weight = SAME_KIND * (x.kind.lower() == y.kind.lower())  # nn.GELU or the function gelu
     if rename(x.name) == y.name:
         weight += SAME_NAME if x.is_op or y.is_op else SURE  # a module may be of another class

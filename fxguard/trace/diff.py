@@ -174,8 +174,8 @@ def _read(traced: Traced) -> tuple[str, Sequence[TracedBatch]]:
     if isinstance(traced, Trace):
         return traced.model, traced.batches
     batch = traced if isinstance(traced, TracedBatch) else _as_batch(traced)
-    root = batch.frames[-1].kind if batch.frames else "nothing"
-    return f"{root}, batch {batch.number}", [batch]
+    last = batch.root or next(reversed(batch.frames), None)
+    return f"{'nothing' if last is None else last.kind}, batch {batch.number}", [batch]
 
 
 def _as_batch(traced: Any) -> TracedBatch:

@@ -3,7 +3,8 @@
 A file holds JSON lines. The first says what the file is; a ``plan`` line lists frames with the
 labels of their rows, and is written again only when a batch has other frames; a ``batch`` line
 holds the numbers. Each line is written when its batch has finished, so that a file is readable up
-to the point of a crash. Knows nothing of torch.
+to the point of a crash. The frames of its loss and of its backward come later, in lines of their
+own. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fxguard.errors import UsageError
-from fxguard.records import Frame, Row, Source
+from fxguard.records import BACKWARD, Frame, Row, Source
 from fxguard.report.frames_json import (
     INFINITE,
     as_json,
@@ -71,20 +72,21 @@ class TraceWriter:
         self._begin()
         self.lock = threading.Lock()
 
-    def write(self, batch: TracedBatch, rank: int | None) -> None:
+    def write(self, batch: TracedBatch, rank: int | None, *, is_later: bool = False) -> None:
         """Add a batch to the file.
 
         Args:
             batch: with all of its frames.
             rank: of this process, None without a process group.
+            is_later: whether these frames belong to a batch of that number that is there already.
 
         Raises:
             OSError: when that is not possible; the file is what it was.
         """
         with self.lock:
-            self._write(batch, rank)
+            self._write(batch, rank, is_later)
 
-    def _write(self, batch: TracedBatch, rank: int | None) -> None:
+    def _write(self, batch: TracedBatch, rank: int | None, is_later: bool) -> None:
         plan = as_json(layout_of(batch.frames))
         lines = []
         if self._is_gone():
@@ -96,6 +98,8 @@ class TraceWriter:
         if of_plan == len(self._plans):
             lines.append(f'{{"plan": {of_plan}, {plan[1:]}')
         entry: dict[str, Any] = {"batch": batch.number, "of_plan": of_plan}
+        if is_later:
+            entry["later"] = 1
         if batch.optimizer_step is not None:
             entry["optimizer_step"] = batch.optimizer_step
         if batch.verdict:
@@ -178,7 +182,7 @@ def _read(path: Path, on_progress: Callable[[float], object] | None) -> Trace:
     lines = read_text(path).split("\n")
     cut = lines[-1] != ""
     plans: dict[int, Layout] = {}
-    batches = []
+    batches: list[TracedBatch] = []
     head: dict[str, Any] | None = None
     for number, line in enumerate(lines[:-1], 1):
         if on_progress is not None:
@@ -190,7 +194,7 @@ def _read(path: Path, on_progress: Callable[[float], object] | None) -> Trace:
             elif "plan" in entry:
                 plans[_int(entry["plan"])] = _layout(entry)
             else:
-                batches.append(_batch(entry, plans))
+                _add(batches, _batch(entry, plans), is_later="later" in entry)
         except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise UsageError(f"{path}:{number}: not a trace of fxguard: {what}") from error
@@ -219,8 +223,8 @@ def _head(entry: dict[str, Any]) -> dict[str, Any]:
 class Layout:
     """The frames of a batch without their numbers: a ``plan`` line of the file."""
 
-    # Name, kind, whether it is an operation, source, and label and dtype of each row.
-    frames: tuple[tuple[str, str, bool, Source | None, list[tuple[str, str]]], ...]
+    # Name, kind, whether it is an operation, source, label and dtype of each row, and phase.
+    frames: tuple[tuple[str, str, bool, Source | None, list[tuple[str, str]], str], ...]
     row_count: int
 
 
@@ -232,14 +236,28 @@ def _layout(entry: dict[str, Any]) -> Layout:
     dtypes = list(map(_str, _list(entry["dtypes"])))
     frames = []
     for listed in _list(entry["frames"]):
-        name, kind, is_op, place, labels, of_rows = _list(listed, 6)
+        name, kind, is_op, place, labels, of_rows, *phases = _list(listed)
+        phase = _str(_list(phases, 1)[0]) if phases else "forward"
         rows = [
             (_str(label), _at(dtypes, dtype, "dtype"))
             for label, dtype in zip(_list(labels), _list(of_rows), strict=True)
         ]
         source = None if place is None else _at(sources, place, "source")
-        frames.append((_str(name), _str(kind), bool(_int(is_op)), source, rows))
-    return Layout(tuple(frames), sum(len(rows) for *_, rows in frames))
+        bare = _str(kind).removesuffix(BACKWARD) if phase == "backward" else _str(kind)
+        frames.append((_str(name), bare, bool(_int(is_op)), source, rows, phase))
+    return Layout(tuple(frames), sum(len(rows) for *_, rows, _ in frames))
+
+
+def _add(batches: list[TracedBatch], batch: TracedBatch, *, is_later: bool) -> None:
+    """Add what a line says to the batches of a file: another one, or more frames of one of them."""
+    places = [i for i, known in enumerate(batches) if is_later and known.number == batch.number]
+    if not places:
+        batches.append(batch)
+        return
+    known = batches[places[-1]]
+    first = len(known.frames)
+    more = (replace(frame, index=first + frame.index) for frame in batch.frames)
+    batches[places[-1]] = replace(known, frames=(*known.frames, *more))
 
 
 def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
@@ -249,12 +267,13 @@ def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
         raise ValueError("a batch has other rows than its plan")
     frames: list[Frame] = []
     at = 0
-    for name, kind, is_op, source, of_rows in plan.frames:
+    for name, kind, is_op, source, of_rows, phase in plan.frames:
         with_numbers = []
         for label, dtype in of_rows:
             with_numbers.append(_row(label, dtype, rows[at]))
             at += 1
-        frames.append(Frame(name, kind, is_op, tuple(with_numbers), source, number, len(frames)))
+        rows_of_frame, index = tuple(with_numbers), len(frames)
+        frames.append(Frame(name, kind, is_op, rows_of_frame, source, number, index, phase))
     step = entry.get("optimizer_step")
     verdict = tuple(map(_str, _list(entry.get("verdict", []))))
     blamed = tuple(map(_int, _list(entry.get("blamed", []))))

@@ -36,8 +36,15 @@ class TracedBatch:
     @property
     def returned_bad(self) -> bool:
         """Whether the model returned an inf or a NaN."""
-        root = self.frames[-1] if self.frames else None  # absent where its forward raised
-        return root is not None and not (root.name or root.is_op) and root.made_bad
+        root = self.root
+        return root is not None and root.made_bad
+
+    @property
+    def root(self) -> Frame | None:
+        """The frame of the model; None where its forward raised."""
+        forward = [frame for frame in self.frames if frame.phase == "forward"]
+        last = forward[-1] if forward else None
+        return None if last is None or last.name or last.is_op else last
 
     def sheet(self) -> Sheet:
         """The batch as it stands on a page."""

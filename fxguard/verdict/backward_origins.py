@@ -69,11 +69,14 @@ class Backward:
         """What came in and what it handed back."""
         known = self.step_of(operation)
         module = "" if known is None else self.kept.event.running_name(known[1].module)
-        totals = self.gradients.totals
-        came_in = [totals.get(value) for value in operation.made]
-        labels = ["output"] if len(came_in) == 1 else [f"output[{i}]" for i in range(len(came_in))]
-        rows = [_row(label, found) for label, found in zip(labels, came_in, strict=True)]
-        rows += [_row(edge.label, edge.range) for edge in operation.edges]
+        made, gradients = operation.made, self.gradients
+        labels = ["output"] if len(made) == 1 else [f"output[{i}]" for i in range(len(made))]
+        came_in = [(x, y, gradients.totals.get(y)) for x, y in zip(labels, made, strict=True)]
+        handed_back = [(edge.label, edge.value, edge.range) for edge in operation.edges]
+        rows = [
+            _row(label, found, gradients.dtypes.get(value, ""))
+            for label, value, found in (*came_in, *handed_back)
+        ]
         return Frame(
             name=module,
             kind=operation.call.kind,
@@ -96,10 +99,10 @@ class Backward:
                 return
 
 
-def _row(label: str, found: Range | None) -> Row:
+def _row(label: str, found: Range | None, dtype: str) -> Row:
     if found is None:
         return Row(GRADIENT + label, note="None")
-    return Row(GRADIENT + label, found.abs_min, found.abs_max)
+    return Row(GRADIENT + label, found.abs_min, found.abs_max, dtype=dtype)
 
 
 def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -> Origin:

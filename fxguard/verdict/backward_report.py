@@ -9,14 +9,14 @@ from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
 from fxguard.measure.at_hand import range_of
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Frame, Range, Severity
+from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import Backward, BadLeaf, origin_of, origin_of_leaves
 from fxguard.verdict.report_of import EarlierFrames
 
-__all__ = ["ReportOfBackward"]
+__all__ = ["ReportOfBackward", "frames_of_backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,26 @@ class ReportOfBackward:
             rank=current_rank(),
         )
         return report, ()
+
+
+def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
+    """Every frame of a backward, in its order; one that says so for a graph that cannot run again.
+
+    Args:
+        kept: the runs of graphs that gradients came to, in the order of their forward.
+    """
+    frames: list[Frame] = []
+    for run in reversed(kept):
+        try:
+            frames += Backward(run, gradients_of(run), len(frames)).frames(None)
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {why}")
+            number = run.batch_number
+            frames.append(
+                Frame("", "graph", True, (row,), None, number, len(frames), phase="backward")
+            )
+    return frames
 
 
 def search(kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], scale: float = 1.0) -> Searched:

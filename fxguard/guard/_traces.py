@@ -1,0 +1,114 @@
+"""Batches that are traced: what ran in each is written when it has run.
+
+First the forward; then, where they come, what a script makes of its outputs, and the backward.
+Traces that are printed go to stdout, because they were asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fxguard.batch.kept_run import KeptRun
+from fxguard.graph.source_lines import warn_user
+from fxguard.guard._receivers import Detection, Seen
+from fxguard.guard.recorder import Recorder
+from fxguard.ranks import agreement
+from fxguard.records import Frame
+from fxguard.report import terminal
+from fxguard.report.terminal import Progress
+from fxguard.report.text import HEADER, INDENT, frame_text
+from fxguard.trace.file import TraceWriter
+from fxguard.trace.trace import TracedBatch
+from fxguard.verdict.backward_report import frames_of_backward
+from fxguard.verdict.report_of import Finished
+
+__all__ = ["Traces"]
+
+
+class Traces:
+    """Writes the batches of one recorder that are traced.
+
+    Args:
+        recorder: whose batches they are.
+        writer: of their file; None where they are printed.
+    """
+
+    def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:
+        self.recorder = recorder
+        self.writer = writer
+        self._written = Seen()
+
+    def wants(self, number: int) -> bool:
+        """Whether a batch is traced."""
+        return number in self.recorder.options.trace_batch_nums
+
+    def batch_ended(self, finished: Finished) -> None:
+        """The forward of a batch that is traced has ended."""
+        self._write(self._traced(finished))
+
+    def loss_came(self, number: int, frames: Sequence[Frame]) -> None:
+        """A script has made a loss of what a batch returned."""
+        self._write(TracedBatch(number, tuple(frames)), "loss")
+
+    def backward_ended(self, kept: Sequence[KeptRun]) -> None:
+        """Gradients have come to these runs of graphs, in the order of their forward."""
+        for number in sorted({run.batch_number for run in kept}):
+            if self.wants(number):
+                of_batch = [run for run in kept if run.batch_number == number]
+                frames = tuple(frames_of_backward(of_batch))
+                self._write(TracedBatch(number, frames), "backward")
+
+    def report(self, detection: Detection) -> None:
+        """Write the batch of a report, whose origin was not reported before."""
+        report, finished = detection.report, detection.finished
+        found_here = report.rank == agreement.current_rank()
+        if not found_here or not self._written.adds(report.origins):
+            return
+        batch = self._traced(finished)
+        number = batch.number
+        later = [f for f in report.frames if f.phase != "forward" and f.batch_number == number]
+        blamed = tuple(
+            origin.frame.index
+            if origin.frame.phase == "forward"
+            else len(batch.frames) + later.index(origin.frame)
+            for origin in report.origins
+            if origin.frame.phase == "forward" or origin.frame in later
+        )
+        frames = (*batch.frames, *later)
+        self._write(replace(batch, frames=frames, verdict=tuple(report.verdict), blamed=blamed))
+
+    def _traced(self, finished: Finished) -> TracedBatch:
+        recorder, number = self.recorder, finished.batch.number
+        if self.writer is None:
+            frames = recorder.frames_of(finished, just_ended=True)
+        else:
+            with Progress(sys.stderr, f"tracing batch {number}") as progress:
+                frames = recorder.frames_of(finished, progress.advance, just_ended=True)
+        return TracedBatch(number, tuple(frames), recorder.optimizer_step)
+
+    def _write(self, batch: TracedBatch, phase: str = "") -> None:
+        """Add a batch to the file, or a later phase of it, or print it.
+
+        What cannot be written is warned of: a full disk ends no training, and hides no report.
+        """
+        if self.writer is None:
+            terminal.write(_text(batch, phase), sys.stdout)
+            return
+        try:
+            self.writer.write(batch, agreement.current_rank(), is_later=bool(phase))
+        except OSError as error:
+            warn_user(f"the trace could not be written: {error}")
+
+
+def _text(batch: TracedBatch, phase: str) -> str:
+    what = f"{phase} of batch number={batch.number}".removeprefix(" of ")
+    return "\n".join(
+        [
+            f"{INDENT}*** Starting {what} ***",
+            HEADER,
+            *map(frame_text, batch.frames),
+            f"{INDENT}*** Finished {what} ***",
+        ]
+    )
