@@ -20,7 +20,7 @@ from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
-from fxguard.guard._loss_scale import loss_scale_now
+from fxguard.guard._loss_scale import LossScale
 from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
 from fxguard.guard.recorder import Recorder
@@ -64,6 +64,7 @@ class Delivery:
         self.last_report: Report | None = None
         self.heard: Callable[[Report], object] = lambda report: None
         self.scalers: Iterable[GradScaler] | None = None
+        self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
         self._reported = Seen()
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
@@ -203,9 +204,9 @@ class Delivery:
         # Other ranks may hold other weights: they do not wait for this one here.
         self._tell(report, Finished(last.batch, report=report), None, None)
 
-    def loss_scale(self) -> float | None:
-        """The scale of the loss now; None where there is none."""
-        return loss_scale_now(self.options.loss_scale, self.scalers)
+    def loss_scale(self, kept: Sequence[KeptRun]) -> float | None:
+        """The scale of the loss whose gradients came to these runs; None where there is none."""
+        return self._loss_scale.now(self.scalers, kept)
 
     def _backward_report(
         self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
@@ -216,7 +217,7 @@ class Delivery:
             leaves,
             self.recorder.earlier_frames,
             has_gaps=has_gaps,
-            loss_scale=self.loss_scale(),
+            loss_scale=self.loss_scale(kept),
         )
         for origin in notes:
             self.recorder.notes.setdefault(origin.message, origin)

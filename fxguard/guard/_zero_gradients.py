@@ -36,10 +36,11 @@ class ZeroGradients:
             return
         self._count += 1
         is_power_of_two = not self._count & (self._count - 1)
-        if not is_power_of_two or self.delivery.loss_scale() is not None:
+        runs = list(kept) if is_power_of_two else []
+        if not runs or self.delivery.loss_scale(runs) is not None:
             return  # a scaler doubles its scale as long as it can
         nothing: Origin | None = None
-        origin = or_else(nothing, origin_of_lost, list(kept), weights)
+        origin = or_else(nothing, origin_of_lost, runs, weights)
         if origin is not None:
             self.warns = False
             self.delivery.recorder.notes.setdefault(origin.message, origin)

@@ -401,6 +401,26 @@ def test_the_scaler_of_another_training_excuses_nothing() -> None:
     assert scaler.is_enabled()
 
 
+def test_a_scaler_excuses_no_loss_of_which_it_is_known_that_it_was_not_scaled() -> None:
+    """The model returns its loss, and the gradient of that is 1."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4).half()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.inner(x.half()).float() * 2.0**17).sum()
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    scaler.scale(torch.ones(()))
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(WithLoss(), on_detect=found.append)
+    (model(inputs()) / 4).backward()
+    assert [report.phase for report in found] == ["backward"]
+    assert scaler.is_enabled()
+
+
 @pytest.mark.parametrize("scale", [2.0**30, lambda: 2.0**30])
 def test_a_scale_that_the_script_keeps_by_itself(scale: Any) -> None:
     """It is said by ``loss_scale=``; without a word the gradient is a bad one."""

@@ -84,6 +84,7 @@ def test_unknown_models_are_refused() -> None:
     assert "invalid choice: 'nonsense' (choose from" in ended.stderr
 
 
+@pytest.mark.campaign
 def test_ranks_gives_one_number() -> None:
     """It runs under torchrun, and rank 0 alone prints."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -100,6 +101,7 @@ def test_ranks_gives_one_number() -> None:
     assert "2 ranks on this machine" in lines[0]
 
 
+@pytest.mark.campaign
 def test_versions_compares_two_checkouts() -> None:
     """Each case has one line; against itself the ratio is that of two times of one round."""
     command = [sys.executable, str(BENCHMARKS / "versions.py"), str(BENCHMARKS.parent)]
