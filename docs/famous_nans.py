@@ -639,7 +639,6 @@ def model(name: str, suffix: str = "") -> nn.Module:
 
 
 @cache
-@cache
 def report(name: str, suffix: str = "") -> fxguard.Report | None:
     """The report on one batch of a story's model; None where it is healthy."""
     reports: list[fxguard.Report] = []

@@ -90,5 +90,5 @@ def are_close(low: Tensor, other: Tensor) -> Tensor:
 
 
 def _largest(value: Tensor) -> float:
-    finite = value[value.isfinite()]
+    finite = value.detach()[value.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
