@@ -122,6 +122,8 @@ class Origin:
     # What an inf did that nothing bad is left of: "the model's output is finite and wrong: …".
     harm: str = ""
     fixes: tuple[Fix, ...] = ()  # what to do about it, the best first
+    # Of a weight that was written since: the number of the last batch, which found it finite.
+    good_in: int | None = None
     # Why nobody knows whether an absorbed inf or NaN does harm: "no float64 kernel for X".
     not_judged: str = ""
 
@@ -185,9 +187,16 @@ class Origin:
             return f"{backward}{self.what}{place} made {problem}{where}"
         if self.what.startswith(GRADIENT_OF):
             return f"{self.what} {'came in as' if self.phase == 'loss' else 'is'} {problem}"
+        if self.good_in is not None:
+            return f"{self.what} turned {problem} {self.turned_between}"
         if self.role is not Role.INPUT or not (held := self._held()):
             return f"{self.what} holds {problem}"
         return f"{self.what}: {held}"
+
+    @property
+    def turned_between(self) -> str:
+        """``between batch 1 and batch 2``, of a weight."""
+        return f"between batch {self.good_in} and batch {self.frame.batch_number}"
 
     def _held(self) -> str:
         """``1 NaN, in row 5``; "" where it was not counted."""

@@ -111,9 +111,13 @@ class StandingTensors:
             self._stop()
             self._stop = None
 
+    def stepped_since(self, snapshot: Snapshot) -> bool:
+        """Whether an optimizer of this process has made a step since a snapshot."""
+        return snapshot.step is not self._steps.current
+
     def changes_since(self, snapshot: Snapshot) -> Callable[[Tensor], str]:
         """Why the range of a weight or buffer is no longer that of a snapshot; "" where it is."""
-        stepped = snapshot.step is not self._steps.current
+        stepped = self.stepped_since(snapshot)
         pairs = zip(*snapshot.state, strict=True)
         before = [
             (reference, ((version,), (place,)))

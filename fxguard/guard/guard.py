@@ -145,7 +145,11 @@ class Guard:
 
     @property
     def notes(self) -> list[Origin]:
-        """Bad values that reached no output, once for each operation."""
+        """What did no harm, or ends no training, once for each operation.
+
+        Bad values that reached no output; gradients that the scale of a loss made infinite; and
+        gradients that float16 made 0, of which ``problem`` is ``"underflow"``.
+        """
         return list(self.recorder.notes.values())
 
     def frames(self) -> list[Frame]:
@@ -264,12 +268,14 @@ class Guard:
             losses: that belong to a stretch of a script.
         """
         self.whole_step = WholeStep(losses, self.names, self.delivery, self.backward)
+        self.recorder.steps_are_watched = True
 
     def stop_watching_steps(self) -> None:
         """Look at the model alone again."""
         if self.whole_step is not None:
             self.whole_step.close()
             self.whole_step = None
+            self.recorder.steps_are_watched = False
 
     # One batch.
 

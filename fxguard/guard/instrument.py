@@ -43,7 +43,7 @@ def instrument(
         model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped).
         max_frames_to_save: how many frames a report shows, the first bad one included.
         trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
-            ``trace_to`` is given. Detection is off when any is given.
+            ``trace_to`` is given, with those of its backward. Detection is off when any is given.
         abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
         on_detect: ``"raise"`` writes the report to stderr and raises; ``"warn"`` writes it and
             warns, once for each origin, and goes on. Both tell the logger ``fxguard``. A callable

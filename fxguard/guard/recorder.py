@@ -17,6 +17,7 @@ from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
 from fxguard.guard._last_frames import LastFrames
+from fxguard.guard._turned_bad import with_last_good
 from fxguard.guard.options import Options
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Row, Severity
@@ -52,7 +53,7 @@ class Recorder:
       changed.
     - ``notes`` only grows, by single operations on a dict.
     - ``judge`` may be called by several threads at the same time.
-    - ``optimizer_step`` is the user's to set.
+    - ``optimizer_step`` is the user's to set, and ``steps_are_watched`` the guard's.
 
     Args:
         options: what the user asked for.
@@ -67,6 +68,7 @@ class Recorder:
         self.model = model
         self.next_number = 0
         self.optimizer_step: int | None = None
+        self.steps_are_watched = False
         self._lock = threading.Lock()
         self.last: Finished | None = None
         self.view = FrameView(model, options.granularity == "op")
@@ -182,7 +184,10 @@ class Recorder:
             self.notes.setdefault(origin.message, origin)
         if judged.report is None:
             return judged
-        return replace(judged, report=replace(judged.report, optimizer_step=self.optimizer_step))
+        report = replace(judged.report, optimizer_step=self.optimizer_step)
+        watched = self.steps_are_watched
+        report = with_last_good(report, self.last, self.model, self.standing, watched)
+        return replace(judged, report=report)
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without putting them together."""

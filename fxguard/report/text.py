@@ -93,11 +93,15 @@ def growth_line(grown: Sequence[Growth]) -> str:
 
 
 def by_cause(origins: Sequence[Origin]) -> list[list[Origin]]:
-    """The origins in order, weights that hold the same in one group; buffers likewise."""
+    """The origins in order, weights that hold the same in one group; buffers likewise.
+
+    So are weights that turned bad between the same batches, whatever they hold.
+    """
     groups: dict[object, list[Origin]] = {}
     for origin in origins:
         held = None if origin.follows else origin.standing
-        key = (held, origin.problem) if held else origin
+        since = origin.problem if origin.good_in is None else origin.good_in
+        key = (held, since) if held else origin
         groups.setdefault(key, []).append(origin)
     return list(groups.values())
 
@@ -120,7 +124,10 @@ def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
     names = [origin.what.removeprefix(f"{held} ") for origin in group]
     more = len(names) - MOST_NAMES
     listed = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    problem = "NaN" if first.problem == "nan" else "inf"
+    problems = {"NaN" if origin.problem == "nan" else "inf" for origin in group}
+    problem = " or ".join(sorted(problems))
+    if first.good_in is not None:
+        return f"{count} {held}s turned {problem} {first.turned_between}: {listed}"
     return f"{count} {held}s hold {problem}: {listed}"
 
 

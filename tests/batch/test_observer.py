@@ -77,7 +77,7 @@ def test_instances_that_share_code_after_a_break_are_told_apart() -> None:
         assert names == [f"blocks.{i}.inner" for i in (0, 0, 1, 1, 2, 2)]
     with torch.no_grad():
         model.blocks[1].inner.weight[0, 0] = torch.nan
-    with pytest.raises(fxguard.NonFiniteError, match=r"weight blocks\.1\.inner\.weight holds NaN"):
+    with pytest.raises(fxguard.NonFiniteError, match=r"weight blocks\.1\.inner\.weight turned NaN"):
         model(torch.randn(2, 4))
 
 

@@ -315,7 +315,7 @@ def test_generate_checks_every_step() -> None:
     assert fxguard.guard_of(model).batch_number == 5
     with torch.no_grad():
         model.lm_head.weight[0, 0] = torch.nan
-    with pytest.raises(fxguard.NonFiniteError, match=r"lm_head\.weight holds NaN"):
+    with pytest.raises(fxguard.NonFiniteError, match=r"lm_head\.weight turned NaN"):
         model.generate(ids, max_new_tokens=5, do_sample=False)
 
 

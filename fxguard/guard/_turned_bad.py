@@ -1,0 +1,74 @@
+"""Weights that a batch found bad, and that the batch before it had read and found good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch.nn import Module
+
+from fxguard.batch.weights import Snapshot, StandingTensors
+from fxguard.findings import Fix, Origin
+from fxguard.records import Role
+from fxguard.report.report import Report
+from fxguard.verdict.report_of import Finished
+
+__all__ = ["with_last_good"]
+
+NOT_WATCHED = (
+    "run the loop in `with fxguard.watch(model):`, which names the optimizer's step that does it"
+)
+NO_STEP = "look at what writes weights between these batches: no step of torch.optim did"
+WATCHED = "look at what writes weights between these batches besides the steps that are watched"
+
+
+def with_last_good(
+    report: Report,
+    last: Finished | None,
+    model: Module | None,
+    standing: StandingTensors,
+    watched: bool,
+) -> Report:
+    """A report that says of weights since which batch they are bad.
+
+    Args:
+        report: the report.
+        last: the batch that finished before it.
+        model: whose weights they are.
+        standing: its weights and buffers.
+        watched: whether the steps of its optimizers are.
+    """
+    if last is None or last.report is not None or last.batch.ended is None or model is None:
+        return report
+    names = {
+        value.name
+        for run in last.batch.runs
+        for value in run.plan.values
+        if value.role is Role.WEIGHT
+    }
+    turned = set(_written_since(report, last.batch.ended, model, standing)) & names
+    if not turned:
+        return report
+    advice = WATCHED if watched else NOT_WATCHED
+    if not standing.stepped_since(last.batch.ended):
+        advice = NO_STEP
+    fixes = (Fix("advice", advice),)
+
+    def with_batch(origin: Origin) -> Origin:
+        if origin.role is not Role.WEIGHT or origin.what.removeprefix("weight ") not in turned:
+            return origin
+        return replace(origin, good_in=last.batch.number, fixes=fixes)
+
+    return replace(report, origins=tuple(map(with_batch, report.origins)))
+
+
+def _written_since(
+    report: Report, ended: Snapshot, model: Module, standing: StandingTensors
+) -> Iterator[str]:
+    """The names of bad weights that may have been written since a batch had ended."""
+    changed = standing.changes_since(ended)
+    weights = dict(model.named_parameters())
+    for origin in report.origins:
+        name = origin.what.removeprefix("weight ")
+        if origin.role is Role.WEIGHT and name in weights and changed(weights[name]):
+            yield name

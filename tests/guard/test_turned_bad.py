@@ -1,0 +1,97 @@
+"""Weights that are bad in one batch and were good in the one before: since when, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fxguard
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def report_after(write: str, *, watched: bool = False) -> fxguard.Report:
+    """On a second batch, after something has written NaN into weights."""
+    model, x = net(), torch.ones(2, 4)
+    found: list[fxguard.Report] = []
+    fxguard.instrument(model, on_detect=found.append, backward=False)
+    watch = fxguard.watch(model)
+    if watched:
+        watch.__enter__()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(x).sum().backward()
+    with torch.no_grad():
+        if write == "step":
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, torch.inf)
+            optimizer.step()
+            model[0].weight[0, 0] = torch.nan
+        elif write == "by hand":
+            model[0].weight[0, 0] = torch.nan
+    model(x)
+    return found[-1]
+
+
+def test_many_weights_are_one_sentence() -> None:
+    """Infinite ones and NaN, in the order of the model; and how to see what did it."""
+    report = report_after("step")
+    first, fix = report.verdict[:2]
+    assert first == (
+        "all 4 weights turned NaN or inf between batch 0 and batch 1: "
+        "0.weight, 0.bias, 2.weight and 1 more"
+    )
+    assert "fxguard.watch(model)" in fix
+    assert report.message == f"batch 1: {first}"
+
+
+def test_a_write_by_hand() -> None:
+    """No optimizer has made a step: something else writes weights."""
+    report = report_after("by hand")
+    assert report.verdict[0] == "weight 0.weight turned NaN between batch 0 and batch 1"
+    assert report.fix.startswith("look at what writes weights between these batches: no step of")
+
+
+def test_a_write_in_a_loop_that_is_watched() -> None:
+    """It is not advised to watch it."""
+    report = report_after("by hand", watched=True)
+    assert report.verdict[0] == "weight 0.weight turned NaN between batch 0 and batch 1"
+    assert "fxguard.watch" not in report.fix
+
+
+def test_a_weight_that_was_bad_from_the_start() -> None:
+    """Nothing is said of earlier batches, also where another one has found it."""
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.nan
+    found: list[fxguard.Report] = []
+    fxguard.instrument(model, on_detect=found.append)
+    for _ in range(2):
+        model(torch.ones(2, 4))
+    assert [report.message for report in found] == [
+        "batch 0: weight 0.weight holds NaN",
+        "batch 1: weight 0.weight holds NaN",
+    ]
+
+
+def test_a_weight_that_no_earlier_batch_has_read() -> None:
+    """Nobody knows what it held then."""
+
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+            self.b = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor, second: bool) -> torch.Tensor:
+            return (self.b if second else self.a)(x)  # type: ignore[no-any-return]
+
+    model = fxguard.instrument(Expert(), on_detect="raise")
+    model(torch.ones(1, 2), False)
+    with torch.no_grad():
+        model.b.weight[0, 0] = torch.nan
+    with pytest.raises(fxguard.NonFiniteError, match=r"weight b\.weight holds NaN"):
+        model(torch.ones(1, 2), True)
