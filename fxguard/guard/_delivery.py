@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from fxguard.report.report import Report
 from fxguard.report.text import absorbed_line
 from fxguard.trace.file import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
-from fxguard.verdict.backward_report import ReportOfBackward
+from fxguard.verdict.backward_report import NOT_KNOWN, ReportOfBackward
 from fxguard.verdict.optimizer_step import BadWeight, origin_of_step
 from fxguard.verdict.report_of import Finished
 
@@ -53,6 +53,7 @@ class Delivery:
         last_report: the report of the last detection, or None.
         heard: called with each report, when it was handed on.
         scalers: that have scaled the last loss; None where nobody has followed it.
+        not_searched: why no operation was found for bad gradients, and how often.
         warns_of_idle_globs: whether globs of ``ignore`` that name nothing in the first batch are
             still to be warned of.
     """
@@ -64,6 +65,7 @@ class Delivery:
         self.last_report: Report | None = None
         self.heard: Callable[[Report], object] = lambda report: None
         self.scalers: Iterable[GradScaler] | None = None
+        self.not_searched: Counter[str] = Counter()
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
         self._reported = Seen()
@@ -219,6 +221,9 @@ class Delivery:
             has_gaps=has_gaps,
             loss_scale=self.loss_scale(kept),
         )
+        for origin in () if report is None else report.origins:
+            if origin.operands.startswith(NOT_KNOWN):
+                self.not_searched[origin.operands.removeprefix(NOT_KNOWN)] += 1
         for origin in notes:
             self.recorder.notes.setdefault(origin.message, origin)
         step = self.recorder.optimizer_step

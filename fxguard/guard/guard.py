@@ -165,7 +165,8 @@ class Guard:
         """One line that says how many operations were checked, and which were not.
 
         Counts each captured graph once, and what ran between graphs in the last batch; there it
-        also says how often TorchDynamo broke a graph, and why.
+        also says how often TorchDynamo broke a graph, and why. Then what was not looked at: calls,
+        the operation behind a bad gradient, the harm that an absorbed NaN does.
 
         Example:
             >>> fxguard.guard_of(model).coverage()
@@ -180,6 +181,10 @@ class Guard:
             line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
         for reason, count in sorted(self.unchecked_calls.items()):
             line += f"; not checked: {count} call{'' if count == 1 else 's'} {reason}"
+        for reason, count in sorted(self.delivery.not_searched.items()):
+            line += (
+                f"; {count} bad gradient{'' if count == 1 else 's'} without an operation: {reason}"
+            )
         return line + not_judged_in(self.recorder.notes.values())
 
     @property

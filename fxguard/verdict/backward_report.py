@@ -16,7 +16,11 @@ from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import Backward, BadLeaf, origin_of, origin_of_leaves
 from fxguard.verdict.report_of import EarlierFrames
 
-__all__ = ["ReportOfBackward", "frames_of_backward"]
+__all__ = ["NOT_KNOWN", "ReportOfBackward", "frames_of_backward"]
+
+
+NOT_KNOWN = "which operation made it is not known: "  # how the operands of an origin begin
+GAPS = "operations between graphs did not run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Searched:
     frames: tuple[Frame, ...]
     is_certain: bool  # whether every graph that matters ran again
     came_in: tuple[int, Severity] | None = None  # the output whose gradient came in bad
+    not_searched: str = ""  # why a graph did not run again, the last one first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +64,17 @@ class ReportOfBackward:
         """
         found = search(kept, leaves)
         if has_gaps:
-            found = replace(found, is_certain=False, came_in=None)
+            why = found.not_searched or GAPS
+            found = replace(found, is_certain=False, came_in=None, not_searched=why)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
-                return None, (origin_of_leaves(leaves, found.came_in),)
+                return None, (_without_operation(leaves, found),)
             unscaled = search(kept, leaves, loss_scale)
             is_certain = found.is_certain and unscaled.is_certain
             if not unscaled.origins and (found.origins or is_certain):
-                return None, found.origins or (origin_of_leaves(leaves, found.came_in),)
+                return None, found.origins or (_without_operation(leaves, found),)
             found = unscaled
-        origins = found.origins or (origin_of_leaves(leaves, found.came_in),)
+        origins = found.origins or (_without_operation(leaves, found),)
         frames = [*found.frames, *([] if found.origins else [origins[0].frame])]
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
@@ -82,6 +88,13 @@ class ReportOfBackward:
         return report, ()
 
 
+def _without_operation(leaves: Sequence[BadLeaf], found: Searched) -> Origin:
+    origin = origin_of_leaves(leaves, found.came_in)
+    if found.came_in is not None or not found.not_searched:
+        return origin
+    return replace(origin, operands=NOT_KNOWN + found.not_searched)
+
+
 def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
     """Every frame of a backward, in its order; one that says so for a graph that cannot run again.
 
@@ -93,8 +106,7 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
         try:
             frames += Backward(run, gradients_of(run), len(frames)).frames(None)
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {why}")
+            row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {_in_one_line(error)}")
             number = run.batch_number
             frames.append(
                 Frame("", "graph", True, (row,), None, number, len(frames), phase="backward")
@@ -112,12 +124,13 @@ def search(kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], scale: float = 1.
     """
     frames: list[Frame] = []
     is_certain = not all(run.of_tape for run in kept)
-    came_in = None
+    came_in, not_searched = None, ""
     first = 0
     for run in reversed(kept):
         try:
             backward = Backward(run, gradients_of(run, scale), first)
-        except Exception:  # whatever stops the second run, the report goes out
+        except Exception as error:  # whatever stops the second run, the report goes out
+            not_searched = not_searched or _in_one_line(error)
             is_certain = is_certain and run.of_tape
             continue
         gradients = backward.gradients
@@ -130,7 +143,11 @@ def search(kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], scale: float = 1.
             return Searched(origins, tuple(frames), is_certain)
         if starts and came_in is None and is_certain:
             came_in = next(_bad_incoming(run), None)
-    return Searched((), tuple(frames), is_certain, came_in)
+    return Searched((), tuple(frames), is_certain, came_in, not_searched)
+
+
+def _in_one_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_bad(found: Range | None) -> bool:

@@ -552,3 +552,26 @@ def test_models_of_a_script_are_listened_to_until_it_ends() -> None:
         model(inputs()).sum().backward()
     assert [report.message.startswith(MESSAGE) for report in found] == [True]
     assert all(weight._backward_hooks is None for weight in model.parameters())
+
+
+def test_why_no_operation_is_accused_is_said() -> None:
+    """In the report, and in `coverage()`."""
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.inner(x) * 0).square().sum().sqrt()
+
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Flat(), on_detect=found.append)
+    loss = model(inputs())
+    with torch.no_grad():
+        model.inner.bias.add_(1)
+    loss.backward()
+    why = "an input of the graph was changed before its backward ended"
+    assert found[0].verdict[1] == f"  which operation made it is not known: {why}"
+    coverage = fxguard.guard_of(model).coverage()
+    assert coverage.endswith(f"; 1 bad gradient without an operation: {why}")

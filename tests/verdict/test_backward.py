@@ -255,7 +255,7 @@ def test_weights_that_a_step_has_made_bad_are_not_uninitialised() -> None:
     with torch.no_grad():
         model.weight.fill_(math.nan)
     model(torch.ones(1, 2))
-    assert found[0].fix.startswith("look at the step before this batch")
+    assert found[0].fix.startswith("look at what writes weights between these batches")
     fresh = nn.Linear(2, 2)
     with torch.no_grad():
         fresh.weight.fill_(math.nan)
