@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch.nn import Module
@@ -25,28 +25,34 @@ WATCHED = "look at what writes weights between these batches besides the steps t
 def with_last_good(
     report: Report,
     last: Finished | None,
+    absorbed: Iterable[Origin],
     model: Module | None,
     standing: StandingTensors,
+    *,
     watched: bool,
 ) -> Report:
     """A report that says of weights since which batch they are bad.
 
     Args:
         report: the report.
-        last: the batch that finished before it.
+        last: the batch that finished last.
+        absorbed: what earlier batches have found and taken for harmless.
         model: whose weights they are.
         standing: its weights and buffers.
         watched: whether the steps of its optimizers are.
     """
-    if last is None or last.report is not None or last.batch.ended is None or model is None:
+    if model is None or last is None or last.batch.ended is None:
         return report
-    names = {
+    if last.report is not None or last.batch.number >= report.batch_number:
+        return report
+    read = {
         value.name
         for run in last.batch.runs
         for value in run.plan.values
         if value.role is Role.WEIGHT
     }
-    turned = set(_written_since(report, last.batch.ended, model, standing)) & names
+    good = read - {origin.what.removeprefix("weight ") for origin in absorbed}
+    turned = good & set(_written_since(report, last.batch.ended, model, standing))
     if not turned:
         return report
     advice = WATCHED if watched else NOT_WATCHED

@@ -184,9 +184,14 @@ class Recorder:
             self.notes.setdefault(origin.message, origin)
         if judged.report is None:
             return judged
-        report = replace(judged.report, optimizer_step=self.optimizer_step)
-        watched = self.steps_are_watched
-        report = with_last_good(report, self.last, self.model, self.standing, watched)
+        report = with_last_good(
+            replace(judged.report, optimizer_step=self.optimizer_step),
+            self.last,
+            self.notes.values(),
+            self.model,
+            self.standing,
+            watched=self.steps_are_watched,
+        )
         return replace(judged, report=report)
 
     def frame_count(self, batch: Batch) -> int:

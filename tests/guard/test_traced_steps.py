@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -191,3 +193,42 @@ def test_a_report_of_a_backward_is_in_the_file(tmp_path: Path) -> None:
     assert batch.frames[blamed].title == "sqrt (backward)"
     assert batch.frames[0].phase == "forward"
     assert batch.verdict[0].startswith("backward of sqrt made inf")
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_traced_training_is_what_it_was(tmp_path: Path, backend: str | None) -> None:
+    """Weights, statistics of a batch norm, random numbers, hooks: as without a trace."""
+
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.norm(self.fc(x)).relu_()
+            return hidden + torch.rand_like(hidden) * F.dropout(hidden, 0.5)
+
+    def trained(**options: Any) -> tuple[dict[str, Tensor], Tensor, list[Tensor]]:
+        torch.manual_seed(0)
+        model, (x, target) = Drawing(), data()
+        seen: list[Tensor] = []
+        model.fc.weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        run = torch.compile(model, backend=backend) if backend else model
+        with fxguard.watch(model, **options) if options else contextlib.nullcontext():
+            for _ in range(3):
+                optimizer.zero_grad()
+                F.cross_entropy(run(x), target).backward()
+                optimizer.step()
+        return model.state_dict(), torch.get_rng_state(), seen
+
+    plain = trained()
+    traced_ = trained(trace_to=tmp_path, trace_batch_nums=range(3))
+    assert plain[0].keys() == traced_[0].keys()
+    assert all(torch.equal(plain[0][name], traced_[0][name]) for name in plain[0])
+    assert torch.equal(plain[1], traced_[1])
+    assert len(plain[2]) == len(traced_[2]) == 3
+    assert all(map(torch.equal, plain[2], traced_[2]))
+    (path,) = tmp_path.iterdir()
+    assert all(of(batch.frames, "backward") for batch in fxguard.load_trace(path).batches)

@@ -95,3 +95,23 @@ def test_a_weight_that_no_earlier_batch_has_read() -> None:
         model.b.weight[0, 0] = torch.nan
     with pytest.raises(fxguard.NonFiniteError, match=r"weight b\.weight holds NaN"):
         model(torch.ones(1, 2), True)
+
+
+def test_a_weight_that_was_bad_and_did_no_harm_before() -> None:
+    """It is written again, and nobody may say that it was good."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.where(mask, torch.zeros(2), x * self.weight)
+
+    model = fxguard.instrument(Masked())
+    with torch.no_grad():
+        model.weight[0] = torch.nan
+        model(torch.ones(2), torch.tensor([True, False]))
+        model.weight[0] = torch.nan
+        with pytest.raises(fxguard.NonFiniteError, match="weight weight holds NaN"):
+            model(torch.ones(2), torch.tensor([False, False]))
