@@ -18,7 +18,7 @@ class ZeroGradients:
     """Warns of the gradients of one model that were lost.
 
     Many are 0 by right, in each step: of a weight behind one that is 0, of an expert that nobody
-    asked. So they are looked at in the first step that brings some, the second, the fourth, …
+    asked. So they are looked at in the first step that brings some, the fourth, the sixteenth, …
 
     Args:
         delivery: of the model's reports.
@@ -35,8 +35,7 @@ class ZeroGradients:
         if not (self.warns and weights):
             return
         self._count += 1
-        is_power_of_two = not self._count & (self._count - 1)
-        runs = list(kept) if is_power_of_two else []
+        runs = list(kept) if _is_power_of_four(self._count) else []
         if not runs or self.delivery.loss_scale(runs) is not None:
             return  # a scaler doubles its scale as long as it can
         nothing: Origin | None = None
@@ -45,3 +44,7 @@ class ZeroGradients:
             self.warns = False
             self.delivery.recorder.notes.setdefault(origin.message, origin)
             warn_user(origin.message)
+
+
+def _is_power_of_four(number: int) -> bool:
+    return not number & (number - 1) and number.bit_length() % 2 == 1

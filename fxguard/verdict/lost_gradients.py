@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import FORMATS
-from fxguard.records import Frame
+from fxguard.records import Frame, Role
 from fxguard.rerun.edges import BackwardOf, Gradients
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward_origins import Backward
@@ -23,8 +23,9 @@ __all__ = ["origin_of_lost"]
 
 HALF = "float16"  # bfloat16 holds what float32 holds
 
-# What gradients are multiplied by, one after the other while some stay 0 or overflow.
-LIFTS = (2.0**15, 2.0**24, 2.0**7)
+# What gradients are multiplied by, one after the other while some overflow, or stay 0 beside others
+# that do not. Of most models all of them are 0 by right: one second run shows it.
+LIFTS = (2.0**15, 2.0**7, 2.0**24)
 
 WANTED = FORMATS[HALF].smallest * 2.0**7  # of the largest: it has digits, and others are not 0
 
@@ -48,12 +49,15 @@ def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | N
         kept: the runs of graphs that gradients came to, in the order of their forward.
         leaves: whose gradients were 0 throughout: "weight fc.weight".
     """
+    halves = [run for run in kept if any(v.dtype == HALF for v in run.event.plan.values)]
+    of_leaves = [run for run in halves if not _weights_of(run).isdisjoint(leaves)]
+    reached = [run for run in of_leaves if any(bool(x.any()) for x in run.incoming.values())]
     found: dict[str, Lost] = {}
-    for run in reversed(kept):
-        if all(value.dtype != HALF for value in run.event.plan.values):
-            continue
-        with contextlib.suppress(Exception):  # it does not run again: nothing is known
-            found |= _lost_in(run, leaves)
+    for run in reached:
+        found |= _lost_in(run, leaves)
+    if not found and len(reached) < len(of_leaves):  # what came in was 0: it was lost before
+        for run in reversed([run for run in halves if run not in of_leaves]):
+            found |= _lost_in(run, ())
     names = [name for name in leaves if name in found] or list(found)
     if not names:
         return None
@@ -75,34 +79,54 @@ def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | N
     )
 
 
+def _weights_of(run: KeptRun) -> set[str]:
+    values = run.event.plan.values
+    return {f"weight {value.name}" for value in values if value.role is Role.WEIGHT}
+
+
 def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
     """The loss scale that lifts all of these, if there is one."""
     exponent = math.ceil(math.log2(WANTED / min(each.largest for each in lost)))
     for run in kept:
-        lifted = gradients_of(run, 2.0**-exponent)
-        overflows = any(found.severity for found in lifted.totals.values())
-        values = [each.value for each in lost if each.backward.kept is run]
-        if overflows or not all(_is_lifted(lifted, value) for value in values):
-            return Fix("advice", "bfloat16 or float32 holds them")
+        with contextlib.suppress(Exception):  # it does not run again: nothing is known
+            lifted = gradients_of(run, 2.0**-exponent)
+            overflows = any(found.severity for found in lifted.totals.values())
+            values = [each.value for each in lost if each.backward.kept is run]
+            if overflows or not all(_is_lifted(lifted, value) for value in values):
+                return Fix("advice", "bfloat16 or float32 holds them")
     return Fix("tried", f"a loss scale of 2**{exponent} lifts them")
 
 
-def _lost_in(run: KeptRun, leaves: Sequence[str]) -> Iterator[tuple[str, Lost]]:
-    """What one graph has lost: of these leaves, or of what other graphs have made."""
-    backward = Backward(run, plain := gradients_of(run))
-    names = {value: f"weight {name}" for value, name in plain.weights.items()}
-    zero = {
-        value: names.get(value, RETURNED)
-        for value in plain.arguments.values()
-        if _largest(plain, value) == 0
-    }
-    for lift in LIFTS if zero else ():
-        lifted = gradients_of(run, 1 / lift)
-        for value in [value for value in zero if _is_lifted(lifted, value)]:
-            name, largest = zero.pop(value), _largest(lifted, value) / lift
-            if name in leaves or name == RETURNED:
-                maker = _operation_that_lost(plain, lifted, value)
-                yield name, Lost(value, largest, maker, backward)
+def _lost_in(run: KeptRun, leaves: Collection[str]) -> dict[str, Lost]:
+    """What one graph has lost: of these leaves, or without any of what other graphs have made."""
+    found: dict[str, Lost] = {}
+    with contextlib.suppress(Exception):  # it does not run again: nothing is known
+        backward: Backward | None = None
+        waiting: dict[int, str] | None = None
+        for lift in LIFTS:
+            lifted = gradients_of(run, 1 / lift)
+            if waiting is None:
+                waiting = _wanted(lifted, leaves)
+            hits = [value for value in waiting if _is_lifted(lifted, value)]
+            if hits and backward is None:
+                backward = Backward(run, gradients_of(run))
+            for value in hits:
+                assert backward is not None
+                name, plain = waiting.pop(value), backward.gradients
+                if _largest(plain, value) == 0:
+                    maker = _operation_that_lost(plain, lifted, value)
+                    found[name] = Lost(value, _largest(lifted, value) / lift, maker, backward)
+            if not found and all(_largest(lifted, value) == 0 for value in waiting):
+                break
+    return found
+
+
+def _wanted(gradients: Gradients, leaves: Collection[str]) -> dict[int, str]:
+    """Values of a graph to look at, and what they are called."""
+    names = {value: f"weight {name}" for value, name in gradients.weights.items()}
+    if leaves:
+        return {value: name for value, name in names.items() if name in leaves}
+    return {value: RETURNED for value in gradients.arguments.values() if value not in names}
 
 
 def _is_lifted(lifted: Gradients, value: int) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.rerun.gradients import gradients_of
+from fxguard.verdict import lost_gradients
 
 
 class Net(nn.Module):
@@ -96,6 +99,15 @@ def test_a_loss_outside_the_model_in_half_precision() -> None:
         (guard.model(inputs().half()) * 2).mean().mul(1e-4).backward()
 
 
+def test_a_gradient_that_the_loss_has_lost() -> None:
+    """Nothing came into the model: what it returned is named."""
+    with (
+        fxguard.watch(Net(1.0).half()) as guard,
+        pytest.warns(RuntimeWarning, match="of what the model returned are 0 in float16"),
+    ):
+        (guard.model(inputs().half()) * 1e-4).mean().float().mul(1e-3).backward()
+
+
 class NoGradient(nn.Module):
     """The gradients of the first weight are 0 by right: the second is 0."""
 
@@ -127,3 +139,19 @@ def test_nothing_is_said_in_bfloat16_and_with_a_scaler() -> None:
     model = fxguard.instrument(Net())
     scaler.scale(in_autocast(model, inputs())).backward()
     assert not fxguard.guard_of(model).notes
+
+
+def test_what_is_zero_by_right_is_looked_at_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second run, in the first step and in the fourth."""
+    count = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return gradients_of(*args)
+
+    monkeypatch.setattr(lost_gradients, "gradients_of", counted)
+    model = fxguard.instrument(NoGradient())
+    for _ in range(6):
+        in_half(model, inputs()).backward()
+    assert count == 2
