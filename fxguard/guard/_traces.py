@@ -66,7 +66,8 @@ class Traces:
         found_here = report.rank == agreement.current_rank()
         if not found_here or not self._written.adds(report.origins):
             return
-        batch = self._traced(finished)
+        # An optimizer has written weights since.
+        batch = self._traced(finished, just_ended=report.phase != "optimizer")
         number = batch.number
         later = [f for f in report.frames if f.phase != "forward" and f.batch_number == number]
         blamed = tuple(
@@ -79,13 +80,13 @@ class Traces:
         frames = (*batch.frames, *later)
         self._write(replace(batch, frames=frames, verdict=tuple(report.verdict), blamed=blamed))
 
-    def _traced(self, finished: Finished) -> TracedBatch:
+    def _traced(self, finished: Finished, *, just_ended: bool = True) -> TracedBatch:
         recorder, number = self.recorder, finished.batch.number
         if self.writer is None:
-            frames = recorder.frames_of(finished, just_ended=True)
+            frames = recorder.frames_of(finished, just_ended=just_ended)
         else:
             with Progress(sys.stderr, f"tracing batch {number}") as progress:
-                frames = recorder.frames_of(finished, progress.advance, just_ended=True)
+                frames = recorder.frames_of(finished, progress.advance, just_ended=just_ended)
         return TracedBatch(number, tuple(frames), recorder.optimizer_step)
 
     def _write(self, batch: TracedBatch, phase: str = "") -> None:

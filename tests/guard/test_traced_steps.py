@@ -232,3 +232,20 @@ def test_a_traced_training_is_what_it_was(tmp_path: Path, backend: str | None) -
     assert all(map(torch.equal, plain[2], traced_[2]))
     (path,) = tmp_path.iterdir()
     assert all(of(batch.frames, "backward") for batch in fxguard.load_trace(path).batches)
+
+
+def test_a_step_that_made_weights_bad_is_in_the_file(tmp_path: Path) -> None:
+    """Weights are shown as the forward has read them, or without a number."""
+    model, (x, target) = Net().half(), data()
+    optimizer = torch.optim.AdamW(model.parameters())  # its eps is 0 in float16
+    x[:, 0] = 0
+    with fxguard.watch(model, trace_to=tmp_path):
+        (model(x.half()).float() * target[:, None]).sum().backward()
+        with pytest.raises(fxguard.NonFiniteError):
+            optimizer.step()
+    (path,) = tmp_path.iterdir()
+    (batch,) = fxguard.load_trace(path).batches
+    (blamed,) = batch.blamed
+    assert batch.frames[blamed].phase == "optimizer"
+    assert batch.frames[blamed].kind == "AdamW"
+    assert not any(row.is_bad for frame in batch.frames[:blamed] for row in frame.rows)
