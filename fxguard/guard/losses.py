@@ -17,8 +17,11 @@ from fxguard.capture.following import Following
 from fxguard.graph import marks
 from fxguard.guard._names import Names
 from fxguard.guard._step_hooks import StepHooks
+from fxguard.guard._warning_of_hooks import WarningOfHooks
 
 __all__ = ["Losses"]
+
+_warning = WarningOfHooks()
 
 
 class Losses:
@@ -29,6 +32,8 @@ class Losses:
         # A training that has raised may never close it: nothing of it stays on the stack then.
         self._all: list[Following] = []  # one for each thread
         weakref.finalize(self, _forget, self._here, self._all)
+        _warning.silence()
+        self._restore_warning = weakref.finalize(self, _warning.restore)
         self._is_open = True
         self._hooks = StepHooks(self._step_comes)
 
@@ -63,6 +68,7 @@ class Losses:
         """Follow nothing any more."""
         self._is_open = False
         self._hooks.close()
+        self._restore_warning()
         _forget(self._here, self._all)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -421,3 +422,20 @@ def test_a_model_that_is_instrumented_keeps_its_guard() -> None:
     assert fxguard.guard_of(model) is guard
     with pytest.raises(fxguard.FxguardError, match="needs a"):
         fxguard.watch(3).__enter__()  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_between_losses_warns_of_nothing() -> None:
+    """Torch's warning of global hooks is not about hooks of the user; filters are as they were."""
+    before = list(warnings.filters)
+    model = Net()
+    run = torch.compile(model, backend="eager")
+    x, target = inputs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inside = list(warnings.filters)
+        with fxguard.watch(model):
+            for _ in range(2):  # gradients of two batches are accumulated, and two make one loss
+                healthy(run(x), target).backward()
+                healthy(run(x) + run(x + 1), target).backward()
+        assert list(warnings.filters) == inside
+    assert list(warnings.filters) == before
