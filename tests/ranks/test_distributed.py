@@ -107,7 +107,7 @@ def test_ranks(
     faulty = {FAULTY} if case.fault == "input" else set(found)
     concerned = set(found) if case.sync_ranks else faulty
     what = (
-        "weight blocks.1.gate.weight turned NaN"
+        "weight blocks.1.gate.weight "  # turned NaN, where it was written; else it holds NaN
         if case.fault == "weight"
         else f"mul in {prefix}blocks.0 made inf"
     )
