@@ -83,7 +83,14 @@ class Loss:
         tensors: Mapping[int, tuple[Role, str]],
         owner: Owner,
     ) -> None:
-        """A guarded model has returned these."""
+        """A guarded model has returned what a backward may begin from.
+
+        Args:
+            made_in: its batch, which has ended.
+            outputs: what it returned, with labels.
+            tensors: id of a parameter or buffer to its role and qualified name.
+            owner: of the model.
+        """
         self.owners = [*(each for each in self.owners if each is not owner), owner]
         self.batch.number = made_in.number
         if not any(known is tensors for known in self.weights.maps):

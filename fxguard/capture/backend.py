@@ -187,8 +187,8 @@ def is_inlined(guard_id: int) -> bool:
         return True
     if is_checked():
         return True  # the model calls itself, or is part of one that is guarded
-    return dynamo.wrap_backend_of_whole_graph(
-        lambda backend: dynamo.object_at(guard_id).compiled_around(backend)
+    return dynamo.wrap_backend(
+        lambda backend: dynamo.object_at(guard_id).compiled_around(backend), whole_graph=True
     )
 
 

@@ -28,10 +28,10 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   ``config.patch`` does the same and takes ten times as long, at each forward.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
   Without it coverage() could not say why operations ran between graphs.
-- ``torch.nn.modules.module._global_forward_hooks`` and its two companions: hooks on every
-  module for the time of one forward. The public function gives a new key at each call, and
-  TorchDynamo would compile again for each key. Hooks on the modules themselves would switch off
-  the fused kernels of ``nn.TransformerEncoder``.
+- ``torch.nn.modules.module._global_forward_hooks`` and its three companions: hooks on every
+  module for the time of one forward, or while a loss is followed. The public function gives a
+  new key at each call, and TorchDynamo would compile again for each key. Hooks on the modules
+  themselves would switch off the fused kernels of ``nn.TransformerEncoder``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ __all__ = [
     "outer_compiler",
     "take_for_constant",
     "wrap_backend",
-    "wrap_backend_of_whole_graph",
 ]
 
 # Compilations of one guarded forward before TorchDynamo gives up and leaves it to the observer.
@@ -122,38 +121,29 @@ def backend_of_tracing() -> Any:
     return plain_python.backend_of(root)
 
 
-def wrap_backend_of_whole_graph(wrap: Callable[[Backend], Backend]) -> bool:
-    """Put another backend around that of a graph which is being traced, and must not break.
+def wrap_backend(wrap: Callable[[Backend], Backend], *, whole_graph: bool = False) -> bool:
+    """Put another backend around that of a graph which is being traced.
 
     Args:
-        wrap: makes a backend of the user's.
+        wrap: makes a backend of the user's; may return that one.
+        whole_graph: only where the graph must not break.
 
     Returns:
-        False where the graph may break, or nothing is traced: nothing has changed then.
+        False where it may break after all, or nothing is traced: nothing has changed then.
     """
     try:
         root = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced in this thread
         return False
-    if not root.one_graph:
+    if whole_graph and not root.one_graph:
         return False
     output = root.output
-    assert output.compiler_fn is not None
-    output.compiler_fn = wrap(innermost_backend(output.compiler_fn))
-    return True
-
-
-def wrap_backend(wrap: Callable[[Backend], Backend]) -> None:
-    """The same for any graph, one that may break, too."""
-    try:
-        output = InstructionTranslator.current_tx().output
-    except AttributeError:  # nothing is traced in this thread
-        return
     assert output.compiler_fn is not None
     backend = innermost_backend(output.compiler_fn)
     wrapped = wrap(backend)
     if wrapped is not backend:
         output.compiler_fn = wrapped
+    return True
 
 
 def object_at(address: int) -> Any:

@@ -9,7 +9,7 @@ compiled anew under the mode, with checks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,15 +18,13 @@ from torch._C import _len_torch_function_stack
 from torch.nn import Module
 
 from fxguard.batch import active
-from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.batch.loss import BACKWARDS, Loss, Owner
+from fxguard.batch.loss import BACKWARDS, Loss
 from fxguard.batch.module_hooks import may_fuse
 from fxguard.batch.observer import Observer, set_function_modes
 from fxguard.capture import dynamo, plain_python
 from fxguard.capture.backend import CheckingBackend
 from fxguard.graph import nodes
-from fxguard.records import Role
 
 __all__ = ["Following"]
 
@@ -65,26 +63,17 @@ class Following(Observer):
             return func(*args, **(kwargs or {}))
         return follow(loss, func, args, kwargs or {})
 
-    def returned(
-        self,
-        made_in: Batch,
-        outputs: Iterable[tuple[str, Tensor]],
-        tensors: Mapping[int, tuple[Role, str]],
-        owner: Owner,
-    ) -> None:
-        """A guarded model has returned what a backward may begin from.
+    def loss_of(self, number: int) -> Loss:
+        """The loss that what a guarded model has returned belongs to.
 
         Args:
-            made_in: its batch, which has ended.
-            outputs: what it returned, with labels.
-            tensors: id of a parameter or buffer to its role and qualified name.
-            owner: of the model.
+            number: of the model's batch, which has ended.
         """
         loss = self.loss
         if loss is None or loss.has_ended or len(loss.batch.events) > MOST_EVENTS:
-            self.loss = loss = Loss(made_in.number)
+            self.loss = loss = Loss(number)
         loss.tape.forget_dead()
-        loss.add(made_in, outputs, tensors, owner)
+        return loss
 
     def go_on(self) -> None:
         """Put the mode on the stack, if there is a loss to follow."""

@@ -25,11 +25,10 @@ from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
-from fxguard.ranks.agreement import current_rank
 from fxguard.report import terminal
 from fxguard.report.report import Report
 from fxguard.report.text import absorbed_line
-from fxguard.trace.file import TraceWriter
+from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import NOT_KNOWN, ReportOfBackward
 from fxguard.verdict.optimizer_step import BadWeight, origin_of_step
@@ -200,9 +199,7 @@ class Delivery:
         origin = origin_of_step(
             name, weights, source_of_caller(), number, saw_gradients=self.options.backward
         )
-        frames = (*self.recorder.earlier_frames(self.options.max_frames_to_save - 1), origin.frame)
-        step = self.recorder.optimizer_step
-        report = Report(number, frames, (origin,), current_rank(), optimizer_step=step)
+        report = self.recorder.report_on(number, origin)
         # Other ranks may hold other weights: they do not wait for this one here.
         self._tell(report, Finished(last.batch, report=report), None, None)
 

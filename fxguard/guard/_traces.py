@@ -19,8 +19,8 @@ from fxguard.records import Frame
 from fxguard.report import terminal
 from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
-from fxguard.trace.file import TraceWriter
 from fxguard.trace.trace import TracedBatch
+from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_report import frames_of_backward
 from fxguard.verdict.report_of import Finished
 

@@ -62,7 +62,8 @@ class Losses:
         outputs = [(label, x) for label, x, _ in marks.rows_of(labels, tensors) if x is not None]
         if not any(tensor.requires_grad for _, tensor in outputs):
             return
-        self._following().returned(made_in, outputs, names.tensors, owner)
+        loss = self._following().loss_of(made_in.number)
+        loss.add(made_in, outputs, names.tensors, owner)
 
     def close(self) -> None:
         """Follow nothing any more."""

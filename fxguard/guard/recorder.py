@@ -175,7 +175,16 @@ class Recorder:
             "", "loss", True, (Row("output", value, value),), batch_number=number, phase="loss"
         )
         origin = Origin(frame, severity.problem, LOSS, "output", operands=UNSEEN)
-        frames = (*self.earlier_frames(self.options.max_frames_to_save - 1), frame)
+        return self.report_on(number, origin)
+
+    def report_on(self, number: int, origin: Origin) -> Report:
+        """A report on one origin, whose frame comes after those of the last batches.
+
+        Args:
+            number: of the batch.
+            origin: what was found.
+        """
+        frames = (*self.earlier_frames(self.options.max_frames_to_save - 1), origin.frame)
         return Report(number, frames, (origin,), current_rank(), optimizer_step=self.optimizer_step)
 
     def _judged(self, judge: Judge, batch: Batch, error: Exception | None) -> Finished:

@@ -62,28 +62,17 @@ class FxguardCallback(TrainerCallback):
     on_step_end = guard
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Module | None = None,
-        **others: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """The same, and watch whole steps from now on."""
-        self.guard(args, state, control, model)  # a new model, or the callback was added late
-        self.on_train_end(args, state, control, model)  # a training before may have raised
+        self.guard(args, state, control, **given)  # a new model, or the callback was added late
+        self.on_train_end(**given)  # a training before may have raised
+        model = given.get("model")
         if model is not None:
             self.losses = Losses()
             guard_of(model).watch_steps(self.losses)
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Module | None = None,
-        **others: Any,
-    ) -> None:
+    def on_train_end(self, *args: Any, model: Module | None = None, **others: Any) -> None:
         """Watch the model alone again."""
         if model is not None and self.losses is not None:
             guard_of(model).stop_watching_steps()

@@ -105,7 +105,7 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
     for run in reversed(kept):
         try:
             frames += Backward(run, gradients_of(run), len(frames)).frames(None)
-        except Exception as error:
+        except Exception as error:  # the trace says what stopped it
             row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {_in_one_line(error)}")
             number = run.batch_number
             frames.append(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard import Frame, Report, Row, TracedBatch
 from fxguard.cli import main
-from fxguard.trace.file import TraceWriter
+from fxguard.trace.writer import TraceWriter
 from support.residual_net import Net, X
 
 

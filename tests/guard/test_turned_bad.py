@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -19,20 +21,16 @@ def report_after(write: str, *, watched: bool = False) -> fxguard.Report:
     model, x = net(), torch.ones(2, 4)
     found: list[fxguard.Report] = []
     fxguard.instrument(model, on_detect=found.append, backward=False)
-    watch = fxguard.watch(model)
-    if watched:
-        watch.__enter__()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model(x).sum().backward()
-    with torch.no_grad():
-        if write == "step":
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, torch.inf)
-            optimizer.step()
+    with fxguard.watch(model) if watched else contextlib.nullcontext():
+        model(x).sum().backward()
+        with torch.no_grad():
+            if write == "step":
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, torch.inf)
+                optimizer.step()
             model[0].weight[0, 0] = torch.nan
-        elif write == "by hand":
-            model[0].weight[0, 0] = torch.nan
-    model(x)
+        model(x)
     return found[-1]
 
 

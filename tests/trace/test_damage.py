@@ -21,7 +21,7 @@ import fxguard
 from fxguard import Frame, Row, Source, TracedBatch, load_trace
 from fxguard.cli import main
 from fxguard.report.load import load_report
-from fxguard.trace.file import TraceWriter
+from fxguard.trace.writer import TraceWriter
 from support.exp_net import Net, X
 from support.needs import OF_PYTHON_3_13_0
 

@@ -16,7 +16,7 @@ import fxguard
 from fxguard import Frame, Row, TracedBatch, diff
 from fxguard.records import RowRole
 from fxguard.trace.batch_diff import Match
-from fxguard.trace.file import TraceWriter
+from fxguard.trace.writer import TraceWriter
 from support import zoo
 from support.residual_net import Block, Net, X
 

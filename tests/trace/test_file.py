@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import fxguard
 from fxguard import Frame, Row, Source, TracedBatch, load_trace
 from fxguard.cli import main
-from fxguard.trace.file import TraceWriter
+from fxguard.trace.writer import TraceWriter
 from support import zoo
 from support.exp_net import Net, X
 
