@@ -21,6 +21,7 @@ from fxguard.capture import dynamo, plain_python
 from fxguard.capture._leaving import Unchecked
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
+from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
@@ -120,7 +121,7 @@ class CheckingBackend:
             random_state = RandomState.now(args) if plan.random else None
             names = (captured_in, forward.batch.module if forward is not None else "")
             calls = forward.batch.calls if forward is not None else ()
-            kept = copied(args, plan.overwritten) if plan.overwritten else args
+            kept = copied(args, plan) if plan.overwritten else args
             restore = settings_now() if restores else None
             graph_run = GraphRun(
                 plan, graph_module, NOTHING, kept, random_state, names, calls, live=args
@@ -155,12 +156,19 @@ def way_under(backend: dynamo.Backend) -> Way:
     return TRACEABLE
 
 
-def copied(args: Sequence[Any], positions: Sequence[int]) -> tuple[Any, ...]:
-    """The arguments of a run, those at some positions copied."""
+def copied(args: Sequence[Any], plan: Plan) -> tuple[Any, ...]:
+    """The arguments of a run, with copies of those that it will write.
+
+    The copy of an input requires a gradient where the input does, for the backward of a second run.
+    """
     kept = list(args)
+    inputs = {value.argument for value in plan.values if value.role is Role.INPUT}
     with own_arithmetic():
-        for position in positions:
-            kept[position] = kept[position].detach().clone()
+        for position in plan.overwritten:
+            argument = args[position]
+            copy = kept[position] = argument.detach().clone()
+            if position in inputs and is_float(copy):
+                copy.requires_grad_(argument.requires_grad)
     return tuple(kept)
 
 

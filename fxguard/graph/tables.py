@@ -14,6 +14,7 @@ __all__ = [
     "BIT_CASTS",
     "BY_ROW",
     "CASTS",
+    "CHOOSES",
     "DEQUANTIZES",
     "DIM_IS_THIRD",
     "DRAWS",
@@ -36,6 +37,7 @@ __all__ = [
     "QUANTIZES",
     "RANDOM",
     "REPEATABLE",
+    "RESHAPES_IN_PLACE",
     "RUN_FUNCTIONS",
     "SATURATES",
     "SEES_NAN",
@@ -150,6 +152,14 @@ DROPOUTS = frozenset(
 
 # These read the bits of a tensor as another dtype, where they are given one.
 BIT_CASTS = frozenset({"view"})
+
+# These change how a tensor looks at its memory, and not what is in it.
+RESHAPES_IN_PLACE = frozenset(
+    """
+    as_strided_ detach_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_
+    transpose_ unsqueeze_
+    """.split()
+)
 
 # What is written. A trailing underscore, ``out=`` and ``inplace=True`` say it too.
 
@@ -298,6 +308,18 @@ FILLS = LIMITERS | frozenset(
     """
     constant_pad_nd fill fill_ full full_like index_fill index_fill_ masked_fill masked_fill_
     masked_scatter masked_scatter_ new_full pad scatter scatter_ setitem where
+    """.split()
+)
+
+# Their derivative jumps where two numbers that they compare are equal.
+CHOOSES = frozenset(
+    """
+    abs absolute adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax amin aminmax
+    clamp clamp_max clamp_min clip cummax cummin fmax fmin fmod fractional_max_pool2d
+    fractional_max_pool3d hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss kthvalue
+    l1_loss leaky_relu margin_ranking_loss max max_pool1d max_pool2d max_pool3d maximum median min
+    minimum mode msort multi_margin_loss multilabel_margin_loss nanmedian prelu quantile relu relu6
+    remainder sort softshrink threshold topk triplet_margin_loss
     """.split()
 )
 

@@ -14,16 +14,20 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fxguard.formats import limit_of
 from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
 from fxguard.graph.operations import Call, is_custom
 from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_body import wide_body
 from fxguard.measure.at_hand import dtype_of
 
 __all__ = ["NotJudged", "Ran", "is_float", "wide_result", "widened"]
 
+# Higher-order operations that run on wide operands as they are.
+WHOLE = frozenset({"autograd_function_apply", "flex_attention"})
 NEAR_LIMIT = 0.98  # a bound from here on is there to hide what overflowed
 
 
@@ -55,21 +59,33 @@ def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def widened(values: Any, dtype: torch.dtype) -> Any:
-    """The floating-point tensors in a value in a wide dtype; the same objects where they are."""
+def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) -> Any:
+    """The floating-point tensors in a value in a wide dtype; the same objects where they are.
+
+    Args:
+        values: any value.
+        dtype: the wide one.
+        differentiable: whether gradients flow back through this.
+    """
 
     def wide(x: Tensor) -> Tensor:
         if not is_float(x):
             return x
         if type(x) not in (Tensor, torch.nn.Parameter):
             raise NotJudged(f"no {_name(dtype)} kernel for tensors of type {type(x).__name__}")
-        return x.detach().to(dtype.to_complex() if x.is_complex() else dtype)
+        x = x if differentiable else x.detach()
+        return x.to(dtype.to_complex() if x.is_complex() else dtype)
 
     return pytree.tree_map_only(Tensor, wide, values)
 
 
 def wide_result(
-    ran: Ran, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype
+    ran: Ran,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dtype: torch.dtype,
+    *,
+    differentiable: bool = False,
 ) -> Any:
     """What an operation makes in the wide form.
 
@@ -78,13 +94,14 @@ def wide_result(
         args: its arguments, tensors widened.
         kwargs: likewise.
         dtype: the wide one.
+        differentiable: whether gradients flow back from the result to the arguments.
 
     Raises:
         NotJudged: where it cannot be computed so.
     """
     call, kind = ran.call, ran.call.kind
     try:
-        if isinstance(ran.target, torch._ops.HigherOrderOperator) and kind != "flex_attention":
+        if isinstance(ran.target, torch._ops.HigherOrderOperator) and kind not in WHOLE:
             raise NotJudged(f"inside {kind}")
         if is_custom(ran.target):
             raise NotJudged(f"no {_name(dtype)} kernel for {kind}")
@@ -98,7 +115,8 @@ def wide_result(
         if ran.before is not None:
             return _drawn(ran, args, kwargs, dtype)
         args, kwargs = _without_hiding(ran, args, kwargs)
-        return _computed(ran.run, args, kwargs, dtype, ran.result)
+        result = _computed(ran.run, args, kwargs, dtype, ran.result)
+        return widened(result, dtype, differentiable=differentiable)
     except NotJudged:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -116,16 +134,13 @@ def _computed(
     args, kwargs = pytree.tree_map_only(
         torch.dtype, lambda given: dtype if given.is_floating_point else given, (args, kwargs)
     )
+    args = pytree.tree_map_only(GraphModule, lambda body: wide_body(body, dtype), args)
     made = [x for _, x in elements_of(like)]
     with torch.autocast(made[0].device.type if made else "cpu", enabled=False):
         result = run(*args, **kwargs)
 
-    def chosen(low: Any, high: Any) -> Any:
-        if not is_float(low):
-            return low  # indices, say, are those of the model's run
-        return widened(high, dtype)
-
-    return pytree.tree_map(chosen, like, result)
+    # Indices, say, are those of the model's run.
+    return pytree.tree_map(lambda low, high: high if is_float(low) else low, like, result)
 
 
 def _drawn(ran: Ran, args: tuple[Any, ...], kwargs: Any, dtype: torch.dtype) -> Any:

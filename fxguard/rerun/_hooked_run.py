@@ -22,7 +22,14 @@ from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.measure.func_levels import ENTERS, LEAVES
 from fxguard.records import Range
 from fxguard.rerun._regions import Regions
-from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look
+from fxguard.rerun.edges import (
+    BackwardOf,
+    Edge,
+    Gradients,
+    Look,
+    is_differentiable,
+    when_it_has_come,
+)
 
 __all__ = ["HookedRun"]
 
@@ -81,13 +88,13 @@ class HookedRun(Interpreter):
             if isinstance(found, Range):
                 totals[number] = found
 
-        _when_it_has_come(value, note)
+        when_it_has_come(value, note)
         return number
 
     def run_node(self, n: Node) -> Any:
         if not n.op.startswith("call"):
             result = super().run_node(n)
-            if n.op == "get_attr" and _is_differentiable(result):
+            if n.op == "get_attr" and is_differentiable(result):
                 self.enter(result)
             return result
         if is_collective(n.target):
@@ -114,7 +121,7 @@ class HookedRun(Interpreter):
         found = BackwardOf((self.inside, node.name), node, call)
         looks = self.look is not None and self.look.place == found.place
         # Buffers that a batch norm writes are no results.
-        if call.in_place or any(_is_differentiable(self.env[x]) for x in call.written):
+        if call.in_place or any(is_differentiable(self.env[x]) for x in call.written):
             result = self.run_writing(found, args, kwargs)
         else:
             aliased = self.aliased(found, args, kwargs)
@@ -125,12 +132,12 @@ class HookedRun(Interpreter):
             assert self.look is not None
             self.look.result = result
         for position, value in enumerate(leaves(result)):
-            if _is_differentiable(value):
+            if is_differentiable(value):
                 number = self.enter(value)
                 if number not in found.made:
                     found.made.append(number)
                 if looks:
-                    _when_it_has_come(value, self._looked(position))
+                    when_it_has_come(value, self._looked(position))
         if found.edges:
             self.gradients.operations.append(found)
         return result
@@ -141,11 +148,11 @@ class HookedRun(Interpreter):
 
         def alias(value: Tensor) -> Tensor:
             position, label = next(labels)
-            if not _is_differentiable(value):
+            if not is_differentiable(value):
                 return value
             edge = Edge(self.enter(value), position, label)
             other = value.view_as(value)
-            _when_it_has_come(other, self._noting(found, edge))
+            when_it_has_come(other, self._noting(found, edge))
             found.edges.append(edge)
             return other
 
@@ -227,19 +234,19 @@ class HookedRun(Interpreter):
         """
         operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for position, label in self.labels(args, kwargs):
-            if _is_differentiable(operands[position]):
+            if is_differentiable(operands[position]):
                 found.edges.append(Edge(self.enter(operands[position]), position, label))
         memories = {memory_of(self.env.get(x, x)) for x in found.call.written} - {None}
         aliases = {id(x): x for x in self._tensors_in_env() if memory_of(x) in memories}
         read = {edge.value for edge in found.edges}
         for alias in aliases.values():  # a write to a part of a tensor changes the whole
-            if _is_differentiable(alias) and (number := self.enter(alias)) not in read:
+            if is_differentiable(alias) and (number := self.enter(alias)) not in read:
                 found.edges.append(Edge(number, 0, found.edges[0].label if found.edges else ""))
         if self.look is not None and self.look.place == found.place:
             self.look_at(found, args, kwargs)
         result = getattr(self, found.node.op)(found.node.target, args, kwargs)
         aliases |= {id(x): x for x in leaves(result) if isinstance(x, Tensor)}
-        changed = [alias for alias in aliases.values() if _is_differentiable(alias)]
+        changed = [alias for alias in aliases.values() if is_differentiable(alias)]
         for value in changed:
             self.numbers.pop(id(value), None)  # it has another gradient from now on
             found.made.append(self.enter(value))
@@ -266,25 +273,3 @@ class HookedRun(Interpreter):
             return result
 
         return kind.run(args, kwargs, higher_order.RunBody(body))
-
-
-def _when_it_has_come(value: Tensor, note: Callable[[Tensor], None]) -> None:
-    """Call a function with the gradient of a value, summed over all that read it.
-
-    The node of autograd is hooked: hooks on a tensor that is written twice crash torch 2.13.
-    """
-    node, number = value.grad_fn, value.output_nr
-    if node is None:
-        value.register_hook(note)
-        return
-
-    def pick(gradients: Sequence[Tensor | None]) -> None:
-        gradient = gradients[number]
-        if gradient is not None:
-            note(gradient)
-
-    node.register_prehook(pick)
-
-
-def _is_differentiable(value: Any) -> bool:
-    return is_float(value) and value.requires_grad

@@ -59,14 +59,17 @@ def difference_of(low: Any, other: Any) -> Difference | None:
     return Difference(gap / scale, tuple(map(int, index)), given, wanted)
 
 
-def relative_error(low: Tensor, high: Tensor) -> float:
+def relative_error(low: Tensor, high: Tensor, size: float = 0.0) -> float:
     """``max |low - high| / max |high|`` of what is finite in ``high``; inf where it is not in low.
+
+    It is 1 where ``high`` is 0 throughout, and ``low`` is not.
 
     Args:
         low: in the model's dtype.
         high: the same in the reference.
+        size: what the difference is relative to where that is larger.
     """
-    low, high = without_levels(low), without_levels(high)
+    low, high = without_levels(low).detach(), without_levels(high).detach()
     if not low.is_floating_point() or low.numel() == 0 or low.layout is not torch.strided:
         return 0.0
     finite = high.isfinite()
@@ -74,7 +77,10 @@ def relative_error(low: Tensor, high: Tensor) -> float:
     if not bool(low.isfinite().all()):
         return math.inf
     gap = float((low - high).abs().amax()) if high.numel() else 0.0
-    return gap / float(high.abs().amax()) if gap else 0.0
+    if not gap:
+        return 0.0
+    size = max(size, float(high.abs().amax()))
+    return gap / size if size else 1.0
 
 
 def are_equal(low: Tensor, other: Tensor) -> Tensor:

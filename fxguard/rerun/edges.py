@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.graph.operations import Call
+from fxguard.graph.wide_form import is_float
 from fxguard.plan.plan import Place
 from fxguard.records import Range
 
-__all__ = ["BackwardOf", "Edge", "Gradients", "Look"]
+__all__ = ["BackwardOf", "Edge", "Gradients", "Look", "is_differentiable", "when_it_has_come"]
 
 
 @dataclass(slots=True)
@@ -66,3 +67,29 @@ class Look:
     # missing.
     incoming: dict[int, Tensor] = field(default_factory=dict)
     outgoing: Tensor | None = None  # the gradient that it handed back to the operand
+
+
+def is_differentiable(value: Any) -> bool:
+    """Whether a gradient may come back to a value."""
+    return is_float(value) and value.requires_grad
+
+
+def when_it_has_come(value: Tensor, note: Callable[[Tensor], Tensor | None]) -> None:
+    """Call a function with the gradient of a value, summed over all that read it.
+
+    Where the function returns another gradient, the backward goes on with that one. The node of
+    autograd is hooked: hooks on a tensor that is written twice crash torch 2.13.
+    """
+    node, number = value.grad_fn, value.output_nr
+    if node is None:
+        value.register_hook(note)
+        return
+
+    def pick(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        gradient = gradients[number]
+        other = None if gradient is None else note(gradient)
+        if other is None:
+            return None
+        return (*gradients[:number], other, *gradients[number + 1 :])
+
+    node.register_prehook(pick)

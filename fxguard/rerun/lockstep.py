@@ -211,7 +211,7 @@ class Lockstep(Interpreter):
             raise NotJudged(f"{self.call_of(node).kind} is a collective")
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         differs = any(read in self.others for read in node.all_input_nodes)
-        kind = higher_order.kind_of(node)
+        kind = self.kind_of(node)
         if kind is not None and not kind.only_a_second_run_sees:
             others = self.other_of(node.args, node)
             self.keep(node, *parts(self.run_bodies(node, kind, joined(args, others), kwargs)))
@@ -235,8 +235,20 @@ class Lockstep(Interpreter):
         ran = self.ran(node, args, kwargs, low, before)
         others = self.other_of(node.args, node)
         named = self.other_of(node.kwargs, node)
-        self.keep(node, low, self.second.follow(self, node, ran, others, named))
+        self.keep(node, low, self.run_other(node, ran, others, named))
         self.second.after(self, node, others, named)
+
+    def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
+        """How to enter a node; None where it runs as one operation."""
+        return higher_order.kind_of(node)
+
+    def nested(self, module: GraphModule, inside: tuple[tuple[str, int], ...]) -> Lockstep:
+        """What runs a body."""
+        return Lockstep(module, self.second, inside)
+
+    def run_other(self, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        """Run an operation in the second form."""
+        return self.second.follow(self, node, ran, args, kwargs)
 
     def ran(
         self, node: Node, args: Any, kwargs: Any, low: Any, before: RandomState | None = None
@@ -264,8 +276,7 @@ class Lockstep(Interpreter):
             if position not in entered:
                 return module(*low)
             inside = (*self.inside, (node.name, position))
-            nested = Lockstep(module, self.second, inside)
-            made = nested.run_both(low, other)
+            made = self.nested(module, inside).run_both(low, other)
             return made[0] if kind.only_a_second_run_sees else joined(*made)
 
         if not entered:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard.graph import nodes
 from fxguard.graph.tables import MOVES
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Place
+from fxguard.rerun.edges import is_differentiable
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 
 __all__ = ["WideForm"]
@@ -26,13 +29,15 @@ class WideForm(SecondForm):
 
     Args:
         dtype: the wide one.
+        differentiable: whether gradients flow back through it.
 
     Attributes:
         taken_over: the operations that have no wide form, and why.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, *, differentiable: bool = False) -> None:
         self.dtype = dtype
+        self.differentiable = differentiable
         self.taken_over: dict[Place, str] = {}
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
@@ -48,10 +53,56 @@ class WideForm(SecondForm):
         if not ran.has_floats and not written:
             return ran.result
         try:
-            wide_args, wide_kwargs = widened((args, kwargs), self.dtype)
-            return wide_result(ran, wide_args, wide_kwargs, self.dtype)
+            wide_args, wide_kwargs = widened(
+                (args, kwargs), self.dtype, differentiable=self.differentiable
+            )
+            return wide_result(
+                ran, wide_args, wide_kwargs, self.dtype, differentiable=self.differentiable
+            )
         except NotJudged as reason:
             self.taken_over[step.place(node)] = str(reason)
+            if self.differentiable:
+                return self._taken_over(ran, args, kwargs, written)
             for operand in written:
                 step.others[operand].copy_(step.env[operand])
             return step.others[written[0]] if ran.call.in_place and written else ran.result
+
+    def _taken_over(self, ran: Ran, args: Any, kwargs: Any, written: list[Node]) -> Any:
+        """What the model made, and its backward: both in the wide dtype."""
+        if written:
+            raise NotJudged(f"{ran.call.kind} writes, and has no {self.dtype} form")
+        low = [x for x in nodes.leaves((ran.args, ran.kwargs)) if is_differentiable(x)]
+        wide = [x for x in nodes.leaves((args, kwargs)) if is_differentiable(x)]
+        made = [x for x in nodes.leaves(ran.result) if is_float(x)]
+        if not wide:
+            return pytree.tree_map_only(Tensor, lambda x: widened(x, self.dtype), ran.result)
+        results = iter(_ModelsOwn.apply(self.dtype, low, made, *wide))  # type: ignore[no-untyped-call]
+        return pytree.tree_map(lambda x: next(results) if is_float(x) else x, ran.result)
+
+
+class _ModelsOwn(torch.autograd.Function):
+    """What the model made of some operands, in the place of what it would have made of others."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dtype: torch.dtype, operands: list[Tensor], made: list[Tensor], *others: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.operands, ctx.made, ctx.dtypes = operands, made, [x.dtype for x in others]
+        results: tuple[Tensor, ...] = tuple(widened(x, dtype).clone() for x in made)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        pairs = zip(ctx.made, gradients, strict=True)
+        given = [(x, gradient.to(x.dtype)) for x, gradient in pairs if x.requires_grad]
+        found = torch.autograd.grad(
+            [x for x, _ in given],
+            ctx.operands,
+            [gradient for _, gradient in given],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        wide = [
+            None if x is None else x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)
+        ]
+        return None, None, None, *wide

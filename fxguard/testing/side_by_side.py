@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.utils._pytree as pytree
@@ -14,13 +14,15 @@ from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
+from fxguard.graph.source_lines import source_of_trace
 from fxguard.graph.wide_form import Ran, is_float, widened
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Place, Step
 from fxguard.records import Source
+from fxguard.rerun.both_gradients import BackwardOfBoth, BothGradients
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.same_start import copies_of
+from fxguard.rerun.two_backwards import TwoBackwards
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Deviation", "SideBySide", "converted"]
@@ -34,11 +36,13 @@ class Deviation:
     error: float  # largest difference, relative to the largest magnitude of the reference
     error_before: float  # the largest of what it read
     source: Source | None = None
+    phase: Literal["forward", "backward"] = "forward"
 
     def __str__(self) -> str:
+        title = self.title + " (backward)" * (self.phase == "backward")
         where = f" ({self.source.place})" if self.source else ""
         made = f"an error of {self.error:.2g}" if self.error < math.inf else "an inf or a NaN"
-        return f"{self.title}{where} made {made} out of {self.error_before:.2g}"
+        return f"{title}{where} made {made} out of {self.error_before:.2g}"
 
 
 def converted(values: Any, dtype: torch.dtype) -> Any:
@@ -54,41 +58,86 @@ class SideBySide(WideForm):
     Args:
         run: that has returned.
         reference: the other precision.
+        gradients: where the hooks of its backward note what they see, if it is to have one.
 
     Attributes:
         deviations: of each operation, in order.
-        not_compared: operations that draw random numbers, or have no kernel for the reference.
-        without_kernel: how many of them have none.
     """
 
-    def __init__(self, run: GraphRun, reference: torch.dtype) -> None:
-        super().__init__(reference)
+    def __init__(
+        self, run: GraphRun, reference: torch.dtype, gradients: BothGradients | None = None
+    ) -> None:
+        super().__init__(reference, differentiable=gradients is not None)
         self.run_before = run
+        self.gradients = gradients
         self.errors: dict[Node, float] = {}
-        self.deviations: list[Deviation] = []
+        self.operations: list[BackwardOfBoth] = []  # that may have a backward, in order of forward
+        self.found: dict[tuple[Place, int], Deviation] = {}  # of the operations, in order
         self.random: set[Place] = set()
+        self.steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+        # An operation that has bodies, and the first step in one of them.
+        self.bodies: dict[Place, Step] = {}
+        for step in self.steps.values():
+            if step.inside:
+                self.bodies.setdefault((step.inside[:-1], step.inside[-1][0]), step)
         # What is measured after a node has run, and the operation that made it.
         self.ends: dict[Place, list[tuple[Step, list[Check]]]] = {}
-        for step in run.plan.steps:
-            if not step.counts:
-                continue
+        for step in self.steps.values():
             slots = [run.plan.values[value].slot for value in step.outputs]
             checks = [run.plan.checks[slot] for slot in slots if slot is not None]
-            if checks and not checks[0].inside:
+            if checks:
                 self.ends.setdefault(checks[0].place, []).append((step, checks))
 
-    def run(self, references: Sequence[Any]) -> Sequence[Any]:
-        """Run it, and return what leaves it in the reference."""
+    def run(self, given: Sequence[Any], references: Sequence[Any]) -> tuple[Any, Any]:
+        """Run it.
+
+        Args:
+            given: its arguments in the model's precision; it may write them.
+            references: the same in the reference.
+
+        Returns:
+            What leaves it, in both.
+        """
         if self.run_before.random_state is not None:
             self.run_before.random_state.restore()
-        given = copies_of(self.run_before)
-        others = [
-            other.clone() if is_float(low) else low
-            for low, other in zip(given, references, strict=True)
-        ]
-        step = Lockstep(without_marks(self.run_before.graph_module), self)
-        _, returned = step.run_both(given, others)
-        return list(widened(returned, self.dtype))
+        module = without_marks(self.run_before.graph_module)
+        if self.gradients is None:
+            low, wide = Lockstep(module, self).run_both(given, references)
+        else:
+            low, wide = TwoBackwards(module, self, self.gradients, self.operations).run_both(
+                given, references
+            )
+        return low, widened(wide, self.dtype, differentiable=self.differentiable)
+
+    @property
+    def deviations(self) -> list[Deviation]:
+        """Those of each operation, in order."""
+        return list(self.found.values())
+
+    @property
+    def deviations_of_backward(self) -> list[Deviation]:
+        """Those of the backward of each operation, in its order."""
+        found: dict[Place, Deviation] = {}
+        for one in reversed(self.operations):
+            step = self.steps.get(one.place)
+            if step is None or one.error is None or self.is_taken_over(one.place):
+                continue
+            title, source = step.title, step.source
+            deviation = Deviation(title, one.error, one.error_before, source, "backward")
+            known = found.get(one.place, deviation)
+            found[one.place] = max(known, deviation, key=lambda each: each.error)
+        return list(found.values())
+
+    @property
+    def without_gradient(self) -> int:
+        """Of how many differentiable operations the backward was not compared."""
+        left = {one.place for one in self.operations if one.is_differentiable}
+        seen = {one.place for one in self.operations if one.error is not None}
+        return sum(place in self.steps for place in left - seen)
+
+    def is_taken_over(self, place: Place) -> bool:
+        """Whether an operation was not compared."""
+        return place in self.taken_over or place in self.random
 
     @property
     def not_compared(self) -> int:
@@ -97,8 +146,8 @@ class SideBySide(WideForm):
 
     @property
     def without_kernel(self) -> int:
-        """How many of those have no kernel for the reference."""
-        return sum(reason.startswith("no ") for reason in self.taken_over.values())
+        """How many of those draw no random numbers: they have no kernel for the reference."""
+        return sum("random" not in reason for reason in self.taken_over.values())
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return True
@@ -110,22 +159,31 @@ class SideBySide(WideForm):
 
     def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
         """Note how far apart the two results of a node are."""
-        if step.inside:
-            return
         before = max((self.error(step, one) for one in node.all_input_nodes), default=0.0)
         self.errors.pop(node, None)
         self.error(step, node)
         place = step.place(node)
-        if place in self.taken_over or place in self.random:
+        if self.is_taken_over(place):
             return
         nodes = {each.name: each for each in step.env}
-        for operation, checks in self.ends.get(place, ()):
-            error = 0.0
-            for check in checks:
-                made = nodes[check.node]  # another node, where its memory was written
-                self.errors.pop(made, None)
-                error = max(error, self.error(step, made))
-            self.deviations.append(Deviation(operation.title, error, before, operation.source))
+        for number, (operation, checks) in enumerate(self.ends.get(place, ())):
+            made = [nodes[check.node] for check in checks]  # others, where their memory was written
+            for other in made:
+                self.errors.pop(other, None)
+            error = max(self.error(step, other) for other in made)
+            self.note((place, number), operation, error, before)
+        if place in self.bodies and place not in self.steps:
+            self.steps[place] = whole = replace(
+                self.bodies[place],
+                kind=step.call_of(node).kind,
+                source=source_of_trace(node.meta.get("stack_trace")),
+            )
+            self.note((place, 0), whole, self.error(step, node), before)
+
+    def note(self, key: tuple[Place, int], operation: Step, error: float, before: float) -> None:
+        """Add what an operation made, or made in another round of a loop."""
+        one = Deviation(operation.title, error, before, operation.source)
+        self.found[key] = max(self.found.get(key, one), one, key=lambda each: each.error)
 
     def error(self, step: Lockstep, node: Node) -> float:
         """How far apart the two forms of a node's result are."""

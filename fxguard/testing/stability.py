@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.utils._pytree as pytree
 
-from fxguard.batch.events import GraphRun
 from fxguard.errors import UsageError
+from fxguard.graph.wide_form import is_float
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import remove
 from fxguard.guard.instrumented import find_guard, unwrapped
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
-from fxguard.testing.side_by_side import Deviation, SideBySide, converted
+from fxguard.testing._comparison import Comparison
+from fxguard.testing.side_by_side import Deviation, converted
 from fxguard.testing.watch import Model, as_module
 
 __all__ = ["Deviation", "Stability", "numerically_stable"]
@@ -38,6 +38,9 @@ class Stability:
     deviations: tuple[Deviation, ...]  # one for each operation, in order of execution
     between: int = 0  # operations that ran between graphs, and were not compared
     taken_over: int = 0  # operations that draw random numbers or have no kernel for the reference
+    # Differentiable operations of which the backward was not compared: no gradient came to them, or
+    # they run inside torch.func.
+    without_gradient: int = 0
 
     def __bool__(self) -> bool:
         return self.first is None
@@ -54,11 +57,17 @@ class Stability:
 
     def __str__(self) -> str:
         names = [str(dtype).removeprefix("torch.") for dtype in (self.dtype, self.reference)]
-        counted = f"{len(self.deviations)} operations compared"
+        backward = sum(each.phase == "backward" for each in self.deviations)
+        counted = f"{len(self.deviations) - backward} operations"
+        if backward or self.without_gradient:
+            counted += f" and the backward of {backward}"
+        counted += " compared"
         if self.between:
             counted += f", {self.between} between graphs not"
         if self.taken_over:
             counted += f", {self.taken_over} random ones or without a kernel for {names[1]} not"
+        if self.without_gradient:
+            counted += f", the backward of {self.without_gradient} not"
         if self.first is not None:
             text = f"not stable in {names[0]}: {self.first}, against {names[1]}"
             if self.first.source is not None and self.first.source.code:
@@ -70,13 +79,13 @@ class Stability:
     __repr__ = __str__  # what pytest shows of `assert numerically_stable(...)`
 
 
-@torch.no_grad()
 def numerically_stable(
     model: Model,
     *args: Any,
     dtype: torch.dtype = torch.float16,
     reference: torch.dtype = torch.float64,
     rtol: float | None = None,
+    backward: bool = False,
     **kwargs: Any,
 ) -> Stability:
     """Compare every operation of a model in one dtype with the same in a more precise one.
@@ -89,20 +98,35 @@ def numerically_stable(
 
     The error of a tensor is ``max |x - reference| / max |reference|``.
 
+    With ``backward=True`` the gradient that each operation hands back to each of its operands is
+    compared, too. The ``loss`` that the model returns is differentiated, with respect to weights
+    and floating-point inputs; where it returns none, all that it returns, with gradients drawn from
+    a normal distribution: those of a sum would be 0 behind a softmax or a layer norm. Where
+    operations ran between graphs, the backward begins anew at what each graph returned to them.
+
+    The error of a gradient is ``max |g - reference| / max(max |reference|, size)``. Its size is
+    what it would be if nothing cancelled: the largest magnitude in another backward of the
+    reference, with the sign of each element drawn at random wherever a gradient enters an operand.
+    Gradients that are 0 by right, such as that of a bias before a normalisation, have roundings of
+    any relative size.
+
     Args:
-        model: any module, or a function of tensors. A copy of it runs, without gradients.
+        model: any module, or a function of tensors. A copy of it runs.
         args: what it is given.
         dtype: the precision that is tested.
         reference: the precision that it is held against.
         rtol: the largest error that is allowed; where not given 32 times the dtype's ``eps``, and
             at most 1/16 (for bfloat16).
+        backward: whether to compare gradients, too.
         kwargs: what it is given by name.
 
     Returns:
         True or False, and as text the first operation whose error is larger.
 
     Raises:
-        FxguardError: when nothing could be compared, or the reference is not more precise.
+        FxguardError: when nothing could be compared, or the reference is not more precise. With
+            ``backward=True`` also when nothing that the model returns is differentiable, or an
+            operation that writes in place has no kernel for ``reference``.
 
     Warns:
         RuntimeWarning: when operations were not compared, because they ran between graphs or have
@@ -118,50 +142,36 @@ def numerically_stable(
     tested = copy.deepcopy(unwrapped(as_module(model))).to(dtype)
     if find_guard(tested) is not None:
         remove(tested)
-    comparison = _Comparison(reference)
-    options = Options(on_detect=lambda report: None)
+    comparison = Comparison(reference, backward)
+    options = Options(on_detect=lambda report: None, backward=False)
     guard = Guard(tested, options, Plugins(hear=comparison.hear))
     guard.install()
-    tested(*converted(args, dtype), **converted(kwargs, dtype))
-    if not comparison.deviations:
-        raise UsageError(
-            "there is nothing to compare: TorchDynamo captured no operation of this "
-            f"{type(tested).__name__}"
+    with torch.set_grad_enabled(backward):
+        args, kwargs = pytree.tree_map(
+            # No leaves: the model may write them.
+            lambda x: x.requires_grad_(backward).clone() if is_float(x) else x,
+            converted((args, kwargs), dtype),
         )
-    between = guard.counted().between
+        output = tested(*args, **kwargs)
+        if not any(each.deviations for each in comparison.compared):
+            raise UsageError(
+                "there is nothing to compare: TorchDynamo captured no operation of this "
+                f"{type(tested).__name__}"
+            )
+        between = guard.counted().between
+        if backward:
+            comparison.differentiate(output, is_cut=between > 0)
     rtol = min(ROUNDINGS * torch.finfo(dtype).eps, MOST) if rtol is None else rtol
     found = Stability(
-        dtype, reference, rtol, tuple(comparison.deviations), between, comparison.taken_over
+        dtype,
+        reference,
+        rtol,
+        tuple(comparison.deviations()),
+        between,
+        sum(each.not_compared for each in comparison.compared),
+        sum(each.without_gradient for each in comparison.compared),
     )
-    if between or comparison.without_kernel:
-        warnings.warn(f"not every operation was compared: {found}", RuntimeWarning, stacklevel=3)
+    without_kernel = any(each.without_kernel for each in comparison.compared)
+    if between or without_kernel:
+        warnings.warn(f"not every operation was compared: {found}", RuntimeWarning, stacklevel=2)
     return found
-
-
-class _Comparison:
-    """Runs each graph again when it has run, in both precisions."""
-
-    def __init__(self, reference: torch.dtype) -> None:
-        self.reference = reference
-        self.deviations: list[Deviation] = []
-        self.taken_over = self.without_kernel = 0
-        # What a graph was given or has returned, and the same in the reference, by `id`.
-        self.known: dict[int, tuple[Tensor, Any]] = {}
-
-    def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        """Compare one run of a graph that has returned."""
-        if outputs is None:
-            return
-        assert run.args is not None
-        both = SideBySide(run, self.reference)
-        returned = both.run([self.in_reference(arg) for arg in run.args])
-        self.deviations += both.deviations
-        self.without_kernel += both.without_kernel
-        self.taken_over += both.not_compared
-        for output, reference in zip(outputs, returned, strict=True):
-            self.known[id(output)] = (output, reference)
-
-    def in_reference(self, value: Any) -> Any:
-        if id(value) not in self.known:
-            self.known[id(value)] = (value, converted(value, self.reference))
-        return self.known[id(value)][1]

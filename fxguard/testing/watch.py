@@ -19,7 +19,16 @@ from fxguard.guard.options import Options
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 
-__all__ = ["Outcome", "as_call", "as_module", "call", "forget", "on_loan", "watch"]
+__all__ = [
+    "Outcome",
+    "as_call",
+    "as_module",
+    "call",
+    "forget",
+    "on_loan",
+    "to_differentiate",
+    "watch",
+]
 
 Model = Module | Callable[..., Any]
 
@@ -118,13 +127,18 @@ def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bac
     with torch.enable_grad():
         args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
         output = model(*args, **kwargs)
-        made = getattr(output, "loss", None)
-        returned = [made] if isinstance(made, Tensor) else flatten_call((), {}, output)[1]
-        losses = [x.sum() for x in returned if x.requires_grad]
+        losses = [x.sum() for x in to_differentiate(output)]
         leaves = [*inputs, *(p for p in model.parameters() if p.requires_grad)]
         if losses and leaves:
             torch.autograd.grad(losses, leaves, allow_unused=True)
     return output
+
+
+def to_differentiate(output: Any) -> list[Tensor]:
+    """What a backward begins from: the ``loss`` that a model returns, or all that it returns."""
+    made = getattr(output, "loss", None)
+    returned = [made] if isinstance(made, Tensor) else flatten_call((), {}, output)[1]
+    return [x for x in returned if x.requires_grad]
 
 
 @contextmanager

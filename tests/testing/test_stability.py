@@ -55,6 +55,14 @@ def test_an_overflow_is_an_infinite_error() -> None:
     assert numerically_stable(lambda x: (x * x).sqrt(), X * 1000, dtype=torch.bfloat16)
 
 
+def test_a_reference_of_zeros() -> None:
+    """What is 0 but for roundings has an error of 1, and is not called infinite."""
+    found = numerically_stable(lambda x: (x + 1) - 1 - x, X)
+    assert found.first is not None
+    assert (found.first.title, found.first.error) == ("sub", 1.0)
+    assert numerically_stable(lambda x: x - x, X)
+
+
 def test_casts_do_not_make_the_reference_coarser() -> None:
     """What the model computes in float32, or under autocast, is float64 in the reference."""
 

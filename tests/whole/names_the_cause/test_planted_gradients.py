@@ -66,3 +66,12 @@ def test_gradients_of_real_models(
 ) -> None:
     """Transformers and convolutions, in eager mode and under AOTAutograd."""
     plant_everywhere(name, monkeypatch, record_property, every=every, compiler=compiler)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("name", "every"), [("cnn", 2), ("t5", 96), ("llama", 48), ("resnet", 24)])
+def test_gradients_under_inductor(
+    name: str, every: int, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """Each planted gradient is another graph to compile: a few of them."""
+    plant_everywhere(name, monkeypatch, record_property, every=every, compiler="inductor")

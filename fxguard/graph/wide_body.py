@@ -1,0 +1,62 @@
+"""The bodies of an ``autograd.Function`` in a wide dtype: one for forward, one for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter
+
+__all__ = ["wide_body"]
+
+CASTS = frozenset({"float", "half", "bfloat16", "double"})
+
+
+def wide_body(module: GraphModule, dtype: torch.dtype) -> GraphModule:
+    """A graph that computes in a wide dtype, on operands that are wide already.
+
+    Args:
+        module: the body.
+        dtype: the wide one.
+    """
+
+    def run(*operands: Any) -> Any:
+        return _WideBody(module, dtype).run(*operands)
+
+    graph = Graph()
+    inputs = [graph.placeholder(x.name) for x in module.graph.nodes if x.op == "placeholder"]
+    graph.output(graph.call_function(run, tuple(inputs)))
+    return GraphModule({}, graph)
+
+
+class _WideBody(Interpreter):
+    """Runs a body, every floating-point dtype in it replaced."""
+
+    def __init__(self, module: GraphModule, dtype: torch.dtype) -> None:
+        super().__init__(module)
+        self.dtype = dtype
+
+    def wide(self, values: Any) -> Any:
+        """Values in which dtypes and tensors of floating-point numbers are wide."""
+
+        def wide(x: Any) -> Any:
+            if isinstance(x, torch.dtype) and x.is_floating_point:
+                return self.dtype
+            if isinstance(x, Tensor) and x.is_floating_point():
+                return x.to(self.dtype)
+            return x
+
+        return pytree.tree_map(wide, values)
+
+    def call_function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+        args, kwargs = self.wide((args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def call_method(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+        args, kwargs = self.wide((args, kwargs))
+        if target in CASTS:
+            return args[0].to(self.dtype)
+        return super().call_method(target, args, kwargs)
