@@ -8,6 +8,7 @@ compiled anew under the mode, with checks.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from fxguard.capture import dynamo, plain_python
 from fxguard.capture.backend import CheckingBackend
 from fxguard.graph import nodes
 
-__all__ = ["Following"]
+__all__ = ["Following", "stand_in_for"]
 
 MOST_EVENTS = 4096  # of forwards that no backward follows, until they are forgotten
 
@@ -148,13 +149,32 @@ def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if loss.is_read_by(args, kwargs):
             return loss.observe(func, args, kwargs)
         return func(*args, **kwargs)
-    given = args[0] if args else kwargs.get("outputs")
+    return differentiate(loss, func, args, kwargs)
+
+
+def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a backward, and look at what it begins with."""
+    given = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
     with torch._C.DisableTorchFunction():
         loss.backward_comes([x for x in nodes.leaves(given) if isinstance(x, Tensor)])
     if kwargs.get("create_graph"):
         return loss.differentiate(func, args, kwargs)
     loss.has_ended = True
     return func(*args, **kwargs)
+
+
+def stand_in_for(backward: Any) -> Any:
+    """A function to put in the place of ``torch.autograd.backward``."""
+
+    @functools.wraps(backward)
+    @torch.compiler.disable
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        loss = _current_loss()
+        if loss is None or active.current() is not None:
+            return backward(*args, **kwargs)
+        return differentiate(loss, backward, args, kwargs)
+
+    return stand_in
 
 
 def _traced() -> None:

@@ -15,6 +15,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.loss import Owner
 from fxguard.capture.following import Following
 from fxguard.graph import marks
+from fxguard.guard._autograd_backward import AutogradBackward
 from fxguard.guard._names import Names
 from fxguard.guard._step_hooks import StepHooks
 from fxguard.guard._warning_of_hooks import WarningOfHooks
@@ -22,6 +23,7 @@ from fxguard.guard._warning_of_hooks import WarningOfHooks
 __all__ = ["Losses"]
 
 _warning = WarningOfHooks()
+_backward = AutogradBackward()
 
 
 class Losses:
@@ -33,7 +35,8 @@ class Losses:
         self._all: list[Following] = []  # one for each thread
         weakref.finalize(self, _forget, self._here, self._all)
         _warning.silence()
-        self._restore_warning = weakref.finalize(self, _warning.restore)
+        _backward.replace()
+        self._restore = weakref.finalize(self, _restore)
         self._is_open = True
         self._hooks = StepHooks(self._step_comes)
 
@@ -69,7 +72,7 @@ class Losses:
         """Follow nothing any more."""
         self._is_open = False
         self._hooks.close()
-        self._restore_warning()
+        self._restore()
         _forget(self._here, self._all)
 
     @property
@@ -96,6 +99,11 @@ class Losses:
             self._all.append(self._here.following)
         following: Following = self._here.following
         return following
+
+
+def _restore() -> None:
+    _warning.restore()
+    _backward.restore()
 
 
 def _forget(here: threading.local, of_all_threads: list[Following]) -> None:

@@ -84,6 +84,23 @@ def test_an_overflow_of_a_loss() -> None:
     assert (report.phase, report.origins[0].cause) == ("loss", "overflow")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("loss", "message"), [(entropy, "log made inf"), (length, "of sqrt made")])
+def test_a_backward_of_several_losses(loss: Loss, message: str, compiled: bool) -> None:
+    """``torch.autograd.backward`` is no method of a tensor, and is seen as well."""
+    torchs_own = torch.autograd.backward
+    model = Net()
+    called = torch.compile(model, backend="eager") if compiled else model
+    x, target = inputs()
+    with fxguard.watch(model), fxguard.watch(Net()):
+        out = called(x)
+        torch.autograd.backward([out.sum(), out.square().sum()], retain_graph=True)
+        out = called(x)
+        with pytest.raises(fxguard.NonFiniteError, match=message):
+            torch.autograd.backward(tensors=[out.sum(), loss(out, target)])
+    assert torch.autograd.backward is torchs_own
+
+
 def test_a_bad_target_is_data() -> None:
     """It came with what the loss was given."""
 

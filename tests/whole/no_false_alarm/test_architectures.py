@@ -118,11 +118,20 @@ def build(architecture: Architecture, variant: Variant) -> nn.Module:
 
 
 def run(model: nn.Module, batch: dict[str, Tensor], train: bool) -> list[Tensor]:
-    """The outputs of one seeded forward."""
+    """The outputs of one seeded forward and, in training, the gradients of all weights."""
     torch.manual_seed(7)
     np.random.seed(7)  # audio models mask parts of what they hear when they train
     with torch.set_grad_enabled(train):
-        return zoo.tensors_in(model(**batch))
+        outputs = zoo.tensors_in(model(**batch))
+    found = [x for x in outputs if x.requires_grad and x.is_floating_point()]
+    if found:
+        # A plain sum has no gradient behind a softmax or a layer norm.
+        signs = [torch.linspace(-1, 1, x.numel()).view(x.shape) for x in found]
+        model.zero_grad()
+        losses = [(x.float() * sign).sum() for x, sign in zip(found, signs, strict=True)]
+        torch.stack(losses).sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*(x.detach() for x in outputs), *gradients]
 
 
 def same(some: list[Tensor], others: list[Tensor]) -> bool:
