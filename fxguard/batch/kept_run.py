@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import version_of
 from fxguard.measure.func_levels import has_levels
 
-__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape"]
+__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape", "runs_of"]
 
 LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 
@@ -29,9 +30,6 @@ class Kept(Protocol):
     batch_number: int
     index: int  # of the event in its batch
     incoming: dict[int, Tensor]
-
-    def as_run(self) -> KeptRun:
-        """What can run again."""
 
     def let_go(self) -> None:
         """A backward has ended."""
@@ -56,11 +54,10 @@ class KeptRun:
     restore_settings: Callable[[], None]  # those of torch under which it ran
     # By position among the outputs, in the backward that runs now.
     incoming: dict[int, Tensor] = field(default_factory=dict)
+    # Whether those hold what came from inside of the graph, too: an output that another one is made
+    # of gets gradients from both sides. A compiled graph is one node of autograd.
+    are_sums: bool = True
     of_tape: bool = False  # what ran is no captured graph
-
-    def as_run(self) -> KeptRun:
-        """The same."""
-        return self
 
     def let_go(self) -> None:
         """A backward has ended: keep nothing alive that nobody else needs.
@@ -112,14 +109,17 @@ def keep(
     Returns:
         None where nothing that it returned requires a gradient.
     """
+    args = run.args
+    assert args is not None
+    given = {id(argument) for argument in args}  # what the graph only hands on
     positions: dict[Any, list[int]] = {}  # node of autograd to outputs
     for position, output in enumerate(outputs):
-        if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None:
+        if not isinstance(output, Tensor) or id(output) in given:
+            continue
+        if output.requires_grad and output.grad_fn is not None:
             positions.setdefault(output.grad_fn, []).append(position)
     if not positions:
         return None
-    args = run.args
-    assert args is not None
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
@@ -128,11 +128,18 @@ def keep(
         random_state=run.random_state,
         versions=_versions(args),
         restore_settings=settings_now(),
+        are_sums=not any(map(_is_compiled, positions)),
     )
     for node, found in positions.items():
         numbers = [(outputs[position].output_nr, position) for position in found]
         node.register_prehook(_listener(kept, numbers, arrived))
     return kept
+
+
+def _is_compiled(node: Any) -> bool:
+    """Whether a node of autograd is a graph that AOTAutograd has compiled, or a view of that."""
+    before = [function for function, _ in node.next_functions[:1]]
+    return any(type(each).__name__ == "CompiledFunctionBackward" for each in (node, *before))
 
 
 @dataclass(slots=True, eq=False)
@@ -144,22 +151,6 @@ class KeptTape:
     batch_number: int
     index: int
     incoming: dict[int, Tensor] = field(default_factory=dict)
-
-    def as_run(self) -> KeptRun:
-        event, tape = self.tape.run(self.root), self.tape
-        assert event.args is not None
-        assert tape.restore_settings is not None
-        return KeptRun(
-            event=event,
-            batch_number=self.batch_number,
-            index=self.index,
-            args=event.args,
-            random_state=event.random_state,
-            versions=_versions(event.args),
-            restore_settings=tape.restore_settings,
-            incoming=dict(self.incoming),
-            of_tape=True,
-        )
 
     def let_go(self) -> None:
         self.incoming.clear()
@@ -180,6 +171,52 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
         return
     kept = KeptTape(tape, number, batch_number, index)
     root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived))
+
+
+def runs_of(kept: Iterable[Kept]) -> Iterator[KeptRun]:
+    """What is kept, as runs in the order of the forward. What cannot run again is left out.
+
+    What one tape has made at the same time is one run. A later run of that tape is cut where an
+    earlier one ends: the gradients there are that one's.
+    """
+    ended: dict[int, set[int]] = {}  # id of a tape to the tensors with which earlier runs end
+    in_order = sorted(kept, key=_when)
+    for _, group in itertools.groupby(in_order, _when):
+        together = list(group)
+        tapes: dict[int, list[KeptTape]] = {}
+        for each in together:
+            if isinstance(each, KeptTape):
+                if each.root not in ended.setdefault(id(each.tape), set()):
+                    tapes.setdefault(id(each.tape), []).append(each)
+            elif isinstance(each, KeptRun):
+                yield each
+        for key, parts in tapes.items():
+            with contextlib.suppress(Exception):  # operations that do not run again
+                yield _as_run(parts, ended[key])
+            ended[key].update(part.root for part in parts)
+
+
+def _when(kept: Kept) -> tuple[int, int]:
+    return kept.batch_number, kept.index
+
+
+def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
+    """Parts of one tape as the run of a graph."""
+    tape, roots = parts[0].tape, list(dict.fromkeys(part.root for part in parts))
+    event = tape.run(roots, ended)
+    assert event.args is not None
+    assert tape.restore_settings is not None
+    return KeptRun(
+        event=event,
+        batch_number=parts[0].batch_number,
+        index=parts[0].index,
+        args=event.args,
+        random_state=event.random_state,
+        versions=_versions(event.args),
+        restore_settings=tape.restore_settings,
+        incoming={roots.index(part.root): part.incoming[0] for part in parts},
+        of_tape=True,
+    )
 
 
 def _listener(

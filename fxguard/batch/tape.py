@@ -184,23 +184,25 @@ class Tape:
         number = self._live_number(root, version_of(root))
         return None if number is None or number in self.inputs else number
 
-    def run(self, root: int) -> GraphRun:
-        """The operations that lead to one tensor, as a run of a graph.
+    def run(self, roots: Sequence[int], ended: Collection[int] = ()) -> GraphRun:
+        """The operations that lead to some tensors, as a run of a graph.
 
         Args:
-            root: its number.
+            roots: their numbers.
+            ended: numbers of others, to which no gradient goes back.
 
         Raises:
             FxguardError: where they cannot run again: an input was written since, or freed, or a
                 collective would be issued.
         """
-        calls = self._leading_to({root})
+        calls = self._leading_to(set(roots))
         if not self.is_repeatable or any(is_collective(call.func) for call in calls):
             raise FxguardError("operations between graphs that cannot run again")
         known = self._inputs_of(calls)
         if not all(_is_as_it_was(*each) for each in known.values()):
             raise FxguardError("an input of operations between graphs was changed or freed")
-        graph = _graph_of(calls, known, root)
+        written = {number for call in calls for number in call.written}
+        graph = _graph_of(calls, known, roots, set(ended) - written - set(roots))
         graph_module = GraphModule(torch.nn.Module(), graph)
         inputs = [tensor for tensor, _ in known.values()]
         self._find_examples(graph_module, inputs)
@@ -231,13 +233,16 @@ class Tape:
             restore()
 
 
-def _graph_of(calls: Iterable[Noted], inputs: Iterable[int], root: int) -> Graph:
+def _graph_of(
+    calls: Iterable[Noted], inputs: Iterable[int], roots: Iterable[int], ended: Collection[int]
+) -> Graph:
     """A graph of some calls.
 
     Args:
         calls: in order.
         inputs: the numbers of tensors that they read and do not make.
-        root: the number of what it returns.
+        roots: the numbers of what it returns.
+        ended: those of what no gradient goes back to.
     """
     graph = Graph()
     nodes = {number: graph.placeholder(f"input_{number}") for number in inputs}
@@ -259,8 +264,11 @@ def _graph_of(calls: Iterable[Noted], inputs: Iterable[int], root: int) -> Graph
             part = node
             for index in path:
                 part = graph.call_function(operator.getitem, (part, index))
+            if number in ended:
+                leaf = graph.call_method("detach", (part,))
+                part = graph.call_method("requires_grad_", (leaf,))
             nodes[number] = part
-    graph.output((nodes[root],))
+    graph.output(tuple(nodes[root] for root in roots))
     return graph
 
 

@@ -6,7 +6,6 @@ of autograd: what belongs to one pass is found by the number of its graph task.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import deque
@@ -19,7 +18,7 @@ from torch.autograd import Variable
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape
+from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape, runs_of
 from fxguard.batch.tape import Tape
 from fxguard.measure.finite import Finite
 from fxguard.measure.func_levels import are_levels_open, has_levels
@@ -215,15 +214,8 @@ class Pass:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()
         try:
-            runs = sorted(kept, key=lambda each: (each.batch_number, each.index))
-            self.passes.has_ended(_as_runs(runs), self.leaves)
+            self.passes.has_ended(runs_of(kept), self.leaves)
         finally:
             for each in kept:
                 each.let_go()
             self.kept.clear()
-
-
-def _as_runs(kept: Iterable[Kept]) -> Iterator[KeptRun]:
-    for each in kept:
-        with contextlib.suppress(Exception):  # a loss whose operations do not run again
-            yield each.as_run()

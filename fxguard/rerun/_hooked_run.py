@@ -80,13 +80,15 @@ class HookedRun(Interpreter):
         """Number a value that was made, and note its gradient."""
         if id(value) in self.numbers:
             return self.numbers[id(value)]
-        number, totals = self.number_of(value), self.gradients.totals
-        self.gradients.dtypes[number] = dtype_of(value)
+        number, gradients = self.number_of(value), self.gradients
+        gradients.dtypes[number] = dtype_of(value)
 
-        def note(gradient: Tensor) -> None:
-            found = range_of(gradient)
+        def note(gradient: Tensor) -> Tensor | None:
+            known = gradients.sums.get(number)
+            found = range_of(gradient if known is None else known)
             if isinstance(found, Range):
-                totals[number] = found
+                gradients.totals[number] = found
+            return known
 
         when_it_has_come(value, note)
         return number

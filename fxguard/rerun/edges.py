@@ -49,6 +49,8 @@ class Gradients:
     # Position among the graph's inputs to value, of those that are differentiable.
     arguments: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)  # likewise, of the gradients that came in
+    # Gradients that are known from the first run, of values to which some came from elsewhere.
+    sums: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)  # value to the name of a weight
 
 

@@ -54,14 +54,20 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
             if value.role is Role.WEIGHT and value.argument in gradients.arguments:
                 gradients.weights[gradients.arguments[value.argument]] = value.name
         outputs = hooked.run(*given)
-        incoming = sorted(kept.incoming.items())
-        for position, _ in incoming:
-            gradients.outputs[position] = hooked.number_of(outputs[position])
+        incoming = {
+            position: gradient / scale if scale != 1 else gradient
+            for position, gradient in sorted(kept.incoming.items())
+        }
+        for position, gradient in incoming.items():
+            number = gradients.outputs[position] = hooked.number_of(outputs[position])
+            if kept.are_sums:
+                gradients.sums[number] = gradient
     with random_state_kept(run.args), torch._C.DisableTorchFunction():
         torch.autograd.grad(
-            [outputs[position] for position, _ in incoming],
+            [outputs[position] for position in incoming],
             aliases,
-            [gradient / scale if scale != 1 else gradient for _, gradient in incoming],
+            list(incoming.values()),
             allow_unused=True,
         )
+    gradients.sums.clear()
     return gradients

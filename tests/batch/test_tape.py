@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fxguard.batch.kept_run import KeptTape
+from fxguard.batch.kept_run import KeptTape, runs_of
 from fxguard.batch.tape import Tape
 from fxguard.rerun.gradients import gradients_of
 
@@ -91,7 +91,7 @@ def test_it_computes_the_same_and_so_does_its_backward(loss: Any) -> None:
     assert number is not None
     assert tape.is_repeatable
     state = torch.get_rng_state()
-    kept = KeptTape(tape, number, 0, 0, {0: torch.tensor(1.0)}).as_run()
+    (kept,) = runs_of([KeptTape(tape, number, 0, 0, {0: torch.tensor(1.0)})])
     gradients = gradients_of(kept)
     assert torch.equal(torch.get_rng_state(), state)
     made.backward()
