@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fxguard.batch.events import GraphRun
+from fxguard.batch.samples import LARGE, made_of, sample_of
 from fxguard.batch.tape import Tape
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
@@ -30,6 +32,7 @@ class Kept(Protocol):
     batch_number: int
     index: int  # of the event in its batch
     incoming: dict[int, Tensor]
+    samples: dict[int, Tensor]
 
     def let_go(self) -> None:
         """A backward has ended."""
@@ -54,6 +57,8 @@ class KeptRun:
     restore_settings: Callable[[], None]  # those of torch under which it ran
     # By position among the outputs, in the backward that runs now.
     incoming: dict[int, Tensor] = field(default_factory=dict)
+    # In place of what came from inside of the graph: nothing of it is kept alive.
+    samples: dict[int, Tensor] = field(default_factory=dict)
     # Whether those hold what came from inside of the graph, too: an output that another one is made
     # of gets gradients from both sides. A compiled graph is one node of autograd.
     are_sums: bool = True
@@ -65,6 +70,7 @@ class KeptRun:
         Another one may follow, through a graph that was retained.
         """
         self.incoming.clear()
+        self.samples.clear()
         self.args = tuple(map(_let_go, self.args))
 
     def _arguments(self) -> tuple[Any, ...] | None:
@@ -130,10 +136,37 @@ def keep(
         restore_settings=settings_now(),
         are_sums=not any(map(_is_compiled, positions)),
     )
+    inner = _inner(run, outputs, positions) if kept.are_sums else {}
     for node, found in positions.items():
         numbers = [(outputs[position].output_nr, position) for position in found]
-        node.register_prehook(_listener(kept, numbers, arrived))
+        node.register_prehook(_listener(kept, numbers, arrived, inner))
     return kept
+
+
+def _inner(
+    run: GraphRun, outputs: Sequence[Any], positions: Mapping[Any, Sequence[int]]
+) -> dict[int, set[int]]:
+    """Large outputs that losses among the outputs are made of, with the positions of those."""
+    found = list(itertools.chain.from_iterable(positions.values()))
+    large = {position for position in found if outputs[position].numel() >= LARGE}
+    inner: dict[int, set[int]] = {}
+    if large:
+        for loss in (position for position in found if outputs[position].numel() == 1):
+            for position in large & _made_of(run.graph_module, loss):
+                inner.setdefault(position, set()).add(loss)
+    return inner
+
+
+_known: weakref.WeakKeyDictionary[GraphModule, dict[int, frozenset[int]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _made_of(graph_module: GraphModule, output: int) -> frozenset[int]:
+    known = _known.setdefault(graph_module, {})
+    if output not in known:
+        known[output] = made_of(graph_module, output)
+    return known[output]
 
 
 def _is_compiled(node: Any) -> bool:
@@ -151,6 +184,7 @@ class KeptTape:
     batch_number: int
     index: int
     incoming: dict[int, Tensor] = field(default_factory=dict)
+    samples: dict[int, Tensor] = field(default_factory=dict)  # none
 
     def let_go(self) -> None:
         self.incoming.clear()
@@ -220,14 +254,25 @@ def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
 
 
 def _listener(
-    kept: Kept, numbers: Sequence[tuple[int, int]], arrived: Arrived
+    kept: Kept,
+    numbers: Sequence[tuple[int, int]],
+    arrived: Arrived,
+    inner: Mapping[int, set[int]] | None = None,
 ) -> Callable[[Sequence[Tensor | None]], None]:
     def listen(gradients: Sequence[Tensor | None]) -> None:
         if torch.compiler.is_compiling():  # compiled autograd: nothing is kept
             return
         for number, position in numbers:
             gradient = gradients[number]
-            if gradient is not None and not has_levels(gradient):
+            if gradient is None or has_levels(gradient):
+                continue
+            if (
+                inner
+                and isinstance(kept, KeptRun)
+                and inner.get(position, set()) & set(kept.incoming)
+            ):
+                kept.samples[position] = sample_of(gradient)
+            else:
                 kept.incoming[position] = gradient.detach()
         arrived(kept)
 

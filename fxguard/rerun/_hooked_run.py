@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from fxguard.batch.samples import is_sample_of
 from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.operations import is_collective, read_node
@@ -85,6 +86,9 @@ class HookedRun(Interpreter):
 
         def note(gradient: Tensor) -> Tensor | None:
             known = gradients.sums.get(number)
+            sample = gradients.samples.get(number)
+            if sample is not None and is_sample_of(sample, gradient):
+                del gradients.samples[number]
             found = range_of(gradient if known is None else known)
             if isinstance(found, Range):
                 gradients.totals[number] = found

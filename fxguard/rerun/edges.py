@@ -51,6 +51,8 @@ class Gradients:
     outputs: dict[int, int] = field(default_factory=dict)  # likewise, of the gradients that came in
     # Gradients that are known from the first run, of values to which some came from elsewhere.
     sums: dict[int, Tensor] = field(default_factory=dict)
+    # Of others: what the second run has to make, too. What it has made is taken out.
+    samples: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)  # value to the name of a weight
 
 

@@ -62,6 +62,8 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
             number = gradients.outputs[position] = hooked.number_of(outputs[position])
             if kept.are_sums:
                 gradients.sums[number] = gradient
+        for position, sample in kept.samples.items():
+            gradients.samples[hooked.number_of(outputs[position])] = sample / scale
     with random_state_kept(run.args), torch._C.DisableTorchFunction():
         torch.autograd.grad(
             [outputs[position] for position in incoming],
@@ -70,4 +72,6 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
             allow_unused=True,
         )
     gradients.sums.clear()
+    if gradients.samples:
+        raise NotJudged("an output got gradients from inside and from outside of its graph")
     return gradients

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.batch.kept_run import KeptRun
+from fxguard.batch.samples import is_sample_of, sample_of
 from fxguard.records import Frame
 
 
@@ -115,3 +117,59 @@ def test_numbers_are_those_of_the_step(
     assert max(Counter(frame.title for frame in frames).values()) == 1
     order = [frame.kind for frame in frames]
     assert order[-2:] == ["exp", "linear"]
+
+
+class Large(nn.Module):
+    """Its second output is large; what that is made of has an infinite gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(256, 256)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.a(x)
+        z = (y * 0).square().sum(-1, keepdim=True).sqrt() + y
+        return z.sin().sum(), z
+
+
+def test_a_large_gradient_from_inside_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of it tells whether the second run made the same."""
+    kept: list[tuple[set[int], set[int]]] = []
+    let_go = KeptRun.let_go
+
+    def noted(self: KeptRun) -> None:
+        kept.append((set(self.incoming), set(self.samples)))
+        let_go(self)
+
+    monkeypatch.setattr(KeptRun, "let_go", noted)
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Large(), on_detect=found.append)
+    loss, z = model(torch.ones(256, 256))
+    loss.backward(retain_graph=True)
+    z.sum().backward()  # and alone
+    assert kept == [({0}, {1}), ({1}, set())]
+    (report,) = found  # of a batch there is one
+    assert report.message.startswith("batch 0: backward of sqrt made inf (test_gradients_from")
+
+
+def test_a_large_output_with_gradients_from_both_sides() -> None:
+    """What came from outside is not known then, and nobody is accused."""
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Large(), on_detect=found.append)
+    loss, z = model(torch.ones(256, 256))
+    (loss + z.cos().sum()).backward()
+    (report,) = found
+    assert report.message.startswith("batch 0: gradient of weight a.bias and of 1 more is NaN")
+    assert "an output got gradients from inside and from outside of its graph" in report.summary
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 70), (2, 3, 5)])
+def test_samples(shape: tuple[int, ...]) -> None:
+    gradient = torch.randn(shape)
+    sample = sample_of(gradient)
+    assert is_sample_of(sample, gradient)
+    assert is_sample_of(sample, gradient * (1 + 1e-5))
+    assert not is_sample_of(sample, gradient * 1.1 + 1)
+    gradient.view(-1)[0] = torch.nan
+    assert not is_sample_of(sample, gradient)
+    assert is_sample_of(sample_of(gradient), gradient)
