@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
 
 from fxguard.batch.events import GraphRun
-from fxguard.batch.samples import LARGE, made_of, sample_of
+from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import version_of
 from fxguard.measure.func_levels import has_levels
 
-__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape", "runs_of"]
+__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape", "versions_of"]
 
 LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 
@@ -81,7 +79,7 @@ class KeptRun:
     def is_unchanged(self) -> bool:
         """Whether nobody has written its arguments since."""
         args = self._arguments()
-        return args is not None and _versions(args) == self.versions
+        return args is not None and versions_of(args) == self.versions
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
@@ -132,41 +130,18 @@ def keep(
         index=index,
         args=args,
         random_state=run.random_state,
-        versions=_versions(args),
+        versions=versions_of(args),
         restore_settings=settings_now(),
         are_sums=not any(map(_is_compiled, positions)),
     )
-    inner = _inner(run, outputs, positions) if kept.are_sums else {}
+    inner: dict[int, set[int]] = {}
+    if kept.are_sums:
+        hooked = {position: outputs[position] for found in positions.values() for position in found}
+        inner = inner_outputs(run.graph_module, hooked)
     for node, found in positions.items():
         numbers = [(outputs[position].output_nr, position) for position in found]
         node.register_prehook(_listener(kept, numbers, arrived, inner))
     return kept
-
-
-def _inner(
-    run: GraphRun, outputs: Sequence[Any], positions: Mapping[Any, Sequence[int]]
-) -> dict[int, set[int]]:
-    """Large outputs that losses among the outputs are made of, with the positions of those."""
-    found = list(itertools.chain.from_iterable(positions.values()))
-    large = {position for position in found if outputs[position].numel() >= LARGE}
-    inner: dict[int, set[int]] = {}
-    if large:
-        for loss in (position for position in found if outputs[position].numel() == 1):
-            for position in large & _made_of(run.graph_module, loss):
-                inner.setdefault(position, set()).add(loss)
-    return inner
-
-
-_known: weakref.WeakKeyDictionary[GraphModule, dict[int, frozenset[int]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _made_of(graph_module: GraphModule, output: int) -> frozenset[int]:
-    known = _known.setdefault(graph_module, {})
-    if output not in known:
-        known[output] = made_of(graph_module, output)
-    return known[output]
 
 
 def _is_compiled(node: Any) -> bool:
@@ -204,60 +179,14 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
     if number is None or root.grad_fn is None or not tape.is_repeatable:
         return
     kept = KeptTape(tape, number, batch_number, index)
-    root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived))
-
-
-def runs_of(kept: Iterable[Kept]) -> Iterator[KeptRun]:
-    """What is kept, as runs in the order of the forward. What cannot run again is left out.
-
-    What one tape has made at the same time is one run. A later run of that tape is cut where an
-    earlier one ends: the gradients there are that one's.
-    """
-    ended: dict[int, set[int]] = {}  # id of a tape to the tensors with which earlier runs end
-    in_order = sorted(kept, key=_when)
-    for _, group in itertools.groupby(in_order, _when):
-        together = list(group)
-        tapes: dict[int, list[KeptTape]] = {}
-        for each in together:
-            if isinstance(each, KeptTape):
-                if each.root not in ended.setdefault(id(each.tape), set()):
-                    tapes.setdefault(id(each.tape), []).append(each)
-            elif isinstance(each, KeptRun):
-                yield each
-        for key, parts in tapes.items():
-            with contextlib.suppress(Exception):  # operations that do not run again
-                yield _as_run(parts, ended[key])
-            ended[key].update(part.root for part in parts)
-
-
-def _when(kept: Kept) -> tuple[int, int]:
-    return kept.batch_number, kept.index
-
-
-def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
-    """Parts of one tape as the run of a graph."""
-    tape, roots = parts[0].tape, list(dict.fromkeys(part.root for part in parts))
-    event = tape.run(roots, ended)
-    assert event.args is not None
-    assert tape.restore_settings is not None
-    return KeptRun(
-        event=event,
-        batch_number=parts[0].batch_number,
-        index=parts[0].index,
-        args=event.args,
-        random_state=event.random_state,
-        versions=_versions(event.args),
-        restore_settings=tape.restore_settings,
-        incoming={roots.index(part.root): part.incoming[0] for part in parts},
-        of_tape=True,
-    )
+    root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived, {}))
 
 
 def _listener(
     kept: Kept,
     numbers: Sequence[tuple[int, int]],
     arrived: Arrived,
-    inner: Mapping[int, set[int]] | None = None,
+    inner: Mapping[int, set[int]],
 ) -> Callable[[Sequence[Tensor | None]], None]:
     def listen(gradients: Sequence[Tensor | None]) -> None:
         if torch.compiler.is_compiling():  # compiled autograd: nothing is kept
@@ -266,11 +195,8 @@ def _listener(
             gradient = gradients[number]
             if gradient is None or has_levels(gradient):
                 continue
-            if (
-                inner
-                and isinstance(kept, KeptRun)
-                and inner.get(position, set()) & set(kept.incoming)
-            ):
+            # The gradient of a loss is there already, and goes on to what that is made of.
+            if not inner.get(position, set()).isdisjoint(kept.incoming):
                 kept.samples[position] = sample_of(gradient)
             else:
                 kept.incoming[position] = gradient.detach()
@@ -284,5 +210,6 @@ def _let_go(value: Any) -> Any:
     return value if is_kept else weakref.ref(value)
 
 
-def _versions(values: Sequence[Any]) -> tuple[int | None, ...]:
+def versions_of(values: Sequence[Any]) -> tuple[int | None, ...]:
+    """How often each tensor of some arguments was written."""
     return tuple(version_of(x) if isinstance(x, Tensor) else None for x in values)

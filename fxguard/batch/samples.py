@@ -1,6 +1,13 @@
-"""A few elements of a gradient: enough to tell whether another run made the same one."""
+"""A few elements of a gradient, in its place: enough to tell whether another run made the same one.
+
+The gradient of logits is as large as they are. Where it comes from a loss that the same graph has
+made, a second run makes it again.
+"""
 
 from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -8,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from fxguard.graph import nodes
 
-__all__ = ["LARGE", "is_sample_of", "made_of", "sample_of"]
+__all__ = ["inner_outputs", "is_sample_of", "sample_of"]
 
 LARGE = 2**16  # elements, from which on a gradient is not kept where a sample will do
 ELEMENTS = 64
@@ -34,19 +41,38 @@ def is_sample_of(sample: Tensor, gradient: Tensor) -> bool:
     )
 
 
-def made_of(graph_module: GraphModule, output: int) -> frozenset[int]:
-    """The outputs of a graph that one of its outputs is made of.
+def inner_outputs(graph_module: GraphModule, outputs: Mapping[int, Tensor]) -> dict[int, set[int]]:
+    """Large outputs of a graph that losses among its outputs are made of.
 
     Args:
         graph_module: the graph.
-        output: position of that one.
+        outputs: what it has returned, by position.
+
+    Returns:
+        Position of each to the positions of those losses.
     """
+    large = {position for position, output in outputs.items() if output.numel() >= LARGE}
+    inner: dict[int, set[int]] = {}
+    if large:
+        known = _known.setdefault(graph_module, {})
+        for loss in (position for position, output in outputs.items() if output.numel() == 1):
+            if loss not in known:
+                known[loss] = _made_of(graph_module, loss)
+            for position in large & known[loss]:
+                inner.setdefault(position, set()).add(loss)
+    return inner
+
+
+# By graph: the outputs that an output is made of, by position.
+_known: weakref.WeakKeyDictionary[GraphModule, dict[int, set[int]]] = weakref.WeakKeyDictionary()
+
+
+def _made_of(graph_module: GraphModule, output: int) -> set[int]:
     (result,) = (node for node in graph_module.graph.nodes if node.op == "output")
     outputs = list(nodes.leaves(result.args[0]))
     todo, found = [outputs[output]], set[Node]()
     while todo:
-        for node in todo.pop().all_input_nodes:
-            if node not in found:
-                found.add(node)
-                todo.append(node)
-    return frozenset(position for position, node in enumerate(outputs) if node in found)
+        new = [node for node in todo.pop().all_input_nodes if node not in found]
+        found.update(new)
+        todo += new
+    return {position for position, node in enumerate(outputs) if node in found}

@@ -18,7 +18,8 @@ from torch.autograd import Variable
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape, runs_of
+from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape
+from fxguard.batch.runs_again import runs_of
 from fxguard.batch.tape import Tape
 from fxguard.measure.finite import Finite
 from fxguard.measure.func_levels import are_levels_open, has_levels

@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fxguard.batch.kept_run import KeptTape, runs_of
+from fxguard.batch.kept_run import KeptTape
+from fxguard.batch.runs_again import runs_of
 from fxguard.batch.tape import Tape
 from fxguard.rerun.gradients import gradients_of
 
