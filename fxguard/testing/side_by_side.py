@@ -46,10 +46,16 @@ class Deviation:
 
 
 def converted(values: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in another dtype."""
-    return pytree.tree_map_only(
-        Tensor, lambda x: x.detach().to(dtype) if is_float(x) else x, values
-    )
+    """Floating-point tensors in another dtype; complex ones where that has 32 bits or more."""
+
+    def other(x: Tensor) -> Tensor:
+        if not is_float(x):
+            return x
+        if not x.is_complex():
+            return x.detach().to(dtype)
+        return x.detach().to(dtype.to_complex() if dtype.itemsize >= 4 else x.dtype)
+
+    return pytree.tree_map_only(Tensor, other, values)
 
 
 class SideBySide(WideForm):

@@ -63,6 +63,15 @@ def test_a_reference_of_zeros() -> None:
     assert numerically_stable(lambda x: x - x, X)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_complex_inputs_keep_their_imaginary_part(dtype: torch.dtype) -> None:
+    """It was dropped, with a warning of torch."""
+    x = torch.complex(X, X.flip(0))
+    found = numerically_stable(lambda x: (x * x).abs().log(), x, dtype=dtype)
+    assert [d.title for d in found.deviations] == ["mul", "abs", "log"]
+    assert 0 < found.deviations[1].error < 1e-6  # complex64 in any case
+
+
 def test_casts_do_not_make_the_reference_coarser() -> None:
     """What the model computes in float32, or under autocast, is float64 in the reference."""
 
