@@ -17,6 +17,7 @@ from fxguard.batch.tape import Tape
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import version_of
+from fxguard.measure.finite import is_plain
 from fxguard.measure.func_levels import has_levels
 
 __all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape", "versions_of"]
@@ -113,17 +114,22 @@ def keep(
     Returns:
         None where nothing that it returned requires a gradient.
     """
+    found = [
+        (position, output)
+        for position, output in enumerate(outputs)
+        if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None
+    ]
+    if not found:
+        return None
     args = run.args
     assert args is not None
-    given = {id(argument) for argument in args}  # what the graph only hands on
+    given = {id(argument) for argument in args}
+    hooked = {position: output for position, output in found if id(output) not in given}
     positions: dict[Any, list[int]] = {}  # node of autograd to outputs
-    for position, output in enumerate(outputs):
-        if not isinstance(output, Tensor) or id(output) in given:
-            continue
-        if output.requires_grad and output.grad_fn is not None:
-            positions.setdefault(output.grad_fn, []).append(position)
+    for position, output in hooked.items():
+        positions.setdefault(output.grad_fn, []).append(position)
     if not positions:
-        return None
+        return None  # it only hands on what it was given
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
@@ -134,12 +140,9 @@ def keep(
         restore_settings=settings_now(),
         are_sums=not any(map(_is_compiled, positions)),
     )
-    inner: dict[int, set[int]] = {}
-    if kept.are_sums:
-        hooked = {position: outputs[position] for found in positions.values() for position in found}
-        inner = inner_outputs(run.graph_module, hooked)
-    for node, found in positions.items():
-        numbers = [(outputs[position].output_nr, position) for position in found]
+    inner = inner_outputs(run.graph_module, hooked) if kept.are_sums else {}
+    for node, at in positions.items():
+        numbers = [(hooked[position].output_nr, position) for position in at]
         node.register_prehook(_listener(kept, numbers, arrived, inner))
     return kept
 
@@ -196,7 +199,8 @@ def _listener(
             if gradient is None or has_levels(gradient):
                 continue
             # The gradient of a loss is there already, and goes on to what that is made of.
-            if not inner.get(position, set()).isdisjoint(kept.incoming):
+            from_loss = not inner.get(position, set()).isdisjoint(kept.incoming)
+            if from_loss and is_plain(gradient):
                 kept.samples[position] = sample_of(gradient)
             else:
                 kept.incoming[position] = gradient.detach()

@@ -6,6 +6,7 @@ made, a second run makes it again.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 
@@ -25,11 +26,13 @@ TOLERANCE = 1e-3  # atomic additions of a GPU come in any order
 def sample_of(gradient: Tensor) -> Tensor:
     """Elements on the diagonal of a tensor that has some."""
     with torch._C.DisableTorchFunction():
-        places = tuple(
-            torch.linspace(0, size - 1, ELEMENTS, device=gradient.device).long()
-            for size in gradient.shape
-        )
-        return gradient.detach()[places]
+        return gradient.detach()[_diagonal(gradient.shape, gradient.device)]
+
+
+@functools.lru_cache(maxsize=64)
+def _diagonal(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
+    ends = (torch.linspace(0, size - 1, ELEMENTS, device=device) for size in shape)
+    return tuple(end.long() for end in ends)
 
 
 def is_sample_of(sample: Tensor, gradient: Tensor) -> bool:
