@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -31,7 +31,9 @@ class Kept(Protocol):
     batch_number: int
     index: int  # of the event in its batch
     incoming: dict[int, Tensor]
-    samples: dict[int, Tensor]
+
+    def came_in(self, position: int, gradient: Tensor) -> None:
+        """A gradient has come to an output."""
 
     def let_go(self) -> None:
         """A backward has ended."""
@@ -61,7 +63,17 @@ class KeptRun:
     # Whether those hold what came from inside of the graph, too: an output that another one is made
     # of gets gradients from both sides. A compiled graph is one node of autograd.
     are_sums: bool = True
+    # Large outputs to the losses that are made of them.
+    inner: Mapping[int, Collection[int]] = field(default_factory=dict)
     of_tape: bool = False  # what ran is no captured graph
+
+    def came_in(self, position: int, gradient: Tensor) -> None:
+        """A gradient has come to an output; perhaps from a loss, whose own is there already."""
+        from_loss = any(loss in self.incoming for loss in self.inner.get(position, ()))
+        if from_loss and is_plain(gradient):
+            self.samples[position] = sample_of(gradient)
+        else:
+            self.incoming[position] = gradient.detach()
 
     def let_go(self) -> None:
         """A backward has ended: keep nothing alive that nobody else needs.
@@ -112,24 +124,23 @@ def keep(
         arrived: called in the backward, when gradients have come in.
 
     Returns:
-        None where nothing that it returned requires a gradient.
+        None where nothing that it has made requires a gradient.
     """
-    found = [
-        (position, output)
+    hooked = {
+        position: output
         for position, output in enumerate(outputs)
         if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None
-    ]
-    if not found:
+    }
+    for position in run.plan.handed_on:
+        hooked.pop(position, None)
+    if not hooked:
         return None
     args = run.args
     assert args is not None
-    given = {id(argument) for argument in args}
-    hooked = {position: output for position, output in found if id(output) not in given}
     positions: dict[Any, list[int]] = {}  # node of autograd to outputs
     for position, output in hooked.items():
         positions.setdefault(output.grad_fn, []).append(position)
-    if not positions:
-        return None  # it only hands on what it was given
+    are_sums = not any(map(_is_compiled, positions))
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
@@ -138,12 +149,12 @@ def keep(
         random_state=run.random_state,
         versions=versions_of(args),
         restore_settings=settings_now(),
-        are_sums=not any(map(_is_compiled, positions)),
+        are_sums=are_sums,
+        inner=inner_outputs(run.plan, hooked) if are_sums else {},
     )
-    inner = inner_outputs(run.graph_module, hooked) if kept.are_sums else {}
     for node, at in positions.items():
         numbers = [(hooked[position].output_nr, position) for position in at]
-        node.register_prehook(_listener(kept, numbers, arrived, inner))
+        node.register_prehook(_listener(kept, numbers, arrived))
     return kept
 
 
@@ -162,7 +173,9 @@ class KeptTape:
     batch_number: int
     index: int
     incoming: dict[int, Tensor] = field(default_factory=dict)
-    samples: dict[int, Tensor] = field(default_factory=dict)  # none
+
+    def came_in(self, position: int, gradient: Tensor) -> None:
+        self.incoming[position] = gradient.detach()
 
     def let_go(self) -> None:
         self.incoming.clear()
@@ -182,28 +195,19 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
     if number is None or root.grad_fn is None or not tape.is_repeatable:
         return
     kept = KeptTape(tape, number, batch_number, index)
-    root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived, {}))
+    root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived))
 
 
 def _listener(
-    kept: Kept,
-    numbers: Sequence[tuple[int, int]],
-    arrived: Arrived,
-    inner: Mapping[int, set[int]],
+    kept: Kept, numbers: Sequence[tuple[int, int]], arrived: Arrived
 ) -> Callable[[Sequence[Tensor | None]], None]:
     def listen(gradients: Sequence[Tensor | None]) -> None:
         if torch.compiler.is_compiling():  # compiled autograd: nothing is kept
             return
         for number, position in numbers:
             gradient = gradients[number]
-            if gradient is None or has_levels(gradient):
-                continue
-            # The gradient of a loss is there already, and goes on to what that is made of.
-            from_loss = not inner.get(position, set()).isdisjoint(kept.incoming)
-            if from_loss and is_plain(gradient):
-                kept.samples[position] = sample_of(gradient)
-            else:
-                kept.incoming[position] = gradient.detach()
+            if gradient is not None and not has_levels(gradient):
+                kept.came_in(position, gradient)
         arrived(kept)
 
     return listen

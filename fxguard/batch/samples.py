@@ -7,14 +7,12 @@ made, a second run makes it again.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
 
-from fxguard.graph import nodes
+from fxguard.plan.plan import Plan
 
 __all__ = ["inner_outputs", "is_sample_of", "sample_of"]
 
@@ -44,38 +42,19 @@ def is_sample_of(sample: Tensor, gradient: Tensor) -> bool:
     )
 
 
-def inner_outputs(graph_module: GraphModule, outputs: Mapping[int, Tensor]) -> dict[int, set[int]]:
+def inner_outputs(plan: Plan, outputs: Mapping[int, Tensor]) -> dict[int, set[int]]:
     """Large outputs of a graph that losses among its outputs are made of.
 
     Args:
-        graph_module: the graph.
+        plan: of the graph.
         outputs: what it has returned, by position.
 
     Returns:
         Position of each to the positions of those losses.
     """
-    large = {position for position, output in outputs.items() if output.numel() >= LARGE}
     inner: dict[int, set[int]] = {}
-    if large:
-        known = _known.setdefault(graph_module, {})
-        for loss in (position for position, output in outputs.items() if output.numel() == 1):
-            if loss not in known:
-                known[loss] = _made_of(graph_module, loss)
-            for position in large & known[loss]:
+    for loss in (position for position, output in outputs.items() if output.numel() == 1):
+        for position in plan.outputs_made_of[loss] & outputs.keys():
+            if outputs[position].numel() >= LARGE:
                 inner.setdefault(position, set()).add(loss)
     return inner
-
-
-# By graph: the outputs that an output is made of, by position.
-_known: weakref.WeakKeyDictionary[GraphModule, dict[int, set[int]]] = weakref.WeakKeyDictionary()
-
-
-def _made_of(graph_module: GraphModule, output: int) -> set[int]:
-    (result,) = (node for node in graph_module.graph.nodes if node.op == "output")
-    outputs = list(nodes.leaves(result.args[0]))
-    todo, found = [outputs[output]], set[Node]()
-    while todo:
-        new = [node for node in todo.pop().all_input_nodes if node not in found]
-        found.update(new)
-        todo += new
-    return {position for position, node in enumerate(outputs) if node in found}

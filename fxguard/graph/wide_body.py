@@ -10,9 +10,16 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter
 
-__all__ = ["wide_body"]
+__all__ = ["wide_body", "with_wide_dtypes"]
 
 CASTS = frozenset({"float", "half", "bfloat16", "double"})
+
+
+def with_wide_dtypes(values: Any, dtype: torch.dtype) -> Any:
+    """Values in which each floating-point dtype is the wide one."""
+    return pytree.tree_map_only(
+        torch.dtype, lambda given: dtype if given.is_floating_point else given, values
+    )
 
 
 def wide_body(module: GraphModule, dtype: torch.dtype) -> GraphModule:
@@ -41,15 +48,11 @@ class _WideBody(Interpreter):
 
     def wide(self, values: Any) -> Any:
         """Values in which dtypes and tensors of floating-point numbers are wide."""
-
-        def wide(x: Any) -> Any:
-            if isinstance(x, torch.dtype) and x.is_floating_point:
-                return self.dtype
-            if isinstance(x, Tensor) and x.is_floating_point():
-                return x.to(self.dtype)
-            return x
-
-        return pytree.tree_map(wide, values)
+        return pytree.tree_map_only(
+            Tensor,
+            lambda x: x.to(self.dtype) if x.is_floating_point() else x,
+            with_wide_dtypes(values, self.dtype),
+        )
 
     def call_function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:  # type: ignore[override]
         args, kwargs = self.wide((args, kwargs))

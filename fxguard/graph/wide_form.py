@@ -21,7 +21,7 @@ from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
 from fxguard.graph.operations import Call, is_custom
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.wide_body import wide_body
+from fxguard.graph.wide_body import wide_body, with_wide_dtypes
 from fxguard.measure.at_hand import dtype_of
 
 __all__ = ["NotJudged", "Ran", "is_float", "wide_result", "widened"]
@@ -131,9 +131,7 @@ def _computed(
     run: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype, like: Any
 ) -> Any:
     """Compute with every floating-point dtype among the arguments replaced."""
-    args, kwargs = pytree.tree_map_only(
-        torch.dtype, lambda given: dtype if given.is_floating_point else given, (args, kwargs)
-    )
+    args, kwargs = with_wide_dtypes((args, kwargs), dtype)
     args = pytree.tree_map_only(GraphModule, lambda body: wide_body(body, dtype), args)
     made = [x for _, x in elements_of(like)]
     with torch.autocast(made[0].device.type if made else "cpu", enabled=False):

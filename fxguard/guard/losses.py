@@ -15,15 +15,14 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.loss import Owner
 from fxguard.capture.following import Following
 from fxguard.graph import marks
-from fxguard.guard._autograd_backward import AutogradBackward
+from fxguard.guard import _autograd_backward, _warning_of_hooks
 from fxguard.guard._names import Names
 from fxguard.guard._step_hooks import StepHooks
-from fxguard.guard._warning_of_hooks import WarningOfHooks
+from fxguard.guard._while_needed import WhileNeeded
 
 __all__ = ["Losses"]
 
-_warning = WarningOfHooks()
-_backward = AutogradBackward()
+_changes = (WhileNeeded(_warning_of_hooks.silence), WhileNeeded(_autograd_backward.stand_in))
 
 
 class Losses:
@@ -34,8 +33,8 @@ class Losses:
         # A training that has raised may never close it: nothing of it stays on the stack then.
         self._all: list[Following] = []  # one for each thread
         weakref.finalize(self, _forget, self._here, self._all)
-        _warning.silence()
-        _backward.replace()
+        for change in _changes:
+            change.begin()
         self._restore = weakref.finalize(self, _restore)
         self._is_open = True
         self._hooks = StepHooks(self._step_comes)
@@ -102,8 +101,8 @@ class Losses:
 
 
 def _restore() -> None:
-    _warning.restore()
-    _backward.restore()
+    for change in _changes:
+        change.end()
 
 
 def _forget(here: threading.local, of_all_threads: list[Following]) -> None:

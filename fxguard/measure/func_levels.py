@@ -19,6 +19,7 @@ __all__ = [
     "LEAVES",
     "are_levels_open",
     "has_levels",
+    "levels_opened_by",
     "levels_restored",
     "without_levels",
 ]
@@ -31,6 +32,12 @@ LEAVES = frozenset(f"_{kind}_decrement_nesting" for kind in KINDS)
 def are_levels_open() -> bool:
     """Whether what runs now runs inside a region."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def levels_opened_by(target: object) -> int:
+    """How many levels a call opens: 1, none, or -1 where it closes one."""
+    name = getattr(target, "__name__", "")
+    return (name in ENTERS) - (name in LEAVES)
 
 
 def has_levels(value: Tensor) -> bool:

@@ -159,6 +159,9 @@ class Plan:
     # Positions of the inputs that are to be copied before a run, to make a second one possible.
     overwritten: tuple[int, ...] = ()
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
+    # For each of these items, the positions of others that it is made of.
+    outputs_made_of: tuple[frozenset[int], ...] = ()
+    handed_on: frozenset[int] = frozenset()  # positions of items that are inputs as they came in
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
     # Of values that only a second run can see, with the operations in which they are.
     later: tuple[Check, ...] = field(default=(), repr=False)

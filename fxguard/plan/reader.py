@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxguard.graph import marks, nodes, tables
+from fxguard.graph import marks, nodes, outputs, tables
 from fxguard.graph.higher_order import is_higher_order
 from fxguard.graph.operations import Call
 from fxguard.graph.overwritten_inputs import overwritten_inputs
@@ -67,6 +67,8 @@ def make_plan(
         written=tuple(reading.inputs_written),
         overwritten=overwritten_inputs(graph_module, reading.calls),
         outputs=reading.outputs,
+        outputs_made_of=outputs.made_of(graph_module),
+        handed_on=outputs.handed_on(graph_module, {at for at, _ in reading.inputs_written}),
         checks=tuple(reading.table.checks),
         later=tuple(reading.table.later),
         operations=sum(step.counts for step in reading.steps) + reading.hidden,

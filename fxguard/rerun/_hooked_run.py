@@ -20,7 +20,7 @@ from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.operations import is_collective, read_node
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.measure.at_hand import dtype_of, range_of
-from fxguard.measure.func_levels import ENTERS, LEAVES
+from fxguard.measure.func_levels import levels_opened_by
 from fxguard.records import Range
 from fxguard.rerun._regions import Regions
 from fxguard.rerun.edges import (
@@ -109,14 +109,10 @@ class HookedRun(Interpreter):
         kind = higher_order.kind_of(n)
         if kind is not None and not kind.has_own_backward:
             return self.run_bodies(n, kind, args, kwargs)
-        self.note_level(n)
+        self.levels += levels_opened_by(n.target)
         result = self.run_operation(n, args, kwargs)
         self.regions.passed(n.target, result)
         return result
-
-    def note_level(self, node: Node) -> None:
-        name = getattr(node.target, "__name__", "")
-        self.levels += (name in ENTERS) - (name in LEAVES)
 
     def run_operation(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Run one operation on aliases of what it reads."""

@@ -18,7 +18,8 @@ from fxguard.graph.tables import SATURATES, SEES_NAN
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Check, Place
 from fxguard.rerun.differences import are_close, are_equal
-from fxguard.rerun.lockstep import Lockstep, SecondForm, same_leaves
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.two_forms import same_leaves
 
 __all__ = ["Perturbed", "RaisedOnOther", "Repaired", "perturbed"]
 

@@ -17,7 +17,7 @@ from fxguard.graph import higher_order, tables
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
 from fxguard.graph.wide_form import Ran, is_float
-from fxguard.measure.func_levels import ENTERS, LEAVES
+from fxguard.measure.func_levels import levels_opened_by
 from fxguard.rerun.both_gradients import BackwardOfBoth, BothGradients, HookOf
 from fxguard.rerun.edges import is_differentiable, when_it_has_come
 from fxguard.rerun.lockstep import Lockstep, SecondForm
@@ -61,8 +61,7 @@ class TwoBackwards(Lockstep):
         return TwoBackwards(module, self.second, self.gradients, self.operations, inside)
 
     def run_plain(self, node: Node, args: Any, kwargs: Any) -> Any:
-        name = getattr(node.target, "__name__", "")
-        self.levels += (name in ENTERS) - (name in LEAVES)
+        self.levels += levels_opened_by(node.target)
         picks = node.target is operator.getitem and not isinstance(args[0], Tensor)
         call = self.call_of(node)
         found = BackwardOfBoth(self.place(node))
