@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fxguard.batch import traced_hooks
 from fxguard.batch.events import GraphRun
 from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
@@ -201,8 +202,9 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
 def _listener(
     kept: Kept, numbers: Sequence[tuple[int, int]], arrived: Arrived
 ) -> Callable[[Sequence[Tensor | None]], None]:
+    @traced_hooks.left_to_python
     def listen(gradients: Sequence[Tensor | None]) -> None:
-        if torch.compiler.is_compiling():  # compiled autograd: nothing is kept
+        if traced_hooks.in_compiled_autograd():  # nothing is kept
             return
         for number, position in numbers:
             gradient = gradients[number]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from fxguard.batch import traced_hooks
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape
@@ -26,13 +27,14 @@ from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 from fxguard.verdict.backward_origins import BadLeaf
+from fxguard.verdict.backward_report import COMPILED, GAPS
 
 __all__ = ["BackwardPasses", "OnEnd", "OnZero"]
 
 # Called when a backward has ended that brought bad gradients to leaves: with the runs of graphs
-# that gradients came to, in the order of their forward, these leaves, and whether operations ran
-# between graphs, whose gradients nobody has seen.
-OnEnd = Callable[[Sequence[KeptRun], Sequence[BadLeaf], bool], object]
+# that gradients came to, in the order of their forward, these leaves, and what else it went through,
+# where nobody has seen the gradients; "" where there is no such part.
+OnEnd = Callable[[Sequence[KeptRun], Sequence[BadLeaf], str], object]
 
 # Called when a healthy one has ended, with the same runs, where anybody wants them, and with the
 # names of leaves whose gradients were 0 throughout.
@@ -61,6 +63,7 @@ class BackwardPasses:
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)
+        self._number = traced_hooks.number_of(self)
 
     def batch_ended(self, batch: Batch, weights: Iterable[tuple[str, Tensor]]) -> None:
         """A batch has ended that may have a backward.
@@ -136,19 +139,25 @@ class BackwardPasses:
         return handle is None or handle.id not in (tensor._backward_hooks or ())
 
     def _listen_to(self, leaf: Tensor, name: str) -> None:
+        number = self._number
+
+        @traced_hooks.left_to_python
         def listen(gradient: Tensor) -> None:
-            if torch.compiler.is_compiling():  # compiled autograd: the hook is not to be traced
-                return
-            if has_levels(gradient):
-                return
-            running = self._pass()
-            if running is not None:
-                running.reached(name, gradient)
+            if not torch.compiler.is_compiling():
+                self.reached(name, gradient)
+            elif traced_hooks.in_compiled_autograd():
+                traced_hooks.hand_over(gradient, number, name)
 
         if len(self._hooks) >= self._most_hooks:  # of inputs that are gone
             live = {key: x for key, x in self._hooks.items() if x.hooks_dict_ref() is not None}
             self._hooks, self._most_hooks = live, 2 * len(live) + MOST_HOOKS
         self._hooks[id(leaf)] = leaf.register_hook(listen)
+
+    def reached(self, name: str, gradient: Tensor) -> None:
+        """A gradient is about to be accumulated into a leaf."""
+        running = None if has_levels(gradient) else self._pass()
+        if running is not None:
+            running.reached(name, gradient)
 
     def _came_in(self, kept: Kept) -> None:
         running = self._pass()
@@ -167,10 +176,14 @@ class BackwardPasses:
         if bad or self.tells_of_all:
             kept = list(runs)
             # A backward without a captured graph is one of operations between graphs.
-            gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
-            self.ended(kept, bad, gaps)
+            has_gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
+            self.ended(kept, bad, GAPS if has_gaps else "")
         elif leaves.zero:
             self.zero(runs, leaves.zero)
+
+    def is_bad_in_compiled(self, leaf: BadLeaf) -> None:
+        """The first bad gradient of a backward that TorchDynamo has compiled."""
+        self.ended([], [leaf], COMPILED)
 
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""
@@ -202,15 +215,26 @@ class Pass:
         self.passes = passes
         self.kept: list[Kept] = []
         self.leaves: Finite[str] = Finite()
+        self.has_told = False  # of a bad one before the end
+        passes.largest = 0.0  # nothing of it is known yet
 
     def reached(self, name: str, gradient: Tensor) -> None:
         """A gradient is about to be accumulated into a leaf."""
-        self.leaves.look_at(name, gradient)
+        if not traced_hooks.in_compiled_autograd():
+            self.leaves.look_at(name, gradient)
+        elif not self.has_told:  # nobody calls end_comes
+            leaf: Finite[str] = Finite()
+            leaf.look_at(name, gradient)
+            for _, severity in leaf.bad():
+                self.has_told = True
+                self.passes.is_bad_in_compiled(BadLeaf(name, severity))
 
+    @traced_hooks.left_to_python
     def end_comes(self) -> None:
         """The backward ends. Callbacks that were queued since, as DDP's is, come first."""
         Variable._execution_engine.queue_callback(self.end)
 
+    @traced_hooks.left_to_python
     def end(self) -> None:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()

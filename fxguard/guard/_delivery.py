@@ -161,14 +161,14 @@ class Delivery:
         self._deliver(Finished(last.batch, report=report), None)
 
     def backward_ended(
-        self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
+        self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], unseen: str
     ) -> None:
         """Report a backward, if it brought bad gradients to leaves of the model.
 
         Args:
             kept: the runs of graphs that gradients came to, in the order of their forward.
             leaves: whose gradients were bad; none where it was healthy.
-            has_gaps: whether operations ran between graphs.
+            unseen: what else it went through, where nobody has seen gradients; "" for nothing.
 
         Raises:
             NonFiniteError: with ``on_detect="raise"``.
@@ -182,7 +182,7 @@ class Delivery:
             batch = Batch(kept[-1].batch_number)
         report = None
         if leaves and {batch.number, *(each.batch_number for each in kept)}.isdisjoint(self._told):
-            report = self._backward_report(kept, leaves, has_gaps)
+            report = self._backward_report(batch.number, kept, leaves, unseen)
         self._deliver(Finished(batch, report=report), None)
 
     def step_spoilt(self, optimizer: Optimizer, weights: Sequence[BadWeight]) -> None:
@@ -208,14 +208,15 @@ class Delivery:
         return self._loss_scale.now(self.scalers, kept)
 
     def _backward_report(
-        self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], has_gaps: bool
+        self, number: int, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], unseen: str
     ) -> Report | None:
         judge = ReportOfBackward(max_frames=self.options.max_frames_to_save)
         report, notes = judge(
             kept,
             leaves,
             self.recorder.earlier_frames,
-            has_gaps=has_gaps,
+            batch_number=number,
+            unseen=unseen,
             loss_scale=self.loss_scale(kept),
         )
         for origin in () if report is None else report.origins:

@@ -184,7 +184,8 @@ def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count
     """Finite gradients that have no finite sum."""
     makers = (o for o in backward.gradients.operations if suspect.summed in o.made)
     maker = next(makers, None)
-    frame = Frame("", "sum of gradients", True, (), phase="backward")
+    number = backward.kept.batch_number
+    frame = Frame("", "sum of gradients", True, (), batch_number=number, phase="backward")
     what = "an input of the graph"
     if maker is not None:
         frame = backward.frame_of(maker)
@@ -204,12 +205,15 @@ def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count
     )
 
 
-def origin_of_leaves(leaves: Sequence[BadLeaf], came_in: tuple[int, Severity] | None) -> Origin:
+def origin_of_leaves(
+    leaves: Sequence[BadLeaf], came_in: tuple[int, Severity] | None, batch_number: int
+) -> Origin:
     """The same where no operation can be accused.
 
     Args:
         leaves: whose gradients were bad.
         came_in: the output of the model whose gradient came in bad, and how bad; None for none.
+        batch_number: of the batch.
     """
     if came_in is not None:
         position, severity = came_in
@@ -221,5 +225,5 @@ def origin_of_leaves(leaves: Sequence[BadLeaf], came_in: tuple[int, Severity] | 
         label, kind, phase = leaves[0].name, "gradient", "backward"
     number = math.nan if severity is Severity.NAN else math.inf
     row = Row(GRADIENT + label, abs_min=number, abs_max=number)
-    frame = Frame("", kind, True, (row,), phase=phase)
+    frame = Frame("", kind, True, (row,), batch_number=batch_number, phase=phase)
     return Origin(frame, severity.problem, GRADIENT_OF + what, row.label)

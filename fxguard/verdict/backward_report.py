@@ -16,11 +16,14 @@ from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import Backward, BadLeaf, origin_of, origin_of_leaves
 from fxguard.verdict.report_of import EarlierFrames
 
-__all__ = ["NOT_KNOWN", "ReportOfBackward", "frames_of_backward"]
+__all__ = ["COMPILED", "GAPS", "NOT_KNOWN", "ReportOfBackward", "frames_of_backward"]
 
 
 NOT_KNOWN = "which operation made it is not known: "  # how the operands of an origin begin
+
+# Parts of a backward where nobody has seen gradients.
 GAPS = "operations between graphs did not run again"
+COMPILED = "compiled autograd shows gradients of weights and inputs alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class ReportOfBackward:
         leaves: Sequence[BadLeaf],
         earlier: EarlierFrames,
         *,
-        has_gaps: bool = False,
+        batch_number: int,
+        unseen: str = "",
         loss_scale: float | None = None,
     ) -> tuple[Report | None, tuple[Origin, ...]]:
         """The report on a backward that has ended.
@@ -55,7 +59,8 @@ class ReportOfBackward:
             kept: the runs of graphs that gradients came to, in the order of their forward.
             leaves: whose gradients were bad; one at least.
             earlier: the last frames of forward.
-            has_gaps: whether operations ran between graphs, whose gradients nobody has seen.
+            batch_number: that the report is about.
+            unseen: the part of it where nobody has seen gradients, as :data:`GAPS`.
             loss_scale: the scale of the loss, where somebody unscales gradients and skips steps.
 
         Returns:
@@ -63,24 +68,24 @@ class ReportOfBackward:
             skipped, and the operations that force it are notes.
         """
         found = search(kept, leaves)
-        if has_gaps:
-            why = found.not_searched or GAPS
+        if unseen:
+            why = found.not_searched or unseen
             found = replace(found, is_certain=False, came_in=None, not_searched=why)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
-                return None, (_without_operation(leaves, found),)
+                return None, (_without_operation(leaves, found, batch_number),)
             unscaled = search(kept, leaves, loss_scale)
             is_certain = found.is_certain and unscaled.is_certain
             if not unscaled.origins and (found.origins or is_certain):
-                return None, found.origins or (_without_operation(leaves, found),)
+                return None, found.origins or (_without_operation(leaves, found, batch_number),)
             found = unscaled
-        origins = found.origins or (_without_operation(leaves, found),)
+        origins = found.origins or (_without_operation(leaves, found, batch_number),)
         frames = [*found.frames, *([] if found.origins else [origins[0].frame])]
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
             frames = earlier(self.max_frames - len(frames)) + frames
         report = Report(
-            batch_number=kept[-1].batch_number if kept else 0,
+            batch_number=batch_number,
             frames=tuple(frames),
             origins=origins,
             rank=current_rank(),
@@ -88,8 +93,8 @@ class ReportOfBackward:
         return report, ()
 
 
-def _without_operation(leaves: Sequence[BadLeaf], found: Searched) -> Origin:
-    origin = origin_of_leaves(leaves, found.came_in)
+def _without_operation(leaves: Sequence[BadLeaf], found: Searched, batch_number: int) -> Origin:
+    origin = origin_of_leaves(leaves, found.came_in, batch_number)
     if found.came_in is not None or not found.not_searched:
         return origin
     return replace(origin, operands=NOT_KNOWN + found.not_searched)

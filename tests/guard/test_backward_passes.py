@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo import compiled_autograd
 from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -493,15 +493,6 @@ def test_gradients_of_torch_func_are_left_alone(per_sample: bool) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_compiled_autograd_runs() -> None:
-    """Its graph takes no hook of ours along, also where breaks are errors."""
-    model = fxguard.instrument(Net(scale=1.0))
-    loss = model(inputs()).sum()
-    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
-        loss.backward()
-    assert model.head.weight.grad is not None
-
-
 def kept_runs() -> set[int]:
     """The identities of all that are alive."""
     return {id(each) for each in gc.get_objects() if type(each) is KeptRun}
@@ -561,6 +552,40 @@ def test_models_of_a_script_are_listened_to_until_it_ends() -> None:
         model(inputs()).sum().backward()
     assert [report.message.startswith(MESSAGE) for report in found] == [True]
     assert all(weight._backward_hooks is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [Net, Broken])
+@pytest.mark.parametrize("asks", ["backward", "grad"])
+def test_a_whole_step_is_compiled(kind: type[Net], asks: str) -> None:
+    """TorchDynamo would compile hooks of a backward that begins inside of a compiled function."""
+    torch._dynamo.reset()
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(kind(), on_detect=found.append)
+
+    @torch.compile(backend="aot_eager")
+    def step(x: Tensor) -> None:
+        loss = model(x).sum()
+        if asks == "backward":
+            loss.backward()
+        else:
+            torch.autograd.grad(loss, list(model.parameters()))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="The .grad attribute")  # TorchDynamo's own
+        step(inputs())
+    assert [report.message.startswith(MESSAGE) for report in found] == [True]
+
+
+def test_a_backward_without_the_model_belongs_to_the_batch_before_it() -> None:
+    found: list[fxguard.Report] = []
+    model = fxguard.instrument(Net(scale=1.0), on_detect=found.append)
+    for _ in range(3):
+        model(inputs())
+    (model.head.weight * math.inf).sum().backward()
+    frame = found[0].frames[-1]
+    assert (frame.title, frame.batch_number) == ("gradient (backward)", 2)
+    assert found[0].message == "batch 2: gradient of weight head.weight is inf"
 
 
 def test_why_no_operation_is_accused_is_said() -> None:

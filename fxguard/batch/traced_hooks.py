@@ -1,0 +1,73 @@
+"""Hooks of autograd that TorchDynamo comes across.
+
+It traces them as a part of the backward that it compiles (compiled autograd): what they call has to
+be an operation there. Where a backward begins inside a compiled function, it would compile them as
+functions of their own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction as Action
+from torch._C._dynamo.eval_frame import _FrameExecStrategy as Strategy
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo import compiled_autograd
+
+__all__ = ["Listener", "hand_over", "in_compiled_autograd", "left_to_python", "number_of"]
+
+Hook = TypeVar("Hook", bound=Callable[..., object])
+
+NEVER = Strategy(Action.SKIP, Action.SKIP)  # neither a function nor what it calls
+
+
+def left_to_python(hook: Hook) -> Hook:
+    """Keep TorchDynamo from compiling a hook on its own; compiled autograd still traces it."""
+    set_code_exec_strategy(hook.__code__, NEVER)  # type: ignore[attr-defined]
+    return hook
+
+
+class Listener(Protocol):
+    """Whoever looks at gradients of leaves."""
+
+    def reached(self, name: str, gradient: Tensor) -> None:
+        """A gradient is about to be accumulated into a leaf."""
+
+
+def in_compiled_autograd() -> bool:
+    """Whether this backward is a compiled one; also while hooks are traced for it."""
+    return compiled_autograd.in_compiled_autograd_region
+
+
+def number_of(listener: Listener) -> int:
+    """What :func:`hand_over` knows a listener by, as long as that is alive."""
+    number = id(listener)
+    _listeners[number] = listener
+    return number
+
+
+def hand_over(gradient: Tensor, number: int, name: str) -> None:
+    """Let a listener look at a gradient, when the graph runs that this call is traced into."""
+    torch.ops.fxguard.gradient_reached(gradient, _order, number, name)
+
+
+_listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+
+# The operation says that it writes this: so no compiler deletes it, moves it, or runs it twice.
+_order = torch.zeros(())
+
+
+@torch.library.custom_op("fxguard::gradient_reached", mutates_args=("order",))
+def _gradient_reached(gradient: Tensor, order: Tensor, number: int, name: str) -> None:
+    listener = _listeners.get(number)
+    if listener is not None:
+        listener.reached(name, gradient)
+
+
+@_gradient_reached.register_fake
+def _(gradient: Tensor, order: Tensor, number: int, name: str) -> None:
+    pass
