@@ -10,7 +10,8 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   look at the model again. Without it a compiled model runs uncompiled after ``remove``.
 - ``InstructionTranslator.current_tx().one_graph`` and ``.output.compiler_fn``: whether somebody
   compiles a function around the model with ``fullgraph=True``, and with what. Without them the
-  guard would break that graph, which is an error then.
+  guard would break that graph, which is an error then. ``.error_on_graph_break`` says the same of
+  a part of a function.
 - ``torch._dynamo.convert_frame.ConvertFrameAssert``: the form that ``fullgraph=True`` takes.
 - ``torch._dynamo.eval_frame.skip_code``: keeps TorchDynamo from compiling the observers as
   functions of their own, which would run them under the compiler they observe. They can still
@@ -78,6 +79,7 @@ __all__ = [
     "is_compiled",
     "leave_to_python",
     "let_backend_fail",
+    "may_not_break",
     "module_hooks_on",
     "object_at",
     "outer_compiler",
@@ -272,6 +274,13 @@ def let_backend_fail(graph_module: GraphModule) -> None:
     except AttributeError:  # the backend was called by somebody else
         return
     output.has_user_defined_allowed_in_graph = False
+
+
+@torch._dynamo.assume_constant_result
+def may_not_break() -> bool:
+    """In code that TorchDynamo traces: whether a break of the graph is an error."""
+    now = InstructionTranslator.current_tx()
+    return bool(now.one_graph or now.error_on_graph_break)
 
 
 def leave_to_python(function: Any) -> None:

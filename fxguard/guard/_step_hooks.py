@@ -14,13 +14,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from fxguard.capture import dynamo
+
 __all__ = ["StepHooks"]
 
 
 class StepHooks:
     """Calls methods before and after each step of an optimizer, while their object is alive.
 
-    A step that is compiled calls neither.
+    Where TorchDynamo compiles a step they break its graph; where it may not break, neither is
+    called.
 
     Args:
         before: a bound method; None for none.
@@ -53,10 +56,15 @@ def _hook(method: Callable[[Optimizer], object]) -> Callable[[Optimizer, Any, An
     reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() and dynamo.may_not_break():
             return
-        call = reference()
-        if call is not None:
-            call(optimizer)
+        _call(reference, optimizer)
 
     return hook
+
+
+@torch.compiler.disable
+def _call(reference: weakref.WeakMethod[Any], optimizer: Optimizer) -> None:
+    call = reference()
+    if call is not None:
+        call(optimizer)
