@@ -17,9 +17,10 @@ from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
-from fxguard.measure.at_hand import version_of
+from fxguard.measure.at_hand import has_memory, version_of
 from fxguard.measure.finite import is_plain
 from fxguard.measure.func_levels import has_levels
+from fxguard.records import Role
 
 __all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape", "versions_of"]
 
@@ -94,6 +95,16 @@ class KeptRun:
         """Whether nobody has written its arguments since."""
         args = self._arguments()
         return args is not None and versions_of(args) == self.versions
+
+    def freed_weights(self) -> list[str]:
+        """The names of weights that the graph read and that FSDP has freed since."""
+        args = self._arguments() or ()
+        weights = [v for v in self.event.plan.values if v.role is Role.WEIGHT and args]
+        return [
+            value.name
+            for value in weights
+            if value.argument is not None and not has_memory(args[value.argument])
+        ]
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:

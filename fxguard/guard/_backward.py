@@ -27,18 +27,21 @@ from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 from fxguard.verdict.backward_origins import BadLeaf
-from fxguard.verdict.backward_report import COMPILED, GAPS
+from fxguard.verdict.backward_report import GAPS
 
-__all__ = ["BackwardPasses", "OnEnd", "OnZero"]
+__all__ = ["BackwardPasses", "OnCompiled", "OnEnd", "OnZero"]
 
 # Called when a backward has ended that brought bad gradients to leaves: with the runs of graphs
-# that gradients came to, in the order of their forward, these leaves, and what else it went through,
-# where nobody has seen the gradients; "" where there is no such part.
+# that gradients came to, in the order of their forward, these leaves, and what else it went
+# through, where nobody has seen the gradients; "" where there is no such part.
 OnEnd = Callable[[Sequence[KeptRun], Sequence[BadLeaf], str], object]
 
 # Called when a healthy one has ended, with the same runs, where anybody wants them, and with the
 # names of leaves whose gradients were 0 throughout.
 OnZero = Callable[[Iterator[KeptRun], Sequence[str]], object]
+
+# Called with the first bad leaf of a backward that TorchDynamo has compiled, before its end.
+OnCompiled = Callable[[BadLeaf], object]
 
 MOST_HOOKS = 1024  # until those are forgotten whose tensor is gone
 MOST_BATCHES = 64  # of which it is remembered that operations ran between their graphs
@@ -50,12 +53,16 @@ class BackwardPasses:
     Args:
         ended: see :data:`OnEnd`.
         zero: see :data:`OnZero`.
+        compiled: see :data:`OnCompiled`.
         tells_of_all: whether ``ended`` is called after healthy ones, too.
     """
 
-    def __init__(self, ended: OnEnd, zero: OnZero, *, tells_of_all: bool = False) -> None:
+    def __init__(
+        self, ended: OnEnd, zero: OnZero, compiled: OnCompiled, *, tells_of_all: bool = False
+    ) -> None:
         self.ended = ended
         self.zero = zero
+        self.compiled = compiled
         self.tells_of_all = tells_of_all
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
@@ -181,10 +188,6 @@ class BackwardPasses:
         elif leaves.zero:
             self.zero(runs, leaves.zero)
 
-    def is_bad_in_compiled(self, leaf: BadLeaf) -> None:
-        """The first bad gradient of a backward that TorchDynamo has compiled."""
-        self.ended([], [leaf], COMPILED)
-
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""
         task = torch._C._current_graph_task_id()
@@ -227,7 +230,7 @@ class Pass:
             leaf.look_at(name, gradient)
             for _, severity in leaf.bad():
                 self.has_told = True
-                self.passes.is_bad_in_compiled(BadLeaf(name, severity))
+                self.passes.compiled(BadLeaf(name, severity))
 
     @traced_hooks.left_to_python
     def end_comes(self) -> None:

@@ -25,12 +25,14 @@ from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
+from fxguard.ranks.fsdp import is_sharded
+from fxguard.ranks.gathering import Gather, gathered_for_one, nothing_gathered
 from fxguard.report import terminal
 from fxguard.report.report import Report
 from fxguard.report.text import absorbed_line
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
-from fxguard.verdict.backward_report import NOT_KNOWN, ReportOfBackward
+from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, ReportOfBackward
 from fxguard.verdict.optimizer_step import BadWeight, origin_of_step
 from fxguard.verdict.report_of import Finished
 
@@ -180,10 +182,26 @@ class Delivery:
         batch = Batch(0) if last is None else last.batch
         if kept and kept[-1].batch_number != batch.number:
             batch = Batch(kept[-1].batch_number)
+        told = {batch.number, *(each.batch_number for each in kept)} & set(self._told)
+        searches = bool(leaves) and not told
         report = None
-        if leaves and {batch.number, *(each.batch_number for each in kept)}.isdisjoint(self._told):
-            report = self._backward_report(batch.number, kept, leaves, unseen)
+        with self._gathering(searches) as gather:
+            if searches:
+                report = self._backward_report(batch.number, kept, leaves, unseen, gather)
         self._deliver(Finished(batch, report=report), None)
+
+    def leaf_is_bad(self, leaf: BadLeaf) -> None:
+        """Report a bad gradient in a backward that TorchDynamo has compiled.
+
+        Raises:
+            NonFiniteError: with ``on_detect="raise"``.
+        """
+        last = self.recorder.last
+        if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
+            return
+        report = self._backward_report(last.batch.number, [], [leaf], COMPILED)
+        if report is not None:  # other ranks do not know of it: nobody waits for them
+            self._tell(report, Finished(last.batch, report=report), None, None)
 
     def step_spoilt(self, optimizer: Optimizer, weights: Sequence[BadWeight]) -> None:
         """Report weights that a step of an optimizer made bad.
@@ -207,10 +225,22 @@ class Delivery:
         """The scale of the loss whose gradients came to these runs; None where there is none."""
         return self._loss_scale.now(self.scalers, kept)
 
+    def _gathering(self, asks: bool) -> contextlib.AbstractContextManager[Gather]:
+        """Weights that are sharded, for a second run, where all ranks come to this call."""
+        model = self.recorder.model
+        if self.options.sync_ranks and model is not None and is_sharded(model):
+            return gathered_for_one(model, asks)
+        return contextlib.nullcontext(nothing_gathered)
+
     def _backward_report(
-        self, number: int, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], unseen: str
+        self,
+        number: int,
+        kept: Sequence[KeptRun],
+        leaves: Sequence[BadLeaf],
+        unseen: str,
+        gather: Gather = nothing_gathered,
     ) -> Report | None:
-        judge = ReportOfBackward(max_frames=self.options.max_frames_to_save)
+        judge = ReportOfBackward(max_frames=self.options.max_frames_to_save, gather=gather)
         report, notes = judge(
             kept,
             leaves,

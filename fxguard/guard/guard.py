@@ -102,6 +102,7 @@ class Guard:
             self.backward = BackwardPasses(
                 self.delivery.backward_ended,
                 ZeroGradients(self.delivery),
+                self.delivery.leaf_is_bad,
                 tells_of_all=options.sync_ranks or bool(options.trace_batch_nums),
             )
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls

@@ -13,7 +13,7 @@ from fxguard.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["agree", "current_rank", "is_first_to_tell"]
+__all__ = ["agree", "current_rank", "first_of", "is_first_to_tell", "told_by"]
 
 
 def current_rank() -> int | None:
@@ -38,11 +38,41 @@ def is_first_to_tell(what: str) -> bool:
     return True
 
 
-Finding = TypeVar("Finding")  # anything that can be pickled
+Told = TypeVar("Told")  # anything that can be pickled
 
 
-def agree(finding: Finding | None) -> tuple[Finding | None, bool]:
-    """Let all ranks know what any of them found. All of them have to call this.
+def first_of(asks: bool) -> int | None:
+    """The first of the ranks that ask for something, None where none does.
+
+    All of them have to call this, as the two below.
+
+    Raises:
+        FxguardError: when torch was built without the gloo backend.
+    """
+    rank = current_rank()
+    if rank is None or (count := distributed.get_world_size()) == 1:
+        return (rank or 0) if asks else None
+    # Numbers are on the host already, and gloo's collectives do not touch the device.
+    lowest = torch.tensor([rank if asks else count])
+    distributed.all_reduce(lowest, distributed.ReduceOp.MIN, group=_own_group())
+    return None if int(lowest) == count else int(lowest)
+
+
+def told_by(first: int, what: Told | None = None) -> Told | None:
+    """What one rank tells the others.
+
+    Args:
+        first: that rank.
+        what: can be pickled. The others give nothing.
+    """
+    box = [what]
+    if current_rank() is not None and distributed.get_world_size() > 1:
+        distributed.broadcast_object_list(box, src=first, group=_own_group())
+    return box[0]
+
+
+def agree(finding: Told | None) -> tuple[Told | None, bool]:
+    """Let all ranks know what any of them found.
 
     Args:
         finding: what this rank found, None for nothing.
@@ -50,23 +80,12 @@ def agree(finding: Finding | None) -> tuple[Finding | None, bool]:
     Returns:
         This rank's finding, else that of the first rank that has one, and whether this rank is
         the first one, which prints it.
-
-    Raises:
-        FxguardError: when torch was built without the gloo backend.
     """
-    rank = current_rank()
-    if rank is None or (count := distributed.get_world_size()) == 1:
-        return finding, True
-    group = _own_group()
-    # Numbers are on the host already, and gloo's collectives do not touch the device.
-    lowest = torch.tensor([count if finding is None else rank])
-    distributed.all_reduce(lowest, distributed.ReduceOp.MIN, group=group)
-    first = int(lowest)
-    if first == count:
+    first = first_of(finding is not None)
+    if first is None:
         return None, True
-    box = [finding]
-    distributed.broadcast_object_list(box, src=first, group=group)
-    return (box[0] if finding is None else finding), first == rank
+    told = told_by(first, finding)
+    return (told if finding is None else finding), first == (current_rank() or 0)
 
 
 # A group of fxguard's own: collectives of two users of one group would meet in another order on

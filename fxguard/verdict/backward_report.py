@@ -9,6 +9,7 @@ from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
 from fxguard.measure.at_hand import range_of
 from fxguard.ranks.agreement import current_rank
+from fxguard.ranks.gathering import Gather, nothing_gathered
 from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.gradients import gradients_of
@@ -35,6 +36,7 @@ class Searched:
     is_certain: bool  # whether every graph that matters ran again
     came_in: tuple[int, Severity] | None = None  # the output whose gradient came in bad
     not_searched: str = ""  # why a graph did not run again, the last one first
+    operations: int = 0  # in the graphs that ran again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class ReportOfBackward:
     """Finds the operation whose backward made the first bad gradient, and describes it."""
 
     max_frames: int = 21  # of a report
+    gather: Gather = nothing_gathered  # weights that a second run reads
 
     def __call__(
         self,
@@ -67,14 +70,14 @@ class ReportOfBackward:
             The report, or None where the scale alone is why gradients are bad: the step is
             skipped, and the operations that force it are notes.
         """
-        found = search(kept, leaves)
+        found = search(kept, leaves, self.gather)
         if unseen:
             why = found.not_searched or unseen
             found = replace(found, is_certain=False, came_in=None, not_searched=why)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
                 return None, (_without_operation(leaves, found, batch_number),)
-            unscaled = search(kept, leaves, loss_scale)
+            unscaled = search(kept, leaves, self.gather, loss_scale)
             is_certain = found.is_certain and unscaled.is_certain
             if not unscaled.origins and (found.origins or is_certain):
                 return None, found.origins or (_without_operation(leaves, found, batch_number),)
@@ -119,36 +122,47 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
     return frames
 
 
-def search(kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], scale: float = 1.0) -> Searched:
+def search(
+    kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], gather: Gather, scale: float = 1.0
+) -> Searched:
     """Run graphs and their backward again, the last one first, until one makes a bad gradient.
 
     Args:
         kept: the runs, in the order of their forward.
         leaves: whose gradients were bad.
+        gather: makes weights whole that were freed since.
         scale: what the gradients that came in are divided by.
     """
-    frames: list[Frame] = []
-    is_certain = not all(run.of_tape for run in kept)
-    came_in, not_searched = None, ""
-    first = 0
+    found = Searched((), (), is_certain=not all(run.of_tape for run in kept))
     for run in reversed(kept):
         try:
-            backward = Backward(run, gradients_of(run, scale), first)
+            with gather(run.freed_weights()):
+                found = _search_in(run, found, leaves, scale)
         except Exception as error:  # whatever stops the second run, the report goes out
-            not_searched = not_searched or _in_one_line(error)
-            is_certain = is_certain and run.of_tape
-            continue
-        gradients = backward.gradients
-        starts = [v for v in gradients.arguments.values() if _is_bad(gradients.totals.get(v))]
-        suspects = suspects_in(gradients, starts)
-        frames += backward.frames(suspects[0].operation if suspects else None)
-        first += len(gradients.operations)
-        if suspects:
-            origins = tuple(origin_of(backward, suspect, leaves) for suspect in suspects)
-            return Searched(origins, tuple(frames), is_certain)
-        if starts and came_in is None and is_certain:
-            came_in = next(_bad_incoming(run), None)
-    return Searched((), tuple(frames), is_certain, came_in, not_searched)
+            why = found.not_searched or _in_one_line(error)
+            found = replace(found, not_searched=why, is_certain=found.is_certain and run.of_tape)
+        if found.origins:
+            break
+    return found
+
+
+def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float) -> Searched:
+    """The same with one run more."""
+    backward = Backward(run, gradients_of(run, scale), before.operations)
+    gradients = backward.gradients
+    starts = [v for v in gradients.arguments.values() if _is_bad(gradients.totals.get(v))]
+    suspects = suspects_in(gradients, starts)
+    came_in = None if suspects else before.came_in
+    if starts and not suspects and came_in is None and before.is_certain:
+        came_in = next(_bad_incoming(run), None)
+    frames = backward.frames(suspects[0].operation if suspects else None)
+    return replace(
+        before,
+        origins=tuple(origin_of(backward, suspect, leaves) for suspect in suspects),
+        frames=(*before.frames, *frames),
+        operations=before.operations + len(gradients.operations),
+        came_in=came_in,
+    )
 
 
 def _in_one_line(error: Exception) -> str:
