@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fxguard.batch import traced_hooks
 from fxguard.batch.events import GraphRun
 from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
@@ -22,7 +21,7 @@ from fxguard.measure.finite import is_plain
 from fxguard.measure.func_levels import has_levels
 from fxguard.records import Role
 
-__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "keep", "keep_tape", "versions_of"]
+__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "Listener", "keep", "keep_tape", "versions_of"]
 
 LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 
@@ -166,7 +165,7 @@ def keep(
     )
     for node, at in positions.items():
         numbers = [(hooked[position].output_nr, position) for position in at]
-        node.register_prehook(_listener(kept, numbers, arrived))
+        node.register_prehook(Listener(kept, numbers, arrived))
     return kept
 
 
@@ -207,23 +206,25 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
     if number is None or root.grad_fn is None or not tape.is_repeatable:
         return
     kept = KeptTape(tape, number, batch_number, index)
-    root.grad_fn.register_prehook(_listener(kept, [(root.output_nr, 0)], arrived))
+    root.grad_fn.register_prehook(Listener(kept, [(root.output_nr, 0)], arrived))
 
 
-def _listener(
-    kept: Kept, numbers: Sequence[tuple[int, int]], arrived: Arrived
-) -> Callable[[Sequence[Tensor | None]], None]:
-    @traced_hooks.left_to_python
-    def listen(gradients: Sequence[Tensor | None]) -> None:
-        if traced_hooks.in_compiled_autograd():  # nothing is kept
+@dataclass(slots=True, eq=False)
+class Listener:
+    """A hook of autograd's on what made something that is kept for the backward."""
+
+    kept: Kept
+    numbers: Sequence[tuple[int, int]]  # of the node's outputs, and what came_in calls them
+    arrived: Arrived
+
+    def __call__(self, gradients: Sequence[Tensor | None]) -> None:
+        if torch.compiler.is_compiling():  # compiled autograd: the hook is not to be traced
             return
-        for number, position in numbers:
+        for number, position in self.numbers:
             gradient = gradients[number]
             if gradient is not None and not has_levels(gradient):
-                kept.came_in(position, gradient)
-        arrived(kept)
-
-    return listen
+                self.kept.came_in(position, gradient)
+        self.arrived(self.kept)
 
 
 def _let_go(value: Any) -> Any:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from fxguard.batch import traced_hooks
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape
 from fxguard.batch.runs_again import runs_of
 from fxguard.batch.tape import Tape
+from fxguard.capture import traced_hooks
 from fxguard.measure.finite import Finite
 from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
@@ -167,6 +167,9 @@ class BackwardPasses:
             running.reached(name, gradient)
 
     def _came_in(self, kept: Kept) -> None:
+        if traced_hooks.in_compiled_autograd():  # whose end nobody is told of
+            kept.let_go()
+            return
         running = self._pass()
         if running is not None:
             running.kept.append(kept)

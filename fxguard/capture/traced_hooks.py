@@ -3,6 +3,14 @@
 It traces them as a part of the backward that it compiles (compiled autograd): what they call has to
 be an operation there. Where a backward begins inside a compiled function, it would compile them as
 functions of their own.
+
+Underscored names that it uses (present in torch 2.11 to 2.13):
+
+- ``torch._C._dynamo.eval_frame.set_code_exec_strategy``: ``torch._dynamo.eval_frame.skip_code`` is
+  the same without what a function calls. Without it no backward inside of a compiled function is
+  seen.
+- ``torch._dynamo.compiled_autograd.in_compiled_autograd_region``: tells backwards that are compiled
+  from others. Without it those are not seen.
 """
 
 from __future__ import annotations
@@ -18,7 +26,9 @@ from torch._C._dynamo.eval_frame import _FrameExecStrategy as Strategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import compiled_autograd
 
-__all__ = ["Listener", "hand_over", "in_compiled_autograd", "left_to_python", "number_of"]
+from fxguard.batch import kept_run
+
+__all__ = ["Looks", "hand_over", "in_compiled_autograd", "left_to_python", "number_of"]
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 
@@ -31,7 +41,10 @@ def left_to_python(hook: Hook) -> Hook:
     return hook
 
 
-class Listener(Protocol):
+left_to_python(kept_run.Listener.__call__)
+
+
+class Looks(Protocol):
     """Whoever looks at gradients of leaves."""
 
     def reached(self, name: str, gradient: Tensor) -> None:
@@ -43,7 +56,7 @@ def in_compiled_autograd() -> bool:
     return compiled_autograd.in_compiled_autograd_region
 
 
-def number_of(listener: Listener) -> int:
+def number_of(listener: Looks) -> int:
     """What :func:`hand_over` knows a listener by, as long as that is alive."""
     number = id(listener)
     _listeners[number] = listener
@@ -55,7 +68,7 @@ def hand_over(gradient: Tensor, number: int, name: str) -> None:
     torch.ops.fxguard.gradient_reached(gradient, _order, number, name)
 
 
-_listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+_listeners: weakref.WeakValueDictionary[int, Looks] = weakref.WeakValueDictionary()
 
 # The operation says that it writes this: so no compiler deletes it, moves it, or runs it twice.
 _order = torch.zeros(())
