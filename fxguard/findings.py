@@ -178,8 +178,7 @@ class Origin:
             return f"all gradients of {gradients} are 0 in {self.dtype}: {self.operands}; {lifts}"
         problem = "NaN" if self.problem == "nan" else "inf"
         if self.phase == "optimizer":
-            weight = self.row.removeprefix("output (").removesuffix(")")
-            return f"{self.what} made weight {weight} {problem}"
+            return f"{self.what} made weight {self.frame.name} {problem}"
         if self.is_operation:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""

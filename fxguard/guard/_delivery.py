@@ -33,7 +33,7 @@ from fxguard.report.text import absorbed_line
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, ReportOfBackward
-from fxguard.verdict.optimizer_step import BadWeight, origin_of_step
+from fxguard.verdict.optimizer_step import SteppedWeight, frame_of_step, origin_of_step
 from fxguard.verdict.report_of import Finished
 
 __all__ = ["Delivery", "raised_now"]
@@ -203,14 +203,24 @@ class Delivery:
         if report is not None:  # other ranks do not know of it: nobody waits for them
             self._tell(report, Finished(last.batch, report=report), None, None)
 
-    def step_spoilt(self, optimizer: Optimizer, weights: Sequence[BadWeight]) -> None:
+    def stepped(self, optimizer: Optimizer, weights: Iterator[SteppedWeight]) -> None:
+        """Trace a step of an optimizer, where that is asked for."""
+        last = self.recorder.last
+        if last is None or not self.traces.wants(last.batch.number):
+            return
+        name, source, number = class_name(type(optimizer)), source_of_caller(), last.batch.number
+        frames = [frame_of_step(name, each, source, number, i) for i, each in enumerate(weights)]
+        if frames:
+            self.traces.stepped(number, frames)
+
+    def step_spoilt(self, optimizer: Optimizer, weights: Sequence[SteppedWeight]) -> None:
         """Report weights that a step of an optimizer made bad.
 
         Raises:
             NonFiniteError: with ``on_detect="raise"``.
         """
         last = self.recorder.last
-        if last is None or last.batch.number in self._told:
+        if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
             return  # the gradients were bad, and that was said
         number = last.batch.number
         name = class_name(type(optimizer))

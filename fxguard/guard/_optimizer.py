@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from fxguard.guard._step_hooks import StepHooks
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.finite import Finite, is_plain
 from fxguard.records import Role
-from fxguard.verdict.optimizer_step import BadWeight
+from fxguard.verdict.optimizer_step import SteppedWeight
 
 __all__ = ["OptimizerSteps"]
 
-# Called after a step that made weights bad: with the optimizer, and these weights.
-Spoilt = Callable[[Optimizer, Sequence[BadWeight]], object]
+# Called after each step: with the optimizer, and the weights that it has stepped.
+Stepped = Callable[[Optimizer, Iterator[SteppedWeight]], object]
+
+# Called after a step that made weights bad: likewise with these weights.
+Spoilt = Callable[[Optimizer, Sequence[SteppedWeight]], object]
 
 LARGE = 1e15  # a sum of a gradient whose square may not fit float32
 
@@ -38,6 +42,7 @@ class OptimizerSteps:
     Args:
         tensors: id of a parameter or buffer to its role and qualified name.
         largest_gradient: the largest magnitude of a sum of a gradient in the last backward.
+        stepped: see :data:`Stepped`.
         spoilt: see :data:`Spoilt`. What it raises comes out of ``step()``.
     """
 
@@ -45,11 +50,13 @@ class OptimizerSteps:
         self,
         tensors: Mapping[int, tuple[Role, str]],
         largest_gradient: Callable[[], float],
+        stepped: Stepped,
         spoilt: Spoilt,
     ) -> None:
         self.tensors = tensors
         self.largest_gradient = largest_gradient
         self.warns = True
+        self.stepped = stepped
         self.spoilt = spoilt
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._bad_before: set[str] = set()  # names of weights that no step has made bad
@@ -69,15 +76,14 @@ class OptimizerSteps:
         self._bad_before.update(name for name, _, _ in self._bad(optimizer))
 
     def _after(self, optimizer: Optimizer) -> None:
+        self.stepped(optimizer, _stepped(optimizer, self._weights_of(optimizer)))
         found = [each for each in self._bad(optimizer) if each[0] not in self._bad_before]
         if not found:
             return
         self._bad_before.update(name for name, _, _ in found)
-        bad = [
-            BadWeight(name, weight, weight.grad, optimizer.state.get(weight, {}), group, severity)
-            for name, (weight, group), severity in found
-            if weight.grad is not None
-        ]
+        severities = {name: severity for name, _, severity in found}
+        held = ((name, held) for name, held, _ in found)
+        bad = [replace(each, severity=severities[each.name]) for each in _stepped(optimizer, held)]
         if bad:
             self.spoilt(optimizer, bad)
 
@@ -105,3 +111,10 @@ class OptimizerSteps:
                 known = self.tensors.get(id(weight))
                 if known is not None:
                     yield known[1], (weight, group)
+
+
+def _stepped(optimizer: Optimizer, weights: Iterable[tuple[str, _Held]]) -> Iterator[SteppedWeight]:
+    """Those that have a gradient: an optimizer passes over the others."""
+    for name, (weight, group) in weights:
+        if weight.grad is not None:
+            yield SteppedWeight(name, weight, weight.grad, optimizer.state.get(weight, {}), group)

@@ -1,6 +1,7 @@
 """Batches that are traced: what ran in each is written when it has run.
 
-First the forward; then, where they come, what a script makes of its outputs, and the backward.
+First the forward; then, where they come, what a script makes of its outputs, the backward, and the
+step of an optimizer.
 Traces that are printed go to stdout, because they were asked for.
 """
 
@@ -59,6 +60,10 @@ class Traces:
                 of_batch = [run for run in kept if run.batch_number == number]
                 frames = tuple(frames_of_backward(of_batch))
                 self._write(TracedBatch(number, frames), "backward")
+
+    def stepped(self, number: int, frames: Sequence[Frame]) -> None:
+        """An optimizer has made a step after a batch."""
+        self._write(TracedBatch(number, tuple(frames)), "optimizer")
 
     def report(self, detection: Detection) -> None:
         """Write the batch of a report, whose origin was not reported before."""

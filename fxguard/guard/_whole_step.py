@@ -40,7 +40,7 @@ class WholeStep:
         self.delivery = delivery
         self.backward = backward
         self._optimizers = OptimizerSteps(
-            names.tensors, self._largest_gradient, delivery.step_spoilt
+            names.tensors, self._largest_gradient, delivery.stepped, delivery.step_spoilt
         )
 
     def returned(self, batch: Batch, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""A weight that an optimizer's step made bad: out of which numbers, and what to do about it.
+"""What an optimizer's step made of a weight; where that is bad, why, and what to do about it.
 
 Read after the step, with the gradients and the moments that it used, and wrote finite.
 """
@@ -22,7 +22,7 @@ from fxguard.records import Frame, Severity, Source
 from fxguard.verdict.explain import with_counts
 from fxguard.verdict.forgiving import or_else
 
-__all__ = ["BadWeight", "origin_of_step"]
+__all__ = ["SteppedWeight", "frame_of_step", "origin_of_step"]
 
 MOST_NAMES = 3  # of weights
 
@@ -32,20 +32,41 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 
 
 @dataclass(frozen=True, slots=True)
-class BadWeight:
-    """A weight that was finite before a step of an optimizer, and is not after it."""
+class SteppedWeight:
+    """A weight after a step of an optimizer; it was finite before."""
 
     name: str
     weight: Tensor
     gradient: Tensor
     state: Mapping[str, Any]  # of the optimizer, for this weight
     group: Mapping[str, Any]  # its settings
-    severity: Severity
+    severity: Severity = Severity.FINITE
+
+
+def frame_of_step(
+    optimizer: str, stepped: SteppedWeight, source: Source | None, batch_number: int, index: int = 0
+) -> Frame:
+    """The gradient and the moments of a weight, and what became of it.
+
+    Args:
+        optimizer: its class.
+        stepped: the weight.
+        source: the line that made the step.
+        batch_number: of the last batch.
+        index: of the frame among those of the step.
+    """
+    moments = [(key, x) for key, x in stepped.state.items() if isinstance(x, Tensor) and x.dim()]
+    tensors = [("grad", stepped.gradient), *moments, ("output", stepped.weight)]
+    with own_arithmetic():
+        rows = tuple(row_of(label, tensor) for label, tensor in tensors)
+    return Frame(
+        stepped.name, optimizer, True, rows, source, batch_number, index, phase="optimizer"
+    )
 
 
 def origin_of_step(
     optimizer: str,
-    weights: Sequence[BadWeight],
+    weights: Sequence[SteppedWeight],
     source: Source | None,
     batch_number: int,
     *,
@@ -61,19 +82,12 @@ def origin_of_step(
         saw_gradients: whether they were looked at when their backward ended, and were finite.
     """
     first = weights[0]
-    moments = [(key, x) for key, x in first.state.items() if isinstance(x, Tensor) and x.dim()]
-    with own_arithmetic():
-        rows = [row_of("grad", first.gradient)]
-        rows += [row_of(key, moment) for key, moment in moments]
-        rows.append(row_of(f"output ({first.name})", first.weight))
-    frame = Frame(
-        "", optimizer, True, tuple(rows), source, batch_number=batch_number, phase="optimizer"
-    )
+    frame = frame_of_step(optimizer, first, source, batch_number)
     origin = Origin(
         frame=frame,
         problem=first.severity.problem,
         what=f"{optimizer}'s step",
-        row=rows[-1].label,
+        row=frame.rows[-1].label,
         dtype=dtype_of(first.weight),
         limit=LIMITS.get(dtype_of(first.weight)),
         spread=tuple(f"weight {each.name}" for each in weights[1 : MOST_NAMES + 1]),
@@ -82,7 +96,7 @@ def origin_of_step(
     return or_else(origin, _explained, origin, first, saw_gradients)
 
 
-def _explained(origin: Origin, bad: BadWeight, saw_gradients: bool) -> Origin:
+def _explained(origin: Origin, bad: SteppedWeight, saw_gradients: bool) -> Origin:
     """The same with the numbers at the first bad element."""
     with own_arithmetic():
         detail = describe(bad.weight)

@@ -37,7 +37,7 @@ def data() -> tuple[Tensor, Tensor]:
 def traced(folder: Path, backend: str | None = None, steps: int = 3) -> fxguard.Trace:
     """A training of some steps, of which the second and the third are traced."""
     model, (x, target) = Net(), data()
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
     run = torch.compile(model, backend=backend) if backend else model
     with fxguard.watch(model, trace_to=folder, trace_batch_nums=[1, 2]):
         for _ in range(steps):
@@ -48,18 +48,22 @@ def traced(folder: Path, backend: str | None = None, steps: int = 3) -> fxguard.
     return fxguard.load_trace(path)
 
 
+def largest(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().max())
+
+
 def of(frames: tuple[Frame, ...], phase: str) -> list[str]:
     return [frame.title for frame in frames if frame.phase == phase]
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_one_timeline_of_a_step(tmp_path: Path, backend: str | None) -> None:
-    """Forward, loss, and the backward in its own order; the gradients are those of the leaves."""
+    """Forward, loss, the backward in its own order, and the step, with their numbers."""
     trace = traced(tmp_path, backend)
     assert [batch.number for batch in trace.batches] == [1, 2]
     for batch in trace.batches:
         phases = [frame.phase for frame in batch.frames]
-        assert phases == sorted(phases, key=["forward", "loss", "backward"].index)
+        assert phases == sorted(phases, key=["forward", "loss", "backward", "optimizer"].index)
         assert of(batch.frames, "loss") == ["cross_entropy"]
         assert of(batch.frames, "backward") == [
             "cross_entropy (backward)",
@@ -67,18 +71,30 @@ def test_one_timeline_of_a_step(tmp_path: Path, backend: str | None) -> None:
             "tanh (backward)",
             "a linear (backward)",
         ]
+        weights = ("a.weight", "a.bias", "b.weight", "b.bias")
+        assert of(batch.frames, "optimizer") == [f"{weight} SGD" for weight in weights]
+        lines = {f.source.code for f in batch.frames if f.phase == "optimizer" and f.source}
+        assert lines == {"optimizer.step()"}
     model, (x, target) = Net(), data()
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
     for number in range(3):
         optimizer.zero_grad()
         F.cross_entropy(model(x), target).backward()
-        if number:
-            frame = trace.batches[number - 1].frames[-1]
-            row = next(row for row in frame.rows if row.label == "grad of weight")
-            assert model.a.weight.grad is not None
-            assert row.abs_max == pytest.approx(float(model.a.weight.grad.abs().max()), rel=1e-5)
-            assert row.dtype == "float32"
         optimizer.step()
+        if not number:
+            continue
+        frames = {(f.phase, f.name): f for f in trace.batches[number - 1].frames}
+        assert model.a.weight.grad is not None
+        gradient, weight = largest(model.a.weight.grad), largest(model.a.weight)
+        moment = largest(optimizer.state[model.a.weight]["momentum_buffer"])
+        rows = {row.label: row for row in frames["backward", "a"].rows}
+        assert rows["grad of weight"].abs_max == pytest.approx(gradient, rel=1e-5)
+        assert rows["grad of weight"].dtype == "float32"
+        found = [(row.label, row.abs_max) for row in frames["optimizer", "a.weight"].rows]
+        assert [label for label, _ in found] == ["grad", "momentum_buffer", "output"]
+        assert [number for _, number in found] == pytest.approx(
+            [gradient, moment, weight], rel=1e-5
+        )
 
 
 def test_a_trace_holds_what_was_written(tmp_path: Path) -> None:
@@ -154,6 +170,8 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         out = model(x)
         forward = capsys.readouterr().out.splitlines()
         F.cross_entropy(out, target).backward()
+        torch.optim.SGD(model.parameters(), 0.5).step()
+        torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.5).step()  # of another model
     later = capsys.readouterr().out.splitlines()
     assert forward[0].strip() == "*** Starting batch number=0 ***"
     assert forward[-1].strip() == "*** Finished batch number=0 ***"
@@ -162,6 +180,8 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         "*** Finished loss of batch number=0 ***",
         "*** Starting backward of batch number=0 ***",
         "*** Finished backward of batch number=0 ***",
+        "*** Starting optimizer of batch number=0 ***",
+        "*** Finished optimizer of batch number=0 ***",
     ]
 
 
