@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from fxguard.graph._signatures import (
     name_of,
     operation_of,
 )
+from fxguard.graph.autograd_functions import is_function, name_of_function
 
 __all__ = ["Call", "is_collective", "is_custom", "is_move", "name_of", "read_call", "read_node"]
 
@@ -178,7 +179,10 @@ def read_node(node: Node, graph_module: GraphModule | None = None) -> Call:
     target: Any = node.target
     if node.op == "call_module" and graph_module is not None:
         target = graph_module.get_submodule(str(target))
-    return read_call(target, node.args, node.kwargs)
+    call = read_call(target, node.args, node.kwargs)
+    if graph_module is not None and is_function(target):
+        call = replace(call, kind=name_of_function(node, graph_module) or call.kind)
+    return call
 
 
 def is_move(call: Call, before: Any, after: Any) -> bool:

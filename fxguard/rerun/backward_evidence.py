@@ -21,6 +21,7 @@ from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Place
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look
 from fxguard.rerun.gradients import gradients_of
+from fxguard.rerun.inside_function import Inside, inside_of
 from fxguard.rerun.lockstep import Ended, Lockstep, again
 from fxguard.rerun.wide_run import WideForm
 
@@ -45,6 +46,7 @@ class BackwardEvidence:
     # Where something bad was made in forward already: by the operation, or before by `made_by`.
     forward: Evidence | None = None
     made_by: BackwardOf | None = None
+    inside: Inside | None = None  # of an autograd function's own backward
 
 
 def evidence_of_backward(
@@ -97,7 +99,14 @@ def evidence_of_backward(
         came_in=float(came_in[evidence.index].detach()) if fits and came_in is not None else None,
         forward=forward,
         made_by=None if maker is operation else maker,
+        inside=_inside(kept, look),
     )
+
+
+def _inside(kept: KeptRun, look: Look) -> Inside | None:
+    with contextlib.suppress(Exception), kept.settings():  # the function as a whole is known
+        return inside_of(look)
+    return None
 
 
 def _made_bad(

@@ -85,6 +85,8 @@ def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
         factor: a constant that scales all gradients of the loss; 1 where there is none.
     """
     gradient, forward = seen.gradient, seen.forward
+    if seen.inside is not None:
+        return cause_of(seen.inside.evidence)
     if forward is not None:
         cause = cause_of(forward)
         if cause not in ("zero divisor", "domain"):

@@ -10,7 +10,7 @@ from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
 from fxguard.graph.source_lines import source_of_trace
-from fxguard.plan.plan import Step
+from fxguard.plan.plan import Place, Step
 from fxguard.records import GRADIENT, Frame, Range, Row, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.edges import BackwardOf, Gradients
@@ -55,11 +55,12 @@ class Backward:
         self.plan = kept.event.plan
         # In order of the backward, with the indices of their frames.
         self.order = {each: first + i for i, each in enumerate(reversed(gradients.operations))}
-        self._steps = {
-            (step.inside, step.node): (index, step)
-            for index, step in enumerate(self.plan.steps)
-            if step.counts
-        }
+        self._steps: dict[Place, tuple[int, Step]] = {}
+        for index, step in enumerate(self.plan.steps):
+            if step.counts:
+                self._steps[step.inside, step.node] = index, step
+            for depth, (name, _) in enumerate(step.inside):  # what stands in bodies is there, too
+                self._steps.setdefault((step.inside[:depth], name), (index, step))
 
     def step_of(self, operation: BackwardOf) -> tuple[int, Step] | None:
         """The operation as the plan knows it."""
@@ -149,6 +150,10 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
 
 def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:
     """The numbers at the bad element: of forward, where something was bad there already."""
+    if seen.inside is not None:
+        source = seen.inside.source
+        line = "" if source is None else f" ({source.place}: {source.code})"
+        return f"{operands_text(seen.inside.evidence)} in its own backward{line}"
     if seen.made_by is None or seen.forward is None:
         return gradient_text(seen.gradient, seen.came_in, label)
     frame = backward.frame_of(seen.made_by)
@@ -162,13 +167,17 @@ def _fixes(
 ) -> tuple[Fix, ...]:
     if cause == "loss scale":
         return (Fix("advice", _smaller_scale(seen, factor)),)
+    nothing: tuple[Fix, ...] = ()
+    if seen.inside is not None:
+        evidence = seen.inside.evidence
+        around = Surroundings.of_nothing(evidence.kind, evidence.dtype)
+        return or_else(nothing, fixes_for, cause, evidence, around)
     known = backward.step_of(operation)
     if known is None or not known[1].outputs:
         return ()
     index, step = known
     blame = origins.Blame(step.outputs[0], index, Severity.NAN)
     around = Surroundings(backward.plan.steps, backward.plan.values, blame)
-    nothing: tuple[Fix, ...] = ()
     return or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
 
 

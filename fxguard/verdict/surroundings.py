@@ -11,7 +11,7 @@ from functools import cached_property
 from fxguard.graph.poles import DEFAULT_EPS, plain
 from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role
+from fxguard.records import Role, Severity
 from fxguard.verdict.origins import Blame
 
 __all__ = ["ROOTS", "Surroundings", "is_scaling", "names_of"]
@@ -73,6 +73,17 @@ class Surroundings:
         self.values = values
         self.made = blame.value
         self._steps = steps
+
+    @classmethod
+    def of_nothing(cls, kind: str, dtype: str) -> Surroundings:
+        """An operation that is known by its numbers alone.
+
+        Args:
+            kind: of the operation.
+            dtype: of its result.
+        """
+        value = Value(Role.MADE, "", dtype)
+        return cls([Step(kind, "", (), (0,))], [value], Blame(0, 0, Severity.NAN))
 
     @cached_property
     def _maker(self) -> dict[int, Step]:

@@ -1,0 +1,75 @@
+"""``torch.autograd.Function`` in a graph: what its class is called there.
+
+TorchDynamo traces the two halves of a function into bodies, and keeps no name. The lines of the
+bodies tell which class they come from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.fx import GraphModule, Node
+
+from fxguard.graph.source_lines import Place, lines_of_trace
+
+__all__ = ["BACKWARD", "FORWARD", "body_of", "is_function", "name_of_function"]
+
+FORWARD, BACKWARD = 0, 1  # positions of the bodies among the arguments
+HALVES = ((FORWARD, "forward"), (BACKWARD, "backward"))
+
+
+def is_function(target: Any) -> bool:
+    """Whether a node's target stands for a function."""
+    return (
+        isinstance(target, torch._ops.HigherOrderOperator)
+        and target.name() == "autograd_function_apply"
+    )
+
+
+def body_of(node: Node, module: GraphModule, half: int) -> GraphModule | None:
+    """The body of one half; None where there is none of that name."""
+    body = node.args[half]
+    found = getattr(module, str(body.target), None) if isinstance(body, Node) else None
+    return found if isinstance(found, GraphModule) else None
+
+
+def name_of_function(node: Node, module: GraphModule) -> str | None:
+    """The name of the class; None where no line tells it.
+
+    Args:
+        node: that stands for a function.
+        module: its graph's.
+    """
+    halves = [(method, _places(body_of(node, module, half))) for half, method in HALVES]
+    known = [(method, places) for method, places in halves if places]
+    found = (
+        each.__name__
+        for each in _subclasses(Function)
+        if all(any(_holds(each, method, place) for place in places) for method, places in known)
+    )
+    return next(found, None) if known else None
+
+
+def _places(body: GraphModule | None) -> set[Place]:
+    """The lines that a body comes from."""
+    nodes = () if body is None else body.graph.nodes
+    return {place for each in nodes for place in lines_of_trace(each.stack_trace)}
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _subclasses(each)
+
+
+def _holds(kind: type[Any], method: str, place: Place) -> bool:
+    """Whether a line stands in a method of a class."""
+    code = getattr(inspect.unwrap(getattr(kind, method)), "__code__", None)
+    if code is None or code.co_filename != place[0]:
+        return False
+    lines = [line for *_, line in code.co_lines() if line is not None]
+    return bool(code.co_firstlineno <= place[1] <= max(lines, default=0))

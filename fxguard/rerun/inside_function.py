@@ -1,0 +1,88 @@
+"""Which operation of an autograd function's own backward made a bad gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from fxguard.graph.autograd_functions import BACKWARD, FORWARD, is_function
+from fxguard.graph.closer_look import evidence_alone
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.nodes import leaves
+from fxguard.graph.operations import read_node
+from fxguard.graph.source_lines import source_of_trace
+from fxguard.graph.wide_form import is_float
+from fxguard.records import Source
+from fxguard.rerun.edges import Look
+
+__all__ = ["Inside", "inside_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """An operation of the backward of a function."""
+
+    source: Source | None
+    evidence: Evidence
+
+
+def inside_of(look: Look) -> Inside | None:
+    """The operation that made something bad of good operands, on the way to a bad gradient.
+
+    Args:
+        look: at a function of which the backward has made a bad gradient.
+
+    Returns:
+        None where what was looked at is no autograd function, or was given something bad.
+    """
+    if not is_function(look.run):
+        return None
+    forward, backward = look.args[FORWARD], look.args[BACKWARD]
+    with torch.no_grad():
+        made, saved = Interpreter(forward).run(*look.args[2:])
+        gradients = [look.incoming.get(i, _zeros(x)) for i, x in enumerate(leaves(made))]
+        ran = _Ran(backward)
+        ran.run(*gradients, *saved)
+    node = ran.first_bad()
+    if node is None or node.op not in ("call_function", "call_method"):
+        return None
+    args, kwargs = ran.fetch_args_kwargs_from_env(node)
+    target: Any = getattr(Tensor, str(node.target)) if node.op == "call_method" else node.target
+    call = replace(read_node(node), args=args, kwargs=kwargs)
+    with torch.no_grad():
+        evidence = None if call.written else evidence_alone(call, target, ran.env[node])
+    source = source_of_trace(node.meta.get("stack_trace"))
+    return None if evidence is None else Inside(source, evidence)
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else None
+
+
+class _Ran(Interpreter):
+    """Runs a graph, and keeps all that it has made."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+
+    def first_bad(self) -> Node | None:
+        """Where something bad begins that reaches a result; None where none is bad."""
+        (output,) = self.module.graph.find_nodes(op="output")  # type: ignore[union-attr,operator]
+        node: Node | None = output
+        bad = self._bad(output.all_input_nodes)
+        while bad:
+            node = bad[0]
+            bad = self._bad(node.all_input_nodes)
+        return None if node is output else node
+
+    def _bad(self, nodes: Sequence[Node]) -> list[Node]:
+        return [node for node in nodes if any(map(_is_bad, leaves(self.env[node])))]
+
+
+def _is_bad(value: Any) -> bool:
+    return is_float(value) and not bool(value.isfinite().all())

@@ -1,0 +1,137 @@
+"""Autograd functions of users: named as what they are, and their own backward is looked into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+
+
+class Norm(torch.autograd.Function):
+    """An RMSNorm as authors of kernels write it: its backward cubes what float16 does not hold."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return x * scale * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, scale = ctx.saved_tensors
+        hidden = gradient * weight
+        inner = (hidden * x).sum(-1, keepdim=True)
+        of_x = hidden * scale - x * inner * scale.pow(3) / x.shape[-1]
+        return of_x, (gradient * x * scale).flatten(0, -2).sum(0), None
+
+
+class Careful(Norm):
+    """It has another backward, and the same forward."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, scale = ctx.saved_tensors
+        hidden = (gradient * weight).float()
+        normed = x.float() * scale.float()
+        of_x = scale * (hidden - normed * (hidden * normed).mean(-1, keepdim=True))
+        return of_x.to(x.dtype), (gradient * normed).to(x.dtype).flatten(0, -2).sum(0), None
+
+
+class Both(torch.autograd.Function):
+    """Two operands, two results, of which one is not used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, y)
+        return x * y, x + y
+
+    @staticmethod
+    def backward(ctx: Any, of_product: Tensor, of_sum: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        hidden = torch.where(x > 100, torch.full_like(x, torch.inf), of_product)  # none is
+        safe = torch.where(y == 0, torch.ones_like(y), torch.reciprocal(y))  # drops an inf
+        return hidden * y * safe + of_sum, of_product.div(x - x) + of_sum
+
+
+class Net(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function] = Norm) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8, bias=False)
+        self.weight = nn.Parameter(torch.ones(8))
+        self.last = nn.Linear(8, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.function.apply(self.first(x), self.weight, 1e-6)  # type: ignore[no-untyped-call]
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+def reports_of(model: nn.Module, x: Tensor, backend: str | None = None) -> list[fxguard.Report]:
+    torch._dynamo.reset()
+    found: list[fxguard.Report] = []
+    fxguard.instrument(model, on_detect=found.append)
+    run = torch.compile(model, backend=backend) if backend else model
+    run(x).float().square().sum().mul(50).backward()
+    return found
+
+
+def small() -> Tensor:
+    torch.manual_seed(1)
+    return (torch.randn(2, 8) * 5e-4).half()
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_the_line_of_the_backward(backend: str | None) -> None:
+    """The class, the operation of its backward, the numbers and what to do."""
+    (report,) = reports_of(Net().half(), small(), backend)
+    assert report.message.startswith("batch 0: backward of Norm made NaN (")
+    (origin,) = report.origins
+    assert origin.cause == "overflow"
+    line = "of_x = hidden * scale - x * inner * scale.pow(3) / x.shape[-1]"
+    assert origin.operands.startswith("at [0, ")
+    assert "pow(" in origin.operands
+    assert origin.operands.endswith(f": {line})")
+    assert "keep this pow in float32" in report.fix
+
+
+def test_the_frame_has_its_name() -> None:
+    (report,) = reports_of(Net().half(), small())
+    assert report.frames[-1].title == "Norm (backward)"
+
+
+@pytest.mark.parametrize("scale", [1.0, 5e-4])
+def test_a_careful_one_is_healthy(scale: float) -> None:
+    assert reports_of(Net(Careful).half(), (small() * (scale / 5e-4)).clamp(-1, 1)) == []
+
+
+def test_what_its_backward_drops_is_not_blamed() -> None:
+    """Of two that made something bad the one that reached the gradient."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            product, _ = Both.apply(hidden, hidden * 0)  # type: ignore[no-untyped-call]
+            return product + hidden  # type: ignore[no-any-return]
+
+    (report,) = reports_of(Pair(), torch.ones(2, 4))
+    origin = report.origins[0]
+    assert origin.message.startswith("backward of Both made ")
+    assert "of_product.div(x - x)" in origin.operands
+    assert origin.cause == "zero divisor"
+
+
+def test_frames_of_a_traced_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy one has its frame, too."""
+    model = fxguard.instrument(Net(Careful), trace_batch_nums=[0])
+    model(torch.randn(2, 8)).sum().backward()
+    assert "Careful (backward)  # test_autograd_functions.py:" in capsys.readouterr().out
