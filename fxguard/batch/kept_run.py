@@ -21,7 +21,17 @@ from fxguard.measure.finite import is_plain
 from fxguard.measure.func_levels import has_levels
 from fxguard.records import Role
 
-__all__ = ["LOSS", "Kept", "KeptRun", "KeptTape", "Listener", "keep", "keep_tape", "versions_of"]
+__all__ = [
+    "LOSS",
+    "Kept",
+    "KeptRun",
+    "KeptTape",
+    "Listener",
+    "keep",
+    "keep_tape",
+    "keep_tape_before",
+    "versions_of",
+]
 
 LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 
@@ -203,10 +213,26 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
         arrived: as above.
     """
     number = tape.number_of(root)
-    if number is None or root.grad_fn is None or not tape.is_repeatable:
-        return
-    kept = KeptTape(tape, number, batch_number, index)
-    root.grad_fn.register_prehook(Listener(kept, [(root.output_nr, 0)], arrived))
+    if number is not None and root.grad_fn is not None:
+        _keep_tape(tape, number, root.grad_fn, root.output_nr, batch_number, index, arrived)
+
+
+def keep_tape_before(
+    tape: Tape, node: Any, batch_number: int, index: int, arrived: Arrived
+) -> None:
+    """The same for what was given to a node of autograd, as far as it is on the tape."""
+    for before, output in node.next_functions:
+        number = None if before is None else tape.number_at(before, output)
+        if number is not None:
+            _keep_tape(tape, number, before, output, batch_number, index, arrived)
+
+
+def _keep_tape(
+    tape: Tape, number: int, node: Any, output: int, batch_number: int, index: int, arrived: Arrived
+) -> None:
+    if tape.is_repeatable:
+        kept = KeptTape(tape, number, batch_number, index)
+        node.register_prehook(Listener(kept, [(output, 0)], arrived))
 
 
 @dataclass(slots=True, eq=False)

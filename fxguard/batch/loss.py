@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from fxguard.batch import active
 from fxguard.batch.active import ActiveForward
 from fxguard.batch.assemble import assemble
+from fxguard.batch.autograd_nodes import metadata_of
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, ModuleReturn
@@ -222,12 +223,6 @@ class Loss:
             found = None if made is None else flow.ranges[flow.place[made]]
             if isinstance(found, Range):
                 self.batch.given_was(key, found)
-
-
-def metadata_of(node: Any) -> dict[str, Any]:
-    """What belongs to a node of autograd, for whoever wants to keep something there."""
-    kept: dict[str, Any] = node.metadata
-    return kept
 
 
 def _leads_to(root: Tensor, token: object) -> bool:

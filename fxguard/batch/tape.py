@@ -8,6 +8,7 @@ for it: after a bad gradient.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from fxguard.batch._live_tensors import LiveTensors
+from fxguard.batch.autograd_nodes import function_of, metadata_of
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.errors import FxguardError
@@ -32,6 +34,8 @@ from fxguard.plan.reader import make_plan
 from fxguard.records import Role, Source
 
 __all__ = ["Noted", "Tape"]
+
+MADE = "fxguard.made"  # in the metadata of autograd's nodes: on which tape, and its number there
 
 MOST_CALLS = 16
 
@@ -74,6 +78,7 @@ class Tape:
         self.random_state: RandomState | None = None
         self.restore_settings: Callable[[], None] | None = None
         self._leaves: list[tuple[Tensor, str]] = []
+        self._given: list[Tensor] = []
         self._live = LiveTensors()
         self._count = 0
         self._most_calls = MOST_CALLS  # until dead ones are forgotten
@@ -107,6 +112,9 @@ class Tape:
                 keys = self._live.written(tensor, call.versions[id(tensor)])
                 call.written.update(key.value for key in keys)
         call.made = tuple((path, self._new(x)) for path, x in made)
+        for (_, number), (_, tensor) in zip(call.made, made, strict=True):
+            if tensor.grad_fn is not None:
+                metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = weakref.ref(self), number
         call.source = source_of_caller()
         call.versions = {}
         self.calls.append(call)
@@ -124,9 +132,13 @@ class Tape:
         def number_of(tensor: Tensor) -> _Ref:
             before = call.versions[id(tensor)]
             number = self._live_number(tensor, before)
+            if number is not None and number not in self.inputs and function_of(tensor.grad_fn):
+                number = None  # what ran in its forward has another backward
             if number is None:
                 number = self._new(tensor)
                 self.inputs[number] = tensor, before
+                if tensor.grad_fn is not None:
+                    self._given.append(tensor)
                 if tensor.requires_grad and tensor.is_leaf:
                     self._leaves.append((tensor, self._name_of(tensor, call)))
             return _Ref(number)
@@ -156,6 +168,11 @@ class Tape:
         found, self._leaves = self._leaves, []
         return found
 
+    def newly_given(self) -> list[Tensor]:
+        """Other tensors that operations have read since, and that none of them has made."""
+        found, self._given = self._given, []
+        return found
+
     def forget_dead(self) -> None:
         """Forget operations whose results nobody can ask for any more."""
         if len(self.calls) < self._most_calls:
@@ -183,6 +200,11 @@ class Tape:
         """The number of a tensor that an operation on the tape has made."""
         number = self._live_number(root, version_of(root))
         return None if number is None or number in self.inputs else number
+
+    def number_at(self, node: Any, output: int) -> int | None:
+        """The same by what autograd knows: a node, and which of its outputs."""
+        tape, number = metadata_of(node).get((MADE, output), (None, None))
+        return number if tape is not None and tape() is self else None
 
     def run(self, roots: Sequence[int], ended: Collection[int] = ()) -> GraphRun:
         """The operations that lead to some tensors, as a run of a graph.

@@ -26,7 +26,7 @@ from torch._C._dynamo.eval_frame import _FrameExecStrategy as Strategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import compiled_autograd
 
-from fxguard.batch import kept_run
+from fxguard.batch import kept_function, kept_run
 
 __all__ = ["Looks", "hand_over", "in_compiled_autograd", "left_to_python", "number_of"]
 
@@ -42,6 +42,7 @@ def left_to_python(hook: Hook) -> Hook:
 
 
 left_to_python(kept_run.Listener.__call__)
+left_to_python(kept_function.FunctionHook.__call__)
 
 
 class Looks(Protocol):

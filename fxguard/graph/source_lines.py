@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import os.path
 import re
 import sys
 import warnings
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ __all__ = [
     "lines_of_trace",
     "source_at",
     "source_of_caller",
+    "source_of_method",
     "source_of_trace",
     "warn_user",
 ]
@@ -73,6 +76,16 @@ def calling_line() -> Place | None:
 def source_at(place: Place) -> Source:
     """A line with its text."""
     return Source(*place, linecache.getline(*place).strip())
+
+
+def source_of_method(method: Any) -> Source | None:
+    """The line on which a function of Python begins, after its decorators."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    if code is None:
+        return None
+    lines = range(code.co_firstlineno, max(line or 0 for *_, line in code.co_lines()) + 1)
+    places = (source_at((code.co_filename, line)) for line in lines)
+    return next((place for place in places if place.code.startswith("def ")), None)
 
 
 def warn_user(message: str) -> None:

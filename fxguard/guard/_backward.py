@@ -18,7 +18,8 @@ from torch.autograd import Variable
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape
+from fxguard.batch.kept_function import KeptFunction, keep_functions
+from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape, keep_tape_before
 from fxguard.batch.runs_again import runs_of
 from fxguard.batch.tape import Tape
 from fxguard.capture import traced_hooks
@@ -27,17 +28,15 @@ from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 from fxguard.verdict.backward_origins import BadLeaf
-from fxguard.verdict.backward_report import GAPS
+from fxguard.verdict.backward_report import GAPS, Ended
 
 __all__ = ["BackwardPasses", "OnCompiled", "OnEnd", "OnZero"]
 
-# Called when a backward has ended that brought bad gradients to leaves: with the runs of graphs
-# that gradients came to, in the order of their forward, these leaves, and what else it went
-# through, where nobody has seen the gradients; "" where there is no such part.
-OnEnd = Callable[[Sequence[KeptRun], Sequence[BadLeaf], str], object]
+# Called when a backward has ended that brought bad gradients to leaves.
+OnEnd = Callable[[Ended], object]
 
-# Called when a healthy one has ended, with the same runs, where anybody wants them, and with the
-# names of leaves whose gradients were 0 throughout.
+# Called when a healthy one has ended, with its runs of graphs, where anybody wants them, and with
+# the names of leaves whose gradients were 0 throughout.
 OnZero = Callable[[Iterator[KeptRun], Sequence[str]], object]
 
 # Called with the first bad leaf of a backward that TorchDynamo has compiled, before its end.
@@ -121,9 +120,12 @@ class BackwardPasses:
         for leaf, name in tape.new_leaves():
             if self._is_unheard_leaf(leaf):
                 self._listen_to(leaf, name)
-        for root in roots:
-            if isinstance(root, Tensor) and root.requires_grad:
-                keep_tape(tape, root, batch_number, index, self._came_in)
+        starts = [root for root in roots if isinstance(root, Tensor) and root.requires_grad]
+        for root in starts:
+            keep_tape(tape, root, batch_number, index, self._came_in)
+        for tensor in (*tape.newly_given(), *starts):
+            for node in keep_functions(tensor, batch_number, self._function_ran):
+                keep_tape_before(tape, node, batch_number, index, self._came_in)
 
     def close(self, weights: Iterable[Tensor]) -> None:
         """Take every hook away.
@@ -174,12 +176,20 @@ class BackwardPasses:
         if running is not None:
             running.kept.append(kept)
 
-    def has_ended(self, runs: Iterator[KeptRun], leaves: Finite[str]) -> None:
+    def _function_ran(self, kept: KeptFunction) -> None:
+        running = None if traced_hooks.in_compiled_autograd() else self._pass()
+        if running is not None:
+            running.functions.append(kept)
+
+    def has_ended(
+        self, runs: Iterator[KeptRun], leaves: Finite[str], functions: Sequence[KeptFunction]
+    ) -> None:
         """A backward has ended.
 
         Args:
             runs: the runs of graphs that gradients came to, in the order of their forward.
             leaves: the gradients that came to leaves.
+            functions: autograd functions outside every graph that have handed gradients back.
         """
         bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
@@ -187,7 +197,7 @@ class BackwardPasses:
             kept = list(runs)
             # A backward without a captured graph is one of operations between graphs.
             has_gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
-            self.ended(kept, bad, GAPS if has_gaps else "")
+            self.ended(Ended(kept, bad, GAPS if has_gaps else "", functions))
         elif leaves.zero:
             self.zero(runs, leaves.zero)
 
@@ -220,6 +230,7 @@ class Pass:
     def __init__(self, passes: BackwardPasses) -> None:
         self.passes = passes
         self.kept: list[Kept] = []
+        self.functions: list[KeptFunction] = []
         self.leaves: Finite[str] = Finite()
         self.has_told = False  # of a bad one before the end
         passes.largest = 0.0  # nothing of it is known yet
@@ -245,8 +256,9 @@ class Pass:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()
         try:
-            self.passes.has_ended(runs_of(kept), self.leaves)
+            self.passes.has_ended(runs_of(kept), self.leaves, self.functions)
         finally:
             for each in kept:
                 each.let_go()
             self.kept.clear()
+            self.functions.clear()

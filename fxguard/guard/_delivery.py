@@ -32,7 +32,7 @@ from fxguard.report.report import Report
 from fxguard.report.text import absorbed_line
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
-from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, ReportOfBackward
+from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, Ended, ReportOfBackward
 from fxguard.verdict.optimizer_step import SteppedWeight, frame_of_step, origin_of_step
 from fxguard.verdict.report_of import Finished
 
@@ -162,19 +162,13 @@ class Delivery:
                 report = self.recorder.report_of_loss(last.batch.number, severity)
         self._deliver(Finished(last.batch, report=report), None)
 
-    def backward_ended(
-        self, kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], unseen: str
-    ) -> None:
+    def backward_ended(self, ended: Ended) -> None:
         """Report a backward, if it brought bad gradients to leaves of the model.
-
-        Args:
-            kept: the runs of graphs that gradients came to, in the order of their forward.
-            leaves: whose gradients were bad; none where it was healthy.
-            unseen: what else it went through, where nobody has seen gradients; "" for nothing.
 
         Raises:
             NonFiniteError: with ``on_detect="raise"``.
         """
+        kept = ended.kept
         if self.options.trace_batch_nums:
             self.traces.backward_ended(kept)
             return
@@ -183,11 +177,11 @@ class Delivery:
         if kept and kept[-1].batch_number != batch.number:
             batch = Batch(kept[-1].batch_number)
         told = {batch.number, *(each.batch_number for each in kept)} & set(self._told)
-        searches = bool(leaves) and not told
+        searches = bool(ended.leaves) and not told
         report = None
         with self._gathering(searches) as gather:
             if searches:
-                report = self._backward_report(batch.number, kept, leaves, unseen, gather)
+                report = self._backward_report(batch.number, ended, gather)
         self._deliver(Finished(batch, report=report), None)
 
     def leaf_is_bad(self, leaf: BadLeaf) -> None:
@@ -199,7 +193,7 @@ class Delivery:
         last = self.recorder.last
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
             return
-        report = self._backward_report(last.batch.number, [], [leaf], COMPILED)
+        report = self._backward_report(last.batch.number, Ended([], [leaf], COMPILED))
         if report is not None:  # other ranks do not know of it: nobody waits for them
             self._tell(report, Finished(last.batch, report=report), None, None)
 
@@ -245,19 +239,15 @@ class Delivery:
     def _backward_report(
         self,
         number: int,
-        kept: Sequence[KeptRun],
-        leaves: Sequence[BadLeaf],
-        unseen: str,
+        ended: Ended,
         gather: Gather = nothing_gathered,
     ) -> Report | None:
         judge = ReportOfBackward(max_frames=self.options.max_frames_to_save, gather=gather)
         report, notes = judge(
-            kept,
-            leaves,
+            ended,
             self.recorder.earlier_frames,
             batch_number=number,
-            unseen=unseen,
-            loss_scale=self.loss_scale(kept),
+            loss_scale=self.loss_scale(ended.kept),
         )
         for origin in () if report is None else report.origins:
             if origin.operands.startswith(NOT_KNOWN):

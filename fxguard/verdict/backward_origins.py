@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
@@ -27,7 +28,7 @@ from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["Backward", "BadLeaf", "origin_of", "origin_of_leaves"]
+__all__ = ["Backward", "BadLeaf", "origin_of", "origin_of_function", "origin_of_leaves"]
 
 MOST_NAMES = 3  # of leaves
 
@@ -115,9 +116,7 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
         leaves: whose gradients were bad.
     """
     operation, edge = suspect.operation, suspect.edge
-    names = [leaf.name.removeprefix("weight ") for leaf in leaves[:MOST_NAMES]]
-    gradients = "the gradient" if len(leaves) == 1 else "the gradients"
-    spread = (f"{gradients} of {names[0]}", *names[1:])
+    spread = _spread(leaves)
     if operation is None or edge is None:
         return _of_sum(backward, suspect, spread, len(leaves))
     frame = backward.frame_of(operation)
@@ -146,6 +145,13 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
         needed=seen.gradient.needed if suspect.severity is Severity.INF else None,
         fixes=_fixes(backward, seen.made_by or operation, cause, seen, factor),
     )
+
+
+def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:
+    """``the gradients of a.weight``, and the next names."""
+    names = [leaf.name.removeprefix("weight ") for leaf in leaves[:MOST_NAMES]]
+    gradients = "the gradient" if len(leaves) == 1 else "the gradients"
+    return (f"{gradients} of {names[0]}", *names[1:])
 
 
 def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:
@@ -211,6 +217,37 @@ def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count
         operands="finite gradients come from several operations, and their sum is not finite",
         spread=spread,
         spread_count=count,
+    )
+
+
+def origin_of_function(function: KeptFunction, leaves: Sequence[BadLeaf]) -> Origin | None:
+    """Where an autograd function outside of every graph made a bad gradient; None where it did not.
+
+    Args:
+        function: with the gradients of this backward.
+        leaves: whose gradients were bad.
+    """
+    incoming, handed_back = function.rows()
+    bad = next((row for row in handed_back if row.is_bad), None)
+    if bad is None or bad.abs_max is None or any(row.is_bad for row in incoming):
+        return None
+    kind = function.kind.__name__
+    frame = Frame(
+        "",
+        kind,
+        True,
+        (*incoming, *handed_back),
+        function.source,
+        batch_number=function.batch_number,
+        phase="backward",
+    )
+    return Origin(
+        frame,
+        Severity.of(bad.abs_max).problem,
+        kind,
+        bad.label,
+        spread=_spread(leaves),
+        spread_count=len(leaves),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
 from fxguard.measure.at_hand import range_of
@@ -14,10 +15,16 @@ from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward import suspects_in
-from fxguard.verdict.backward_origins import Backward, BadLeaf, origin_of, origin_of_leaves
+from fxguard.verdict.backward_origins import (
+    Backward,
+    BadLeaf,
+    origin_of,
+    origin_of_function,
+    origin_of_leaves,
+)
 from fxguard.verdict.report_of import EarlierFrames
 
-__all__ = ["COMPILED", "GAPS", "NOT_KNOWN", "ReportOfBackward", "frames_of_backward"]
+__all__ = ["COMPILED", "GAPS", "NOT_KNOWN", "Ended", "ReportOfBackward", "frames_of_backward"]
 
 
 NOT_KNOWN = "which operation made it is not known: "  # how the operands of an origin begin
@@ -25,6 +32,16 @@ NOT_KNOWN = "which operation made it is not known: "  # how the operands of an o
 # Parts of a backward where nobody has seen gradients.
 GAPS = "operations between graphs did not run again"
 COMPILED = "compiled autograd shows gradients of weights and inputs alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is known of a backward that has ended."""
+
+    kept: Sequence[KeptRun]  # runs of graphs that gradients came to, in the order of their forward
+    leaves: Sequence[BadLeaf]  # whose gradients were bad
+    unseen: str = ""  # the part of it where nobody has seen gradients, as :data:`GAPS`
+    functions: Sequence[KeptFunction] = ()  # outside of graphs, in the order of the backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +65,38 @@ class ReportOfBackward:
 
     def __call__(
         self,
-        kept: Sequence[KeptRun],
-        leaves: Sequence[BadLeaf],
+        ended: Ended,
         earlier: EarlierFrames,
         *,
         batch_number: int,
-        unseen: str = "",
         loss_scale: float | None = None,
     ) -> tuple[Report | None, tuple[Origin, ...]]:
         """The report on a backward that has ended.
 
         Args:
-            kept: the runs of graphs that gradients came to, in the order of their forward.
-            leaves: whose gradients were bad; one at least.
+            ended: with one bad leaf at least.
             earlier: the last frames of forward.
             batch_number: that the report is about.
-            unseen: the part of it where nobody has seen gradients, as :data:`GAPS`.
             loss_scale: the scale of the loss, where somebody unscales gradients and skips steps.
 
         Returns:
             The report, or None where the scale alone is why gradients are bad: the step is
             skipped, and the operations that force it are notes.
         """
+        kept, leaves = ended.kept, ended.leaves
         found = search(kept, leaves, self.gather)
-        if unseen:
-            why = found.not_searched or unseen
+        if ended.unseen:
+            why = found.not_searched or ended.unseen
             found = replace(found, is_certain=False, came_in=None, not_searched=why)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
-                return None, (_without_operation(leaves, found, batch_number),)
+                return None, (_origin_elsewhere(ended, found, batch_number),)
             unscaled = search(kept, leaves, self.gather, loss_scale)
             is_certain = found.is_certain and unscaled.is_certain
             if not unscaled.origins and (found.origins or is_certain):
-                return None, found.origins or (_without_operation(leaves, found, batch_number),)
+                return None, found.origins or (_origin_elsewhere(ended, found, batch_number),)
             found = unscaled
-        origins = found.origins or (_without_operation(leaves, found, batch_number),)
+        origins = found.origins or (_origin_elsewhere(ended, found, batch_number),)
         frames = [*found.frames, *([] if found.origins else [origins[0].frame])]
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
@@ -96,8 +110,13 @@ class ReportOfBackward:
         return report, ()
 
 
-def _without_operation(leaves: Sequence[BadLeaf], found: Searched, batch_number: int) -> Origin:
-    origin = origin_of_leaves(leaves, found.came_in, batch_number)
+def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
+    """An origin outside of what ran again."""
+    for function in ended.functions:
+        origin = origin_of_function(function, ended.leaves)
+        if origin is not None:
+            return origin
+    origin = origin_of_leaves(ended.leaves, found.came_in, batch_number)
     if found.came_in is not None or not found.not_searched:
         return origin
     return replace(origin, operands=NOT_KNOWN + found.not_searched)

@@ -135,3 +135,136 @@ def test_frames_of_a_traced_backward(capsys: pytest.CaptureFixture[str]) -> None
     model = fxguard.instrument(Net(Careful), trace_batch_nums=[0])
     model(torch.randn(2, 8)).sum().backward()
     assert "Careful (backward)  # test_autograd_functions.py:" in capsys.readouterr().out
+
+
+class Spoils(torch.autograd.Function):
+    """Its backward divides by 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / 0
+
+
+class Safe(torch.autograd.Function):
+    """The derivative of what runs in its forward is infinite; its own is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x * 0).square().sqrt() + x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clone()
+
+
+class Broken(nn.Module):
+    """It applies a function between two graphs."""
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden = self.applied(hidden)
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+    @torch.compiler.disable
+    def applied(self, hidden: Tensor) -> Tensor:
+        return self.function.apply(hidden)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def apply(function: type[torch.autograd.Function], x: Tensor) -> Tensor:
+    return function.apply(x)  # type: ignore[no-any-return,no-untyped-call]
+
+
+LOSSES = {
+    "the last": lambda f, out: apply(f, out.sum()),
+    "in the middle": lambda f, out: apply(f, out.relu()).mean(),
+    "twice": lambda f, out: apply(Safe, apply(f, apply(Safe, out))).sum(),
+    "beside another": lambda f, out: apply(f, out).sum() + apply(Safe, out).sum(),
+}
+
+
+@pytest.mark.parametrize("where", LOSSES)
+def test_in_a_loss(where: str) -> None:
+    """No mode sees it applied. Its backward is the line to look at."""
+    found: list[fxguard.Report] = []
+    model = nn.Linear(4, 4)
+    with fxguard.watch(model, on_detect=found.append):
+        LOSSES[where](Safe, model(torch.ones(2, 4))).backward()
+        assert found == []
+        LOSSES[where](Spoils, model(torch.ones(2, 4))).backward()
+    (report,) = found
+    assert report.message.startswith("batch 1: backward of Spoils made ")
+    frame = report.frames[-1]
+    assert (frame.title, frame.batch_number) == ("Spoils (backward)", 1)
+    assert frame.source is not None
+    assert frame.source.code.startswith("def backward(ctx: Any, gradient: Tensor)")
+    labels = ["grad of output", "grad of input[0]"]
+    assert [(row.label, row.is_bad) for row in frame.rows] == [
+        (labels[0], False),
+        (labels[1], True),
+    ]
+
+
+def test_between_graphs() -> None:
+    found: list[fxguard.Report] = []
+    healthy = fxguard.instrument(Broken(Safe), on_detect=found.append)
+    healthy(torch.ones(2, 4)).sum().backward()
+    assert found == []
+    model = fxguard.instrument(Broken(Spoils), on_detect=found.append)
+    model(torch.ones(2, 4)).sum().backward()
+    assert found[0].message.startswith("batch 0: backward of Spoils made inf (")
+
+
+def test_what_runs_in_its_forward_has_another_backward() -> None:
+    """Of two the one that made the bad gradient."""
+    found: list[fxguard.Report] = []
+    model = nn.Linear(4, 4)
+    with fxguard.watch(model, on_detect=found.append):
+        out = model(torch.ones(2, 4))
+        (apply(Safe, out).sum() + (out[0, 0] * 0).square().sqrt()).backward()
+    assert [origin.frame.title for origin in found[0].origins] == ["sqrt (backward)"]
+
+
+def test_what_runs_before_one_in_a_loss() -> None:
+    """Its result is read by the function, and by nothing that a mode sees."""
+    found: list[fxguard.Report] = []
+    model = nn.Linear(4, 4)
+    with fxguard.watch(model, on_detect=found.append):
+        for factor in (1, 0):
+            lengths = (model(torch.ones(2, 4)) * factor).square().sum(-1).sqrt()
+            apply(Safe, apply(Safe, lengths)).sum().backward()
+    (report,) = found
+    assert report.message.startswith("batch 1: backward of sqrt made ")
+
+
+def test_a_graph_that_is_retained() -> None:
+    """The numbers are those of the backward that went wrong."""
+    found: list[fxguard.Report] = []
+    model = nn.Linear(4, 4)
+    with fxguard.watch(model, on_detect=found.append):
+        loss = apply(Times, model(torch.ones(2, 4))).sum()
+        loss.backward(retain_graph=True)
+        (loss * 1e30).backward()
+    (report,) = found
+    assert report.frames[-1].rows[0].abs_max == pytest.approx(1e30)
+
+
+class Times(torch.autograd.Function):
+    """Its backward overflows where a gradient is large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 1e30
