@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from fxguard.batch.autograd_nodes import function_of, functions_behind, metadata_of
+from fxguard.batch.frames import row_with
 from fxguard.graph.source_lines import source_of_method
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, own_arithmetic
 from fxguard.measure.func_levels import has_levels
-from fxguard.records import GRADIENT, Range, Row, Source
+from fxguard.records import GRADIENT, Row, Source
 
 __all__ = ["FunctionHook", "KeptFunction", "keep_functions"]
 
-HEARD = "fxguard.heard"  # in the metadata of nodes that are listened to
+HEARD = "fxguard.heard"  # in the metadata of nodes, with who listens to them
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +43,11 @@ class KeptFunction:
     def rows(self) -> tuple[list[Row], list[Row]]:
         """Of the gradients that came in, and of those that it handed back."""
         incoming, handed_back = (
-            [_row(*each) for each in measured] for measured in (self.incoming, self.handed_back)
+            [
+                row_with(label, traceable.decode(float(low), float(high)), dtype)
+                for label, (low, high), dtype in measured
+            ]
+            for measured in (self.incoming, self.handed_back)
         )
         return incoming, handed_back
 
@@ -58,12 +63,12 @@ def keep_functions(
         arrived: called in the backward, when a function has handed gradients back.
 
     Yields:
-        The nodes of those that nobody has listened to.
+        The nodes of those that it did not listen to before.
     """
     for node in functions_behind(tensor.grad_fn):
         kind, metadata = function_of(node), metadata_of(node)
-        if kind is not None and HEARD not in metadata:
-            metadata[HEARD] = True
+        if kind is not None and (HEARD, arrived) not in metadata:
+            metadata[HEARD, arrived] = True
             kept = KeptFunction(kind, batch_number)
             node.register_hook(FunctionHook(kept, arrived))
             yield node
@@ -96,10 +101,3 @@ def _measured(
         is_only = what == "output" and len(gradients) == 1
         label = what if is_only else f"{what}[{position}]"
         yield GRADIENT + label, eager.abs_min_max(gradient), dtype_of(gradient)
-
-
-def _row(label: str, pair: traceable.Pair, dtype: str) -> Row:
-    found = traceable.decode(*(float(each) for each in pair))
-    if isinstance(found, Range):
-        return Row(label, found.abs_min, found.abs_max, dtype=dtype)
-    return Row(label, note=found, dtype=dtype)

@@ -107,8 +107,10 @@ class KeptRun:
 
     def freed_weights(self) -> list[str]:
         """The names of weights that the graph read and that FSDP has freed since."""
-        args = self._arguments() or ()
-        weights = [v for v in self.event.plan.values if v.role is Role.WEIGHT and args]
+        args = self._arguments()
+        if args is None:
+            return []
+        weights = (value for value in self.event.plan.values if value.role is Role.WEIGHT)
         return [
             value.name
             for value in weights

@@ -78,7 +78,6 @@ class Tape:
         self.random_state: RandomState | None = None
         self.restore_settings: Callable[[], None] | None = None
         self._leaves: list[tuple[Tensor, str]] = []
-        self._given: list[Tensor] = []
         self._live = LiveTensors()
         self._count = 0
         self._most_calls = MOST_CALLS  # until dead ones are forgotten
@@ -137,8 +136,6 @@ class Tape:
             if number is None:
                 number = self._new(tensor)
                 self.inputs[number] = tensor, before
-                if tensor.grad_fn is not None:
-                    self._given.append(tensor)
                 if tensor.requires_grad and tensor.is_leaf:
                     self._leaves.append((tensor, self._name_of(tensor, call)))
             return _Ref(number)
@@ -168,10 +165,9 @@ class Tape:
         found, self._leaves = self._leaves, []
         return found
 
-    def newly_given(self) -> list[Tensor]:
-        """Other tensors that operations have read since, and that none of them has made."""
-        found, self._given = self._given, []
-        return found
+    def made_by_functions(self) -> list[Tensor]:
+        """Those that operations have read and that autograd functions have made."""
+        return [tensor for tensor, _ in self.inputs.values() if function_of(tensor.grad_fn)]
 
     def forget_dead(self) -> None:
         """Forget operations whose results nobody can ask for any more."""

@@ -123,7 +123,7 @@ class BackwardPasses:
         starts = [root for root in roots if isinstance(root, Tensor) and root.requires_grad]
         for root in starts:
             keep_tape(tape, root, batch_number, index, self._came_in)
-        for tensor in (*tape.newly_given(), *starts):
+        for tensor in (*tape.made_by_functions(), *starts):
             for node in keep_functions(tensor, batch_number, self._function_ran):
                 keep_tape_before(tape, node, batch_number, index, self._came_in)
 

@@ -237,10 +237,7 @@ class Delivery:
         return contextlib.nullcontext(nothing_gathered)
 
     def _backward_report(
-        self,
-        number: int,
-        ended: Ended,
-        gather: Gather = nothing_gathered,
+        self, number: int, ended: Ended, gather: Gather = nothing_gathered
     ) -> Report | None:
         judge = ReportOfBackward(max_frames=self.options.max_frames_to_save, gather=gather)
         report, notes = judge(

@@ -1,8 +1,7 @@
 """Batches that are traced: what ran in each is written when it has run.
 
 First the forward; then, where they come, what a script makes of its outputs, the backward, and the
-step of an optimizer.
-Traces that are printed go to stdout, because they were asked for.
+step of an optimizer. Traces that are printed go to stdout, because they were asked for.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.guard.options import Options
+from fxguard.guard.outermost import OutermostModules
 
 
 class Norm(torch.autograd.Function):
@@ -244,6 +246,17 @@ def test_what_runs_before_one_in_a_loss() -> None:
             apply(Safe, apply(Safe, lengths)).sum().backward()
     (report,) = found
     assert report.message.startswith("batch 1: backward of sqrt made ")
+
+
+def test_two_models_in_one_loss() -> None:
+    """Of a script that is run. Each of them has its report."""
+    models = nn.Linear(4, 4), nn.Linear(4, 4)
+    found: list[fxguard.Report] = []
+    with OutermostModules(Options(on_detect=found.append), follow_losses=True):
+        one, other = (model(torch.ones(2, 4)) for model in models)
+        apply(Spoils, one + other).sum().backward()
+    expected = "batch 0: backward of Spoils made inf ("
+    assert [report.message.startswith(expected) for report in found] == [True, True]
 
 
 def test_a_graph_that_is_retained() -> None:
