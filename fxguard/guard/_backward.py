@@ -28,7 +28,7 @@ from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 from fxguard.verdict.backward_origins import BadLeaf
-from fxguard.verdict.backward_report import GAPS, Ended
+from fxguard.verdict.backward_report import GAPS, OUTSIDE, Ended
 
 __all__ = ["BackwardPasses", "OnCompiled", "OnEnd", "OnZero"]
 
@@ -176,6 +176,13 @@ class BackwardPasses:
         if running is not None:
             running.kept.append(kept)
 
+    def _unseen(self, kept: Sequence[KeptRun]) -> str:
+        """The part of a backward where nobody has seen gradients."""
+        if not kept:
+            return GAPS if self._with_gaps else OUTSIDE
+        has_gaps = any(each.batch_number in self._with_gaps for each in kept)
+        return GAPS if has_gaps else ""
+
     def _function_ran(self, kept: KeptFunction) -> None:
         running = None if traced_hooks.in_compiled_autograd() else self._pass()
         if running is not None:
@@ -195,9 +202,7 @@ class BackwardPasses:
         self.largest = leaves.largest
         if bad or self.tells_of_all:
             kept = list(runs)
-            # A backward without a captured graph is one of operations between graphs.
-            has_gaps = any(each.batch_number in self._with_gaps for each in kept) or not kept
-            self.ended(Ended(kept, bad, GAPS if has_gaps else "", functions))
+            self.ended(Ended(kept, bad, self._unseen(kept), functions))
         elif leaves.zero:
             self.zero(runs, leaves.zero)
 

@@ -24,13 +24,22 @@ from fxguard.verdict.backward_origins import (
 )
 from fxguard.verdict.report_of import EarlierFrames
 
-__all__ = ["COMPILED", "GAPS", "NOT_KNOWN", "Ended", "ReportOfBackward", "frames_of_backward"]
+__all__ = [
+    "COMPILED",
+    "GAPS",
+    "NOT_KNOWN",
+    "OUTSIDE",
+    "Ended",
+    "ReportOfBackward",
+    "frames_of_backward",
+]
 
 
 NOT_KNOWN = "which operation made it is not known: "  # how the operands of an origin begin
 
 # Parts of a backward where nobody has seen gradients.
 GAPS = "operations between graphs did not run again"
+OUTSIDE = "the backward went through no graph of the model"
 COMPILED = "compiled autograd shows gradients of weights and inputs alone"
 
 

@@ -586,6 +586,7 @@ def test_a_backward_without_the_model_belongs_to_the_batch_before_it() -> None:
     frame = found[0].frames[-1]
     assert (frame.title, frame.batch_number) == ("gradient (backward)", 2)
     assert found[0].message == "batch 2: gradient of weight head.weight is inf"
+    assert found[0].verdict[1].endswith(": the backward went through no graph of the model")
 
 
 def test_why_no_operation_is_accused_is_said() -> None:
