@@ -7,13 +7,17 @@ them whole, copy them, script them) it does with plain modules.
 
 from __future__ import annotations
 
+import os.path
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._guards import CompileContext
+from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard.capture import backend, dynamo
@@ -27,6 +31,9 @@ from fxguard.report.report import Report
 __all__ = ["OutermostModules"]
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+AOT_FILES = os.path.join(TORCH, "_functorch", "_aot_autograd") + os.sep
 
 # Guards that are kept. Each keeps its model; one that is dropped is captured anew at its next call.
 KEPT = 32
@@ -122,7 +129,7 @@ class OutermostModules:
                 return call_apart(module, args, kwargs)
             # What a compiler runs is no model; is_compiling() is true for all threads at once.
             compiles = CompileContext.current_compile_id() is not None
-            if compiles or getattr(local, "inside", False):
+            if compiles or getattr(local, "inside", False) or is_of_compiler(module):
                 return original(module, *args, **kwargs)
             watched = enter(module, args, kwargs)
             try:
@@ -246,6 +253,16 @@ dynamo.take_for_constant(is_inlined)
 @torch.compiler.disable(recursive=False)
 def call_apart(module: Module, args: Any, kwargs: Any) -> Any:
     return module(*args, **kwargs)
+
+
+def is_of_compiler(module: Module) -> bool:
+    """Whether AOTAutograd calls a graph that it has made of a compiled function."""
+    frame: FrameType | None = sys._getframe() if isinstance(module, GraphModule) else None
+    while frame is not None and (file := frame.f_code.co_filename).startswith((TORCH, __file__)):
+        if file.startswith(AOT_FILES):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def pays_to_capture(module: Module) -> bool:

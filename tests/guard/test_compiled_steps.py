@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import fxguard
+from fxguard.guard.options import Options
+from fxguard.guard.outermost import OutermostModules
 
 Step = Callable[[], object]
 # How a script gets its step: of a model, and the optimizer.
@@ -114,6 +116,25 @@ def test_healthy_steps(way: Way, make: Callable[..., torch.optim.Optimizer]) -> 
     assert all(map(torch.equal, expected, found))
     if way is not everything:  # a guarded model and its loss are graphs of their own
         assert graphs_watched <= graphs + 1  # that of the model
+
+
+def test_the_graph_of_an_optimizer_is_no_model(way: Way) -> None:
+    """Where a script is run: AOTAutograd calls the graph that it has made as a module."""
+    model = net()
+    with OutermostModules(Options(), follow_losses=True) as outermost:
+        step = way(model, torch.optim.AdamW(model.parameters()))
+        for _ in range(3):
+            step()
+    assert [type(guard.model) for guard in outermost.guards] == [nn.Sequential]
+    assert outermost.guards[0].batch_number == 3
+
+
+def test_a_graph_of_a_user_is_a_model() -> None:
+    """Whoever has made it by hand, and calls it."""
+    traced = torch.fx.symbolic_trace(net())
+    with OutermostModules(Options()) as outermost:
+        traced(inputs())
+    assert [guard.model for guard in outermost.guards] == [traced]
 
 
 def test_a_step_that_may_not_break_goes_unseen() -> None:
