@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -105,8 +106,12 @@ class ReportOfBackward:
             if not unscaled.origins and (found.origins or is_certain):
                 return None, found.origins or (_origin_elsewhere(ended, found, batch_number),)
             found = unscaled
-        origins = found.origins or (_origin_elsewhere(ended, found, batch_number),)
-        frames = [*found.frames, *([] if found.origins else [origins[0].frame])]
+        origins, frames = found.origins, list(found.frames)
+        if not origins:
+            origins = (_origin_elsewhere(ended, found, batch_number),)
+            # What shows a bad gradient came after it.
+            before = itertools.takewhile(lambda frame: not _shows_bad(frame), frames)
+            frames = [*before, origins[0].frame]
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
             frames = earlier(self.max_frames - len(frames)) + frames
@@ -191,6 +196,10 @@ def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale:
         operations=before.operations + len(gradients.operations),
         came_in=came_in,
     )
+
+
+def _shows_bad(frame: Frame) -> bool:
+    return any(row.is_bad for row in frame.rows)
 
 
 def _in_one_line(error: Exception) -> str:
