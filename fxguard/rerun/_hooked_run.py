@@ -18,6 +18,7 @@ from fxguard.batch.samples import is_sample_of
 from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.operations import is_collective, read_node
+from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.measure.func_levels import levels_opened_by
@@ -225,6 +226,8 @@ class HookedRun(Interpreter):
         elif node.op == "call_module":
             target = self.fetch_attr(target)
         look.call, look.run = found.call, target
+        if found.call.random:
+            look.random_state = RandomState.now((args, kwargs))
         look.args, look.kwargs = pytree.tree_map_only(
             Tensor, lambda x: x.detach().clone(), (args, kwargs)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,16 +13,18 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.batch.kept_run import KeptRun
+from fxguard.graph import tables
 from fxguard.graph.closer_look import evidence_alone, evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
+from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Place
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look
 from fxguard.rerun.gradients import gradients_of
-from fxguard.rerun.inside_function import Inside, inside_of
+from fxguard.rerun.inside_function import Inside, inside_of, is_random
 from fxguard.rerun.lockstep import Ended, Lockstep, again
 from fxguard.rerun.wide_run import WideForm
 
@@ -76,6 +79,7 @@ def evidence_of_backward(
     wide = None
     if wide_args is not None:
         wide = _gradient_in_float64(look, wide_args, wide_kwargs)
+    is_another_throw = same is None and is_random(look)
     made = look.outgoing
     evidence = evidence_of(
         call,
@@ -86,6 +90,7 @@ def evidence_of_backward(
         wide_args=wide_args,
         wide_kwargs=wide_kwargs,
         wide=wide,
+        not_judged=f"{look.call.kind} draws random numbers" if is_another_throw else "",
     )
     if evidence is None:
         return None
@@ -99,7 +104,7 @@ def evidence_of_backward(
         came_in=float(came_in[evidence.index].detach()) if fits and came_in is not None else None,
         forward=forward,
         made_by=None if maker is operation else maker,
-        inside=_inside(kept, look),
+        inside=None if is_another_throw else _inside(kept, look),
     )
 
 
@@ -171,15 +176,28 @@ def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
     incoming = {i: g.to(WIDE) for i, g in look.incoming.items()}
     if look.call.casts:
         return next(iter(incoming.values()), None)
+    if is_random(look) and look.call.kind not in tables.DROPOUTS:
+        return None
     try:
         with torch.enable_grad(), torch.autocast(look.outgoing.device.type, enabled=False):  # type: ignore[union-attr]
             args, kwargs = pytree.tree_map(wide, (args, kwargs))
-            made = [x for x in leaves(look.run(*args, **kwargs)) if isinstance(x, Tensor)]
+            with random_state_kept(look.args):
+                if look.random_state is not None:
+                    look.random_state.restore()
+                made = [x for x in leaves(look.run(*args, **kwargs)) if isinstance(x, Tensor)]
+        if look.random_state is not None and not _drops_the_same(made, leaves(look.result)):
+            return None
         return torch.autograd.grad(
             [made[i] for i in incoming], tensors[look.position], list(incoming.values())
         )[0]
     except Exception:  # no such kernel, another dtype that it insists on, out of memory
         return None
+
+
+def _drops_the_same(made: Iterable[Tensor], before: Iterable[Any]) -> bool:
+    """Whether two runs of a dropout have drawn the same: some generators draw by dtype."""
+    pairs = zip(made, before, strict=True)
+    return all(torch.equal(one == 0, other == 0) for one, other in pairs)
 
 
 class _Arguments(WideForm):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.graph.operations import Call
+from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
 from fxguard.plan.plan import Place
 from fxguard.records import Range
@@ -66,6 +67,7 @@ class Look:
     args: tuple[Any, ...] = ()  # what the operation was given
     kwargs: dict[str, Any] = field(default_factory=dict)
     run: Callable[..., Any] | None = None  # given arguments, computes
+    random_state: RandomState | None = None  # before it ran, where it draws random numbers
     result: Any = None
     # The gradient of each tensor of the result, by its position; those that none came to are
     # missing.

@@ -20,7 +20,7 @@ from fxguard.graph.wide_form import is_float
 from fxguard.records import Source
 from fxguard.rerun.edges import Look
 
-__all__ = ["Inside", "inside_of"]
+__all__ = ["Inside", "inside_of", "is_random"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,15 @@ class Inside:
 
     source: Source | None
     evidence: Evidence
+
+
+def is_random(look: Look) -> bool:
+    """Whether what was looked at draws random numbers: it does not run again as it ran."""
+    assert look.call is not None
+    halves = (look.args[half] for half in (FORWARD, BACKWARD)) if is_function(look.run) else ()
+    nodes = (node for half in halves for node in half.graph.nodes)
+    called = (node for node in nodes if node.op in ("call_function", "call_method"))
+    return look.call.random or any(read_node(node).random for node in called)
 
 
 def inside_of(look: Look) -> Inside | None:

@@ -93,6 +93,8 @@ def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
             return cause
         if not _is_sound(gradient):
             return "singular gradient" if cause == "zero divisor" else cause
+    if gradient.not_judged:
+        return "unknown"
     same = gradient.same
     if same is not None and math.isfinite(same):
         limit = limit_of_backward(seen)

@@ -132,6 +132,38 @@ def test_what_its_backward_drops_is_not_blamed() -> None:
     assert origin.cause == "zero divisor"
 
 
+class Noisy(torch.autograd.Function):
+    """Its backward divides by 0 where a coin said so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        mask = torch.rand_like(x) < 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (mask,) = ctx.saved_tensors
+        return gradient / mask
+
+
+def test_another_throw_of_the_dice_is_not_shown() -> None:
+    """The function is known, and no number of another run is told."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return apply(Noisy, self.first(x))
+
+    (report,) = reports_of(Net(), torch.ones(2, 4))
+    assert report.message.startswith("batch 0: backward of Noisy made ")
+    assert "its own backward" not in report.origins[0].operands
+    assert report.origins[0].cause == "unknown"
+
+
 def test_frames_of_a_traced_backward(capsys: pytest.CaptureFixture[str]) -> None:
     """A healthy one has its frame, too."""
     model = fxguard.instrument(Net(Careful), trace_batch_nums=[0])

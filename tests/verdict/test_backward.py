@@ -152,6 +152,20 @@ def test_what_forward_had_made_bad_is_named() -> None:
     assert "exp(x.clamp(max=88))" in first.fixes[0].text
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_dropout_is_judged_by_what_it_dropped(seed: int) -> None:
+    """Another throw of the dice would call every second one a rounding."""
+    x = torch.ones(8, dtype=torch.float16, requires_grad=True)
+    torch.manual_seed(seed)
+    (report,) = reports_of(lambda x: F.dropout(x, 0.5), x, loss=lambda out: (out * 4e4).sum())
+    (origin,) = report.origins
+    assert (origin.message.partition(" (")[0], origin.cause) == (
+        "backward of dropout made inf",
+        "overflow",
+    )
+    assert origin.needed == 8e4
+
+
 def test_the_frames_are_those_of_the_backward() -> None:
     """From the forward's into the backward's, in its order, up to the one to blame."""
     (report,) = reports_of(length, torch.zeros(2, 3, requires_grad=True))
