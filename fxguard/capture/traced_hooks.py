@@ -28,21 +28,21 @@ from torch._dynamo import compiled_autograd
 
 from fxguard.batch import kept_function, kept_run
 
-__all__ = ["Looks", "hand_over", "in_compiled_autograd", "left_to_python", "number_of"]
+__all__ = ["Looks", "hand_over", "in_compiled_autograd", "never_compiled", "number_of"]
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 
 NEVER = Strategy(Action.SKIP, Action.SKIP)  # neither a function nor what it calls
 
 
-def left_to_python(hook: Hook) -> Hook:
-    """Keep TorchDynamo from compiling a hook on its own; compiled autograd still traces it."""
+def never_compiled(hook: Hook) -> Hook:
+    """Keep TorchDynamo from compiling a hook, or what that calls; compiled autograd traces it."""
     set_code_exec_strategy(hook.__code__, NEVER)  # type: ignore[attr-defined]
     return hook
 
 
-left_to_python(kept_run.Listener.__call__)
-left_to_python(kept_function.FunctionHook.__call__)
+never_compiled(kept_run.Listener.__call__)
+never_compiled(kept_function.FunctionHook.__call__)
 
 
 class Looks(Protocol):

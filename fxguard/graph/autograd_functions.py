@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fxguard.graph.source_lines import Place, lines_of_trace
 
-__all__ = ["BACKWARD", "FORWARD", "body_of", "is_function", "name_of_function"]
+__all__ = ["BACKWARD", "FORWARD", "is_function", "name_of_function"]
 
 FORWARD, BACKWARD = 0, 1  # positions of the bodies among the arguments
 HALVES = ((FORWARD, "forward"), (BACKWARD, "backward"))
@@ -30,13 +30,6 @@ def is_function(target: Any) -> bool:
     )
 
 
-def body_of(node: Node, module: GraphModule, half: int) -> GraphModule | None:
-    """The body of one half; None where there is none of that name."""
-    body = node.args[half]
-    found = getattr(module, str(body.target), None) if isinstance(body, Node) else None
-    return found if isinstance(found, GraphModule) else None
-
-
 def name_of_function(node: Node, module: GraphModule) -> str | None:
     """The name of the class; None where no line tells it.
 
@@ -44,7 +37,7 @@ def name_of_function(node: Node, module: GraphModule) -> str | None:
         node: that stands for a function.
         module: its graph's.
     """
-    halves = [(method, _places(body_of(node, module, half))) for half, method in HALVES]
+    halves = [(method, _places(node.args[half], module)) for half, method in HALVES]
     known = [(method, places) for method, places in halves if places]
     found = (
         each.__name__
@@ -54,9 +47,10 @@ def name_of_function(node: Node, module: GraphModule) -> str | None:
     return next(found, None) if known else None
 
 
-def _places(body: GraphModule | None) -> set[Place]:
-    """The lines that a body comes from."""
-    nodes = () if body is None else body.graph.nodes
+def _places(half: Any, module: GraphModule) -> set[Place]:
+    """The lines that one half comes from, which is a body of the graph."""
+    body = getattr(module, str(half.target), None) if isinstance(half, Node) else None
+    nodes = body.graph.nodes if isinstance(body, GraphModule) else ()
     return {place for each in nodes for place in lines_of_trace(each.stack_trace)}
 
 

@@ -150,7 +150,7 @@ class BackwardPasses:
     def _listen_to(self, leaf: Tensor, name: str) -> None:
         number = self._number
 
-        @traced_hooks.left_to_python
+        @traced_hooks.never_compiled
         def listen(gradient: Tensor) -> None:
             if not torch.compiler.is_compiling():
                 self.reached(name, gradient)
@@ -251,12 +251,12 @@ class Pass:
                 self.has_told = True
                 self.passes.compiled(BadLeaf(name, severity))
 
-    @traced_hooks.left_to_python
+    @traced_hooks.never_compiled
     def end_comes(self) -> None:
         """The backward ends. Callbacks that were queued since, as DDP's is, come first."""
         Variable._execution_engine.queue_callback(self.end)
 
-    @traced_hooks.left_to_python
+    @traced_hooks.never_compiled
     def end(self) -> None:
         """The backward has ended."""
         kept = {id(each): each for each in self.kept}.values()

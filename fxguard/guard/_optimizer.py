@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from fxguard.graph.source_lines import warn_user
 from fxguard.guard._step_hooks import StepHooks
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.finite import Finite, is_plain
-from fxguard.records import Role
+from fxguard.records import Role, Severity
 from fxguard.verdict.optimizer_step import SteppedWeight
 
 __all__ = ["OptimizerSteps"]
@@ -76,14 +75,11 @@ class OptimizerSteps:
         self._bad_before.update(name for name, _, _ in self._bad(optimizer))
 
     def _after(self, optimizer: Optimizer) -> None:
-        self.stepped(optimizer, _stepped(optimizer, self._weights_of(optimizer)))
+        steps = ((name, held) for name, held in self._weights_of(optimizer) if _has_step(held))
+        self.stepped(optimizer, (_stepped(optimizer, name, held) for name, held in steps))
         found = [each for each in self._bad(optimizer) if each[0] not in self._bad_before]
-        if not found:
-            return
         self._bad_before.update(name for name, _, _ in found)
-        severities = {name: severity for name, _, severity in found}
-        held = ((name, held) for name, held, _ in found)
-        bad = [replace(each, severity=severities[each.name]) for each in _stepped(optimizer, held)]
+        bad = [_stepped(optimizer, *each) for each in found if _has_step(each[1])]
         if bad:
             self.spoilt(optimizer, bad)
 
@@ -113,8 +109,15 @@ class OptimizerSteps:
                     yield known[1], (weight, group)
 
 
-def _stepped(optimizer: Optimizer, weights: Iterable[tuple[str, _Held]]) -> Iterator[SteppedWeight]:
-    """Those that have a gradient: an optimizer passes over the others."""
-    for name, (weight, group) in weights:
-        if weight.grad is not None:
-            yield SteppedWeight(name, weight, weight.grad, optimizer.state.get(weight, {}), group)
+def _has_step(held: _Held) -> bool:
+    """Whether a weight has a gradient: an optimizer passes over the others."""
+    return held[0].grad is not None
+
+
+def _stepped(
+    optimizer: Optimizer, name: str, held: _Held, severity: Severity = Severity.FINITE
+) -> SteppedWeight:
+    weight, group = held
+    assert weight.grad is not None
+    state = optimizer.state.get(weight, {})
+    return SteppedWeight(name, weight, weight.grad, state, group, severity)

@@ -254,6 +254,19 @@ def test_a_traced_training_is_what_it_was(tmp_path: Path, backend: str | None) -
     assert all(of(batch.frames, "backward") for batch in fxguard.load_trace(path).batches)
 
 
+def test_a_step_that_is_traced_raises_nothing(tmp_path: Path) -> None:
+    """As a forward and a backward that are traced: the trace shows it."""
+    model, (x, _) = Net(), data()
+    with fxguard.watch(model, trace_to=tmp_path, trace_batch_nums=[0]) as guard:
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), torch.inf).step()
+    assert guard.last_report is None
+    (path,) = tmp_path.iterdir()
+    steps = [f for f in fxguard.load_trace(path).batches[0].frames if f.phase == "optimizer"]
+    assert len(steps) == 4
+    assert all(frame.rows[-1].is_bad for frame in steps)
+
+
 def test_a_step_that_made_weights_bad_is_in_the_file(tmp_path: Path) -> None:
     """Weights are shown as the forward has read them, or without a number."""
     model, (x, target) = Net().half(), data()
