@@ -7,20 +7,19 @@ for it: after a bad gradient.
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.autograd_nodes import function_of, metadata_of
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.batch.tape_graph import Noted, Ref, graph_of, refs, replaced
 from fxguard.errors import FxguardError
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.operations import is_collective, name_of
@@ -31,36 +30,13 @@ from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import has_memory, version_of
 from fxguard.measure.func_levels import are_levels_open
 from fxguard.plan.reader import make_plan
-from fxguard.records import Role, Source
+from fxguard.records import Role
 
-__all__ = ["Noted", "Tape"]
+__all__ = ["Tape"]
 
 MADE = "fxguard.made"  # in the metadata of autograd's nodes: on which tape, and its number there
 
 MOST_CALLS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Ref:
-    """A tensor among the arguments of a call, by its number on the tape."""
-
-    number: int
-
-
-@dataclass(slots=True)
-class Noted:
-    """One operation that is about to run, or has run."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    versions: dict[int, int | None]  # of the tensors among them, by identity
-    module: str = ""  # in which it runs
-    with_grad: bool = True  # not under no_grad
-    source: Source | None = None
-    # Paths in the result to numbers of tensors.
-    made: tuple[tuple[tuple[int, ...], int], ...] = ()
-    written: set[int] = field(default_factory=set)  # numbers of tensors that it has changed
 
 
 class Tape:
@@ -102,7 +78,7 @@ class Tape:
         made = list(elements_of(result))
         if not (made or written) or not any(map(self._belongs_to(call), read)):
             return
-        call.args, call.kwargs = _replaced((call.args, call.kwargs), self._number_of(call))
+        call.args, call.kwargs = replaced((call.args, call.kwargs), self._number_of(call))
         for tensor in written:
             known = self._live_number(tensor, call.versions[id(tensor)])
             if known is None or known in self.inputs:
@@ -127,8 +103,8 @@ class Tape:
 
         return belongs
 
-    def _number_of(self, call: Noted) -> Callable[[Tensor], _Ref]:
-        def number_of(tensor: Tensor) -> _Ref:
+    def _number_of(self, call: Noted) -> Callable[[Tensor], Ref]:
+        def number_of(tensor: Tensor) -> Ref:
             before = call.versions[id(tensor)]
             number = self._live_number(tensor, before)
             if number is not None and number not in self.inputs and function_of(tensor.grad_fn):
@@ -138,7 +114,7 @@ class Tape:
                 self.inputs[number] = tensor, before
                 if tensor.requires_grad and tensor.is_leaf:
                     self._leaves.append((tensor, self._name_of(tensor, call)))
-            return _Ref(number)
+            return Ref(number)
 
         return number_of
 
@@ -178,7 +154,7 @@ class Tape:
         self._most_calls = max(MOST_CALLS, 2 * len(self.calls))
 
     def _inputs_of(self, calls: Iterable[Noted]) -> dict[int, tuple[Tensor, int | None]]:
-        read = {ref.number for call in calls for ref in _refs((call.args, call.kwargs))}
+        read = {ref.number for call in calls for ref in refs((call.args, call.kwargs))}
         return {number: known for number, known in self.inputs.items() if number in read}
 
     def _leading_to(self, results: Collection[int]) -> list[Noted]:
@@ -189,7 +165,7 @@ class Tape:
             changed = call.written.union(number for _, number in call.made)
             if any(number in results or number in read for number in changed):
                 found.append(call)
-                read.update(ref.number for ref in _refs((call.args, call.kwargs)))
+                read.update(ref.number for ref in refs((call.args, call.kwargs)))
         return found[::-1]
 
     def number_of(self, root: Tensor) -> int | None:
@@ -220,7 +196,7 @@ class Tape:
         if not all(_is_as_it_was(*each) for each in known.values()):
             raise FxguardError("an input of operations between graphs was changed or freed")
         written = {number for call in calls for number in call.written}
-        graph = _graph_of(calls, known, roots, set(ended) - written - set(roots))
+        graph = graph_of(calls, known, roots, set(ended) - written - set(roots))
         graph_module = GraphModule(torch.nn.Module(), graph)
         inputs = [tensor for tensor, _ in known.values()]
         self._find_examples(graph_module, inputs)
@@ -251,45 +227,6 @@ class Tape:
             restore()
 
 
-def _graph_of(
-    calls: Iterable[Noted], inputs: Iterable[int], roots: Iterable[int], ended: Collection[int]
-) -> Graph:
-    """A graph of some calls.
-
-    Args:
-        calls: in order.
-        inputs: the numbers of tensors that they read and do not make.
-        roots: the numbers of what it returns.
-        ended: those of what no gradient goes back to.
-    """
-    graph = Graph()
-    nodes = {number: graph.placeholder(f"input_{number}") for number in inputs}
-    with_grad = True
-    for call in calls:
-        if call.with_grad != with_grad:
-            with_grad = call.with_grad
-            graph.call_function(torch._C._set_grad_enabled, (with_grad,))
-        args, kwargs = _replaced((call.args, call.kwargs), lambda ref: nodes[ref.number])
-        if getattr(call.func, "__name__", "") == "__get__":  # of an attribute
-            node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))
-        else:
-            node = graph.call_function(call.func, args, kwargs)
-        if call.source is not None:
-            node.meta["stack_trace"] = _trace_of(call.source)
-        if call.module:
-            node.meta["nn_module_stack"] = {call.module: (call.module, "")}
-        for path, number in call.made:
-            part = node
-            for index in path:
-                part = graph.call_function(operator.getitem, (part, index))
-            if number in ended:
-                leaf = graph.call_method("detach", (part,))
-                part = graph.call_method("requires_grad_", (leaf,))
-            nodes[number] = part
-    graph.output(tuple(nodes[root] for root in roots))
-    return graph
-
-
 class _WithExamples(Interpreter):
     """Runs a graph, and keeps what each node made as its example."""
 
@@ -314,27 +251,5 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_().clone()
 
 
-def _trace_of(source: Source) -> str:
-    return f'File "{source.file}", line {source.line}, in script\n    {source.code}'
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
-
-
-def _refs(value: Any) -> Iterator[_Ref]:
-    return (leaf for leaf in leaves(value) if isinstance(leaf, _Ref))
-
-
-def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
-    """The same arguments with each tensor, or what stands for one, replaced."""
-    if isinstance(value, (Tensor, _Ref)):
-        return replace(value)
-    if isinstance(value, (tuple, list)):
-        items = [_replaced(item, replace) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, dict):
-        return {key: _replaced(item, replace) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_replaced(x, replace) for x in (value.start, value.stop, value.step)))
-    return value

@@ -1,0 +1,102 @@
+"""Operations that were noted one by one, as a graph that can run again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+
+from fxguard.graph.nodes import leaves
+from fxguard.records import Source
+
+__all__ = ["Noted", "Ref", "graph_of", "refs", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor among the arguments of a call, by its number."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Noted:
+    """One operation that is about to run, or has run."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: dict[int, int | None]  # of the tensors among them, by identity
+    module: str = ""  # in which it runs
+    with_grad: bool = True  # not under no_grad
+    source: Source | None = None
+    # Paths in the result to numbers of tensors.
+    made: tuple[tuple[tuple[int, ...], int], ...] = ()
+    written: set[int] = field(default_factory=set)  # numbers of tensors that it has changed
+
+
+def graph_of(
+    calls: Iterable[Noted], inputs: Iterable[int], roots: Iterable[int], ended: Collection[int]
+) -> Graph:
+    """A graph of some calls.
+
+    Args:
+        calls: in order.
+        inputs: the numbers of tensors that they read and do not make.
+        roots: the numbers of what it returns.
+        ended: those of what no gradient goes back to.
+    """
+    graph = Graph()
+    nodes = {number: graph.placeholder(f"input_{number}") for number in inputs}
+    with_grad = True
+    for call in calls:
+        if call.with_grad != with_grad:
+            with_grad = call.with_grad
+            graph.call_function(torch._C._set_grad_enabled, (with_grad,))
+        args, kwargs = replaced((call.args, call.kwargs), lambda ref: nodes[ref.number])
+        if getattr(call.func, "__name__", "") == "__get__":  # of an attribute
+            node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))
+        else:
+            node = graph.call_function(call.func, args, kwargs)
+        if call.source is not None:
+            node.meta["stack_trace"] = _trace_of(call.source)
+        if call.module:
+            node.meta["nn_module_stack"] = {call.module: (call.module, "")}
+        for path, number in call.made:
+            part = node
+            for index in path:
+                part = graph.call_function(operator.getitem, (part, index))
+            if number in ended:
+                leaf = graph.call_method("detach", (part,))
+                part = graph.call_method("requires_grad_", (leaf,))
+            nodes[number] = part
+    graph.output(tuple(nodes[root] for root in roots))
+    return graph
+
+
+def refs(value: Any) -> Iterator[Ref]:
+    """What stands for tensors among some arguments."""
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Ref))
+
+
+def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """The same arguments with each tensor, or what stands for one, replaced."""
+    if isinstance(value, (Tensor, Ref)):
+        return replace(value)
+    if isinstance(value, (tuple, list)):
+        items = [replaced(item, replace) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: replaced(item, replace) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(replaced(x, replace) for x in (value.start, value.stop, value.step)))
+    return value
+
+
+def _trace_of(source: Source) -> str:
+    return f'File "{source.file}", line {source.line}, in script\n    {source.code}'
