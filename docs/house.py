@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("batch", "rerun", "capture", "verdict", "guard")),
     ("debug_utils", "netcheck"),  # names that documents give
     ("__init__",),  # gives out the names of those to its left
-    ("integrations", "testing", "cli"),
+    ("integrations", "testing", "cli", "about"),
     ("__main__",),
 )
 PLACE = {room: place for place, layer in enumerate(LAYERS) for room in layer}

@@ -24,7 +24,7 @@ from fxguard.batch.weights import Snapshot
 from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.source_lines import Place
-from fxguard.measure import traceable
+from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import has_memory
 from fxguard.measure.details import Detail, describe
 from fxguard.measure.func_levels import without_levels
@@ -64,7 +64,7 @@ class Batch:
         self.events: list[Event] = []
         self.runs: list[GraphRun] = []  # those events that are runs of graphs
         self.values: list[Value] = []  # measured between graphs
-        self.pairs: list[traceable.Pair] = []  # their ranges, until they are read
+        self.pairs: list[eager.Pair] = []  # their ranges, until they are read
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad ones
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
@@ -148,8 +148,8 @@ class Batch:
         with self.own_arithmetic():
             try:
                 bare = without_levels(tensor)  # it may run under vmap or grad
-                pair = traceable.abs_min_max(bare)
-                if pair[1].device.type == "cpu" and not math.isfinite(float(pair[1])):
+                pair = eager.abs_min_max(bare)
+                if bare.is_cpu and not math.isfinite(float(pair[1])):
                     self.details[index] = describe(bare)
             except Exception:  # a tensor that knows few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
@@ -183,7 +183,7 @@ class Batch:
         index = len(self.values)
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.values.append(Value(role, name, dtype, note=NOT_MEASURED))
-        self.pairs.append((torch.zeros(()), torch.zeros(())))
+        self.pairs.append((0.0, 0.0))
         self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)
         self.live.remember(tensor, key)
@@ -283,7 +283,7 @@ class Batch:
             run.read()
         if self.pairs:
             with torch.no_grad():
-                self.between = traceable.collect(self.pairs).cpu()
+                self.between = eager.collect(self.pairs).cpu()
             expect_rows(self.between, len(self.values))
             self.pairs.clear()
 

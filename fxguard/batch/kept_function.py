@@ -32,8 +32,8 @@ class KeptFunction:
     kind: type[torch.autograd.Function]
     batch_number: int
     # Label, numbers and dtype of each gradient; nobody has waited for the numbers yet.
-    incoming: list[tuple[str, traceable.Pair, str]] = field(default_factory=list)
-    handed_back: list[tuple[str, traceable.Pair, str]] = field(default_factory=list)
+    incoming: list[tuple[str, eager.Pair, str]] = field(default_factory=list)
+    handed_back: list[tuple[str, eager.Pair, str]] = field(default_factory=list)
 
     @property
     def source(self) -> Source | None:
@@ -94,7 +94,7 @@ class FunctionHook:
 
 def _measured(
     what: str, gradients: Sequence[Tensor | None]
-) -> Iterator[tuple[str, traceable.Pair, str]]:
+) -> Iterator[tuple[str, eager.Pair, str]]:
     for position, gradient in enumerate(gradients):
         if gradient is None or has_levels(gradient):
             continue

@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,8 @@ __all__ = [
     "keep_tape_before",
     "versions_of",
 ]
+
+VERSION = attrgetter("_version")
 
 LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 
@@ -93,7 +96,12 @@ class KeptRun:
         """
         self.incoming.clear()
         self.samples.clear()
-        self.args = tuple(map(_let_go, self.args))
+        args, plan = list(self.args), self.event.plan
+        for position, _ in plan.inputs:
+            args[position] = _let_go(args[position])
+        for position in plan.overwritten:  # these are copies
+            args[position] = None
+        self.args = tuple(args)
 
     def _arguments(self) -> tuple[Any, ...] | None:
         """What the graph ran on; None where some of it is gone."""
@@ -262,4 +270,7 @@ def _let_go(value: Any) -> Any:
 
 def versions_of(values: Sequence[Any]) -> tuple[int | None, ...]:
     """How often each tensor of some arguments was written."""
-    return tuple(version_of(x) if isinstance(x, Tensor) else None for x in values)
+    try:
+        return tuple(map(VERSION, values))
+    except (AttributeError, RuntimeError):  # no tensor, or one of inference mode
+        return tuple(version_of(x) if isinstance(x, Tensor) else None for x in values)

@@ -83,7 +83,8 @@ def leave_module(
     while batch.modules and batch.modules[-1].name != name:
         batch.modules.pop()  # it raised, and the model went on
     calls = batch.calls
-    record_return(forward, name, class_name(type(module)), calls, args, kwargs, output)
+    with torch._C.DisableTorchFunction():
+        record_return(forward, name, class_name(type(module)), calls, args, kwargs, output)
     if batch.modules:
         batch.modules.pop()
 

@@ -11,11 +11,18 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
+from torch.nn.attention import SDPBackend, _backend_names, _sdpa_kernel
 
 __all__ = ["changes_settings", "settings_now"]
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # that have an autocast of their own
+
+# The kernels of attention: what tells whether one may be used, and its name. It is what
+# torch.nn.attention._cur_sdpa_kernel_backends reads; this is asked in each batch.
+KERNELS = [
+    (getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(SDPBackend, backend))
+    for name, backend in _backend_names.items()
+]
 
 # What changes settings inside a graph, by name of the function.
 CHANGES = frozenset(
@@ -37,14 +44,14 @@ def changes_settings(graph_module: GraphModule) -> bool:
 def settings_now() -> Callable[[], None]:
     """Note grad mode, autocast and the kernels of attention; returns what sets them back."""
     grad = torch.is_grad_enabled()
-    kernels = _cur_sdpa_kernel_backends()
+    kernels = [is_enabled() for is_enabled, _ in KERNELS]
     cache = torch.is_autocast_cache_enabled()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
     nesting = _nesting()
 
     def restore() -> None:
         torch._C._set_grad_enabled(grad)
-        _sdpa_kernel(kernels)
+        _sdpa_kernel([kernel for (_, kernel), on in zip(KERNELS, kernels, strict=True) if on])
         torch.set_autocast_cache_enabled(cache)
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)

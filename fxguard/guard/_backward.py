@@ -66,6 +66,7 @@ class BackwardPasses:
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
         self.largest = 0.0  # magnitude of a sum of a gradient that the last one brought
+        self._last: tuple[int, Callable[[], Pass | None]] = (-1, lambda: None)  # of those passes
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)
@@ -120,7 +121,7 @@ class BackwardPasses:
         for leaf, name in tape.new_leaves():
             if self._is_unheard_leaf(leaf):
                 self._listen_to(leaf, name)
-        starts = [root for root in roots if isinstance(root, Tensor) and root.requires_grad]
+        starts = [root for root in roots if isinstance(root, Tensor) and root.grad_fn is not None]
         for root in starts:
             keep_tape(tape, root, batch_number, index, self._came_in)
         for tensor in (*tape.made_by_functions(), *starts):
@@ -141,21 +142,24 @@ class BackwardPasses:
                 weight._backward_hooks = None
 
     def _is_unheard_leaf(self, tensor: Tensor) -> bool:
-        if not (tensor.requires_grad and tensor.is_leaf):
-            return False
-        # An id may be that of another tensor by now: its hooks tell.
         handle = self._hooks.get(id(tensor))
-        return handle is None or handle.id not in (tensor._backward_hooks or ())
+        # An id may be that of another tensor by now: its hooks tell.
+        if handle is not None and handle.id in (tensor._backward_hooks or ()):
+            return False
+        return tensor.requires_grad and tensor.is_leaf
 
     def _listen_to(self, leaf: Tensor, name: str) -> None:
         number = self._number
 
         @traced_hooks.never_compiled
         def listen(gradient: Tensor) -> None:
-            if not torch.compiler.is_compiling():
-                self.reached(name, gradient)
-            elif traced_hooks.in_compiled_autograd():
+            if not traced_hooks.in_compiled_autograd():
+                if not has_levels(gradient) and (running := self._pass()) is not None:
+                    running.leaves.look_at(name, gradient)
+            elif torch.compiler.is_compiling():
                 traced_hooks.hand_over(gradient, number, name)
+            else:
+                self.reached(name, gradient)
 
         if len(self._hooks) >= self._most_hooks:  # of inputs that are gone
             live = {key: x for key, x in self._hooks.items() if x.hooks_dict_ref() is not None}
@@ -163,10 +167,10 @@ class BackwardPasses:
         self._hooks[id(leaf)] = leaf.register_hook(listen)
 
     def reached(self, name: str, gradient: Tensor) -> None:
-        """A gradient is about to be accumulated into a leaf."""
+        """A gradient is about to be accumulated into a leaf, in a compiled backward."""
         running = None if has_levels(gradient) else self._pass()
         if running is not None:
-            running.reached(name, gradient)
+            running.tell_of(name, gradient)
 
     def _came_in(self, kept: Kept) -> None:
         if traced_hooks.in_compiled_autograd():  # whose end nobody is told of
@@ -209,17 +213,18 @@ class BackwardPasses:
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""
         task = torch._C._current_graph_task_id()
+        last, found = self._last
+        if task == last and (running := found()) is not None:
+            return running
         if task == -1:
             return None
-        running = self._passes.get(task)
-        if running is not None:
-            return running
         with self._lock:
             running = self._passes.get(task)
             if running is None:
                 running = self._passes[task] = Pass(self)
                 # The engine owns it from now on: where the backward raises it is gone, too.
                 Variable._execution_engine.queue_callback(running.end_comes)
+        self._last = task, weakref.ref(running)
         return running
 
 
@@ -240,11 +245,9 @@ class Pass:
         self.has_told = False  # of a bad one before the end
         passes.largest = 0.0  # nothing of it is known yet
 
-    def reached(self, name: str, gradient: Tensor) -> None:
-        """A gradient is about to be accumulated into a leaf."""
-        if not traced_hooks.in_compiled_autograd():
-            self.leaves.look_at(name, gradient)
-        elif not self.has_told:  # nobody calls end_comes
+    def tell_of(self, name: str, gradient: Tensor) -> None:
+        """Tell at once of the first bad leaf of a compiled backward: nobody calls end_comes."""
+        if not self.has_told:
             leaf: Finite[str] = Finite()
             leaf.look_at(name, gradient)
             for _, severity in leaf.bad():

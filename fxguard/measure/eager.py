@@ -9,6 +9,7 @@ compiler.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.measure import traceable
+from fxguard.measure import native, traceable
 
-__all__ = ["abs_min_max", "collect"]
+__all__ = ["Pair", "abs_min_max", "collect"]
 
 # The integers that hold the bits.
 INTEGERS = {
@@ -41,17 +42,23 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
 
-def abs_min_max(value: Any) -> traceable.Pair:
+Pair = tuple[float, float] | traceable.Pair
+
+
+def abs_min_max(value: Any) -> Pair:
     """The smallest and the largest magnitude in ``value``.
 
-    Dense floating-point tensors on the CPU are read as integers, all others are given to
+    Tensors in the memory of the CPU are read by :mod:`fxguard.measure.native`. Where that is not
+    built, the dense ones with floating-point numbers are read as integers. All others are given to
     :func:`fxguard.measure.traceable.abs_min_max`.
 
     Returns:
-        Two tensors of shape ``[]`` as from there, but where there is a NaN the first may be the
-        smallest magnitude of the others. ``NO_DATA`` for what cannot be measured: a tensor that
-        knows few operations is no reason for a healthy model to raise.
+        Two numbers, or two tensors of shape ``[]`` as from there. Where there is a NaN the first
+        may be the smallest magnitude of the others. ``NO_DATA`` for what cannot be measured: a
+        tensor that knows few operations is no reason for a healthy model to raise.
     """
+    if not _is_observed() and (found := native.abs_min_max(value)) is not None:
+        return found
     try:
         return _abs_min_max(value)
     except Exception:
@@ -147,14 +154,32 @@ def _scratch(dtype: torch.dtype, length: int) -> Tensor:
     return kept[dtype]
 
 
-def collect(items: Sequence[traceable.Pair | Tensor]) -> Tensor:
-    """Join the results of many checks, as :func:`fxguard.measure.traceable.collect` does."""
+def collect(items: Sequence[Pair | Tensor]) -> Tensor:
+    """Join the results of many checks, as :func:`fxguard.measure.traceable.collect` does.
+
+    Numbers that are at hand already make a tensor of float64.
+    """
+    blocks = []
+    for are_numbers, group in itertools.groupby(items, _is_at_hand):
+        part: Any = list(group)
+        if are_numbers:
+            blocks.append(torch.tensor(part, dtype=torch.float64, device="cpu"))
+        else:
+            blocks.append(_joined(part))
+    return blocks[0] if len(blocks) == 1 else traceable.collect(blocks)
+
+
+def _is_at_hand(item: Pair | Tensor) -> bool:
+    return type(item) is tuple and type(item[0]) is float
+
+
+def _joined(items: Sequence[traceable.Pair | Tensor]) -> Tensor:
     numbers: list[Tensor] = []
     for item in items:
         if isinstance(item, Tensor):
             return traceable.collect(items)
         numbers += item
-    if not numbers or not all(number.is_cpu for number in numbers):
+    if not all(number.is_cpu for number in numbers):
         return traceable.collect(items)
     joined = torch.stack(numbers)  # in a dtype that holds all of them
     wide = torch.float64 if joined.dtype is torch.float64 else torch.float32

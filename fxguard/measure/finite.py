@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from fxguard.measure import native
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.records import Range, Severity
 
@@ -22,7 +23,8 @@ class Finite(Generic[T]):
     """Looks at tensors one after the other, and says at the end which of them are not finite.
 
     Attributes:
-        largest: the largest magnitude of a sum; known when :meth:`bad` has ended.
+        largest: the largest magnitude of an element, or of a tensor's sum; known when :meth:`bad`
+            has ended.
         zero: what was 0 throughout; likewise.
 
     Example:
@@ -46,6 +48,22 @@ class Finite(Generic[T]):
             what: stands for it in :meth:`bad`.
             tensor: of any kind; one that knows few operations passes for finite.
         """
+        found = native.abs_min_max(tensor)
+        if found is None:
+            self._look_otherwise(what, tensor)
+        elif not 0 < (high := found[1]) < self.largest:  # most gradients are as this one
+            self._note(what, high)
+
+    def _note(self, what: T, high: float) -> None:
+        """Note the largest magnitude of a tensor."""
+        self.largest = max(self.largest, high)
+        if severity := Severity.of(high):
+            self._found.append((what, severity))
+        elif not high:
+            self.zero.append(what)
+
+    def _look_otherwise(self, what: T, tensor: Tensor) -> None:
+        """Look at a tensor by torch's operations."""
         with torch._C.DisableTorchFunction():
             bare = tensor.detach() if tensor.requires_grad else tensor
             if not is_plain(bare):

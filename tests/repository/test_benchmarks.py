@@ -76,6 +76,17 @@ def test_overhead_scores_what_it_measured(record: Any) -> None:
     }
 
 
+def test_whole_step_compares_steps_with_and_without_gradients() -> None:
+    """A line for each model, with a ratio and the cost for each weight."""
+    chosen = "--models mlp vit --sizes small --budget 0"
+    ended = run("whole_step.py", *chosen.split())
+    assert ended.returncode == 0, ended.stderr
+    *_, mlp, vit = ended.stdout.splitlines()
+    assert mlp.split()[:4] == ["small", "tiny", "MLP", "6"]
+    assert vit.split()[:3] == ["small", "ViT", "40"]
+    assert "on / off" in ended.stdout
+
+
 def test_unknown_models_are_refused() -> None:
     """A model that does not exist ends in one line that lists those that do."""
     ended = run("overhead.py", "--models", "nonsense")

@@ -1,0 +1,305 @@
+/* The smallest and the largest magnitude of a tensor that lies in memory, in one read of it.
+ *
+ * A tensor comes in by DLPack's C exchange, the standard for handing memory from one library to
+ * another: nothing here includes or links PyTorch, and one build serves all versions of it. The
+ * file keeps to Python's limited API of 3.10, so that one build serves all versions of Python, too.
+ *
+ * The bits of a non-negative floating-point number, read as an integer, are in the order of the
+ * numbers, inf above all finite ones and NaN above inf. So the loops compare integers. Nothing
+ * starts a thread: a pool of our own would not survive a fork, and would compete with torch's.
+ */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* DLPack 1: https://github.com/dmlc/dlpack/blob/v1.3/include/dlpack/dlpack.h */
+
+enum { DLPACK_MAJOR = 1, DEVICE_CPU = 1 };
+enum { CODE_INT = 0, CODE_UINT = 1, CODE_FLOAT = 2, CODE_BFLOAT = 4, CODE_BOOL = 6 };
+
+typedef struct {
+    void *data;
+    struct {
+        int32_t type, id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides; /* in elements */
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *previous;
+    void *managed[3];
+    int (*tensor_of)(void *object, DLTensor *out); /* borrows; an error of Python's where it fails */
+    void *current_work_stream;
+} ExchangeAPI;
+
+/* The loops. Each is compiled for several instruction sets where the loader can choose among them
+ * when it loads the library; other compilers vectorize for what they are told to build for. */
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define LOOP __attribute__((target_clones("arch=x86-64-v4", "avx2", "default"), optimize("O3")))
+#else
+#define LOOP
+#endif
+
+typedef struct {
+    uint64_t low, high; /* bits of the magnitudes */
+} Bits;
+
+#define DEFINE_LOOPS(NAME, INT, MAGNITUDE)                                                         \
+    LOOP static void NAME##_dense(const void *start, ptrdiff_t count, Bits *found) {               \
+        const INT *x = start;                                                                      \
+        INT low = (INT)found->low, high = (INT)found->high;                                        \
+        for (ptrdiff_t i = 0; i < count; i++) {                                                    \
+            const INT m = MAGNITUDE(INT, x[i]);                                                    \
+            low = m < low ? m : low;                                                               \
+            high = m > high ? m : high;                                                            \
+        }                                                                                          \
+        found->low = (uint64_t)low;                                                                \
+        found->high = (uint64_t)high;                                                              \
+    }                                                                                              \
+    static void NAME##_spaced(const void *start, ptrdiff_t count, ptrdiff_t step, Bits *found) {   \
+        const INT *x = start;                                                                      \
+        INT low = (INT)found->low, high = (INT)found->high;                                        \
+        for (ptrdiff_t i = 0; i < count; i++) {                                                    \
+            const INT m = MAGNITUDE(INT, x[i * step]);                                             \
+            low = m < low ? m : low;                                                               \
+            high = m > high ? m : high;                                                            \
+        }                                                                                          \
+        found->low = (uint64_t)low;                                                                \
+        found->high = (uint64_t)high;                                                              \
+    }
+
+/* Floating-point numbers without their sign are non-negative as signed integers, too: these are
+ * compared by one instruction on more machines. */
+#define WITHOUT_SIGN(INT, x) ((INT)((x) & (INT)(((uint64_t)1 << (8 * sizeof(INT) - 1)) - 1)))
+#define ABSOLUTE(INT, x) ((INT)((x) >> (8 * sizeof(INT) - 1) ? (INT)0 - (x) : (x)))
+#define AS_IT_IS(INT, x) (x)
+
+DEFINE_LOOPS(float16, int16_t, WITHOUT_SIGN)
+DEFINE_LOOPS(float32, int32_t, WITHOUT_SIGN)
+DEFINE_LOOPS(float64, int64_t, WITHOUT_SIGN)
+DEFINE_LOOPS(int8, uint8_t, ABSOLUTE)
+DEFINE_LOOPS(int16, uint16_t, ABSOLUTE)
+DEFINE_LOOPS(int32, uint32_t, ABSOLUTE)
+DEFINE_LOOPS(int64, uint64_t, ABSOLUTE)
+DEFINE_LOOPS(uint8, uint8_t, AS_IT_IS)
+DEFINE_LOOPS(uint16, uint16_t, AS_IT_IS)
+DEFINE_LOOPS(uint32, uint32_t, AS_IT_IS)
+DEFINE_LOOPS(uint64, uint64_t, AS_IT_IS)
+
+/* From bits to numbers. */
+
+static double number_of_float64(uint64_t bits) {
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static double number_of_float32(uint64_t bits) {
+    const uint32_t low = (uint32_t)bits;
+    float number;
+    memcpy(&number, &low, sizeof number);
+    return number;
+}
+
+static double number_of_bfloat16(uint64_t bits) { return number_of_float32(bits << 16); }
+
+static double number_of_float16(uint64_t bits) {
+    const uint64_t exponent = bits >> 10, fraction = bits & 0x3ff;
+    if (exponent == 0) /* a subnormal number, in units of the smallest one */
+        return (double)fraction * number_of_float32(0x33800000); /* 2**-24 */
+    if (exponent == 0x1f)
+        return number_of_float32(0x7f800000 | fraction << 13);
+    return number_of_float32((exponent + 112) << 23 | fraction << 13);
+}
+
+static double number_of_bool(uint64_t bits) { return bits != 0; } /* any byte may be a True */
+
+/* Integers are rounded as a float32 is, with which they are compared elsewhere. */
+static double number_of_integer(uint64_t bits) { return (double)(float)bits; }
+
+typedef struct {
+    uint8_t code, bits;
+    void (*dense)(const void *, ptrdiff_t, Bits *);
+    void (*spaced)(const void *, ptrdiff_t, ptrdiff_t, Bits *);
+    double (*number_of)(uint64_t);
+    uint64_t largest; /* what the search for the smallest begins with */
+} Kind;
+
+static const Kind KINDS[] = {
+    {CODE_FLOAT, 32, float32_dense, float32_spaced, number_of_float32, INT32_MAX},
+    {CODE_BFLOAT, 16, float16_dense, float16_spaced, number_of_bfloat16, INT16_MAX},
+    {CODE_FLOAT, 16, float16_dense, float16_spaced, number_of_float16, INT16_MAX},
+    {CODE_FLOAT, 64, float64_dense, float64_spaced, number_of_float64, INT64_MAX},
+    {CODE_BOOL, 8, uint8_dense, uint8_spaced, number_of_bool, UINT8_MAX},
+    {CODE_INT, 64, int64_dense, int64_spaced, number_of_integer, UINT64_MAX},
+    {CODE_INT, 32, int32_dense, int32_spaced, number_of_integer, UINT32_MAX},
+    {CODE_INT, 16, int16_dense, int16_spaced, number_of_integer, UINT16_MAX},
+    {CODE_INT, 8, int8_dense, int8_spaced, number_of_integer, UINT8_MAX},
+    {CODE_UINT, 64, uint64_dense, uint64_spaced, number_of_integer, UINT64_MAX},
+    {CODE_UINT, 32, uint32_dense, uint32_spaced, number_of_integer, UINT32_MAX},
+    {CODE_UINT, 16, uint16_dense, uint16_spaced, number_of_integer, UINT16_MAX},
+    {CODE_UINT, 8, uint8_dense, uint8_spaced, number_of_integer, UINT8_MAX},
+};
+
+static const Kind *kind_of(const DLTensor *tensor) {
+    if (tensor->dtype.lanes == 1)
+        for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
+            if (KINDS[i].code == tensor->dtype.code && KINDS[i].bits == tensor->dtype.bits)
+                return &KINDS[i];
+    return NULL;
+}
+
+/* The elements, as few long runs as there are. */
+
+enum { MOST_AXES = 64 };
+
+typedef struct {
+    int64_t size, stride, index;
+} Axis;
+
+/* The axes along which there are different elements, by stride, those that continue each other
+ * joined. What is dense in memory in any order is one axis. */
+static int axes_of(const DLTensor *tensor, Axis *axes) {
+    int count = 0;
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        const Axis axis = {tensor->shape[d], tensor->strides[d], 0};
+        if (axis.size == 1 || axis.stride == 0) /* an expanded axis repeats its elements */
+            continue;
+        int at = count++;
+        for (; at > 0 && axes[at - 1].stride > axis.stride; at--)
+            axes[at] = axes[at - 1];
+        axes[at] = axis;
+    }
+    int kept = 0;
+    for (int d = 0; d < count; d++) {
+        if (kept && axes[d].stride == axes[kept - 1].stride * axes[kept - 1].size)
+            axes[kept - 1].size *= axes[d].size;
+        else
+            axes[kept++] = axes[d];
+    }
+    return kept;
+}
+
+static void read_runs(const Kind *kind, const char *start, Axis *axes, int count, Bits *found) {
+    if (count == 0) {
+        kind->dense(start, 1, found);
+        return;
+    }
+    const ptrdiff_t element = kind->bits / 8;
+    for (;;) {
+        if (axes[0].stride == 1)
+            kind->dense(start, (ptrdiff_t)axes[0].size, found);
+        else
+            kind->spaced(start, (ptrdiff_t)axes[0].size, (ptrdiff_t)axes[0].stride, found);
+        int d = 1; /* on to the next run */
+        for (; d < count; d++) {
+            start += axes[d].stride * element;
+            if (++axes[d].index < axes[d].size)
+                break;
+            start -= axes[d].size * axes[d].stride * element;
+            axes[d].index = 0;
+        }
+        if (d == count)
+            return;
+    }
+}
+
+/* Python's side. */
+
+enum { LONG = 1 << 18 }; /* elements from which on other threads may run meanwhile */
+
+static int (*tensor_of)(void *, DLTensor *);
+static PyTypeObject *plain, *parameter;
+
+PyDoc_STRVAR(bind_doc,
+             "bind(exchange, tensor, parameter)\n--\n\n"
+             "Read objects of these two types, and of no subclass, by this DLPack C exchange API.");
+
+static PyObject *bind(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *capsule, *first, *second;
+    if (!PyArg_ParseTuple(args, "OO!O!", &capsule, &PyType_Type, &first, &PyType_Type, &second))
+        return NULL;
+    const ExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (api == NULL)
+        return NULL;
+    if (api->version.major != DLPACK_MAJOR || api->tensor_of == NULL) {
+        PyErr_SetString(PyExc_ImportError, "this version of DLPack's exchange is not known");
+        return NULL;
+    }
+    Py_INCREF(first);
+    Py_INCREF(second);
+    plain = (PyTypeObject *)first;
+    parameter = (PyTypeObject *)second;
+    tensor_of = api->tensor_of;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(abs_min_max_doc,
+             "abs_min_max(tensor)\n--\n\n"
+             "The smallest and the largest magnitude, or None where this cannot read the tensor.\n\n"
+             "The largest is NaN where any element is; the smallest is that of the others then.");
+
+static PyObject *abs_min_max(PyObject *module, PyObject *object) {
+    (void)module;
+    DLTensor tensor;
+    if (tensor_of == NULL || (Py_TYPE(object) != plain && Py_TYPE(object) != parameter))
+        Py_RETURN_NONE;
+    if (tensor_of(object, &tensor) != 0) { /* one without memory of its own */
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    const Kind *kind = kind_of(&tensor);
+    if (kind == NULL || tensor.device.type != DEVICE_CPU || tensor.data == NULL ||
+        tensor.ndim > MOST_AXES || (tensor.ndim > 0 && tensor.strides == NULL))
+        Py_RETURN_NONE;
+    for (int32_t d = 0; d < tensor.ndim; d++)
+        if (tensor.shape[d] == 0)
+            Py_RETURN_NONE;
+    Axis axes[MOST_AXES];
+    const int count = axes_of(&tensor, axes);
+    const char *start = (const char *)tensor.data + tensor.byte_offset;
+    Bits found = {kind->largest, 0};
+    int64_t elements = 1;
+    for (int d = 0; d < count; d++)
+        elements *= axes[d].size;
+    if (elements < LONG) {
+        read_runs(kind, start, axes, count, &found);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        read_runs(kind, start, axes, count, &found);
+        Py_END_ALLOW_THREADS
+    }
+    return Py_BuildValue("(dd)", kind->number_of(found.low), kind->number_of(found.high));
+}
+
+static PyMethodDef METHODS[] = {
+    {"bind", bind, METH_VARARGS, bind_doc},
+    {"abs_min_max", abs_min_max, METH_O, abs_min_max_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_native",
+    .m_doc = "Magnitude ranges of tensors in memory.",
+    .m_size = -1,
+    .m_methods = METHODS,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&MODULE); }

@@ -1,0 +1,248 @@
+"""Ranges that are read in C, against numpy and against the slow way; what is left to that."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxguard.measure import native, traceable
+from support.exact_ranges import WIDE_ENOUGH_FOR_TORCH, often
+from support.needs import needs_program
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "fxguard/measure/_native.c"
+
+INTEGERS = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> str:
+    """Without one nothing here can be built."""
+    return needs_program("cc", "gcc", "clang")
+
+
+def test_it_is_built() -> None:
+    """Where there is a compiler, installing fxguard has built it."""
+    assert native.is_built
+    assert native.abs_min_max(torch.tensor([-3.0, 2.0])) == (2.0, 3.0)
+
+
+@st.composite
+def views(draw: Any) -> Tensor:
+    """A tensor of any dtype and strides: in any order, with gaps, expanded, of one element."""
+    dtype = draw(st.sampled_from([*(form.dtype for form in WIDE_ENOUGH_FOR_TORCH), *INTEGERS]))
+    sizes = draw(st.lists(st.integers(1, 5), max_size=5))
+    numbers = np.random.default_rng(draw(st.integers(0, 99))).normal(0, 90, math.prod(sizes))
+    if isinstance(dtype, str):
+        tensor = torch.from_numpy(numbers.astype(np.int64)).to(getattr(torch, dtype))
+    else:
+        tensor = torch.from_numpy(numbers).to(dtype)
+    tensor = tensor.view(sizes).permute(draw(st.permutations(range(len(sizes)))))
+    for axis in range(tensor.ndim):
+        start, step = draw(st.integers(0, 2)), draw(st.integers(1, 3))
+        if start < tensor.shape[axis]:
+            tensor = tensor[(slice(None),) * axis + (slice(start, None, step),)]
+    if draw(st.booleans()):
+        tensor = tensor.unsqueeze(at := draw(st.integers(0, tensor.ndim)))
+        tensor = tensor.expand(*(3 if axis == at else -1 for axis in range(tensor.ndim)))
+    return tensor
+
+
+@often
+@given(views())
+def test_every_view_is_read_by_its_own_elements(tensor: Tensor) -> None:
+    """Whatever the order of the strides and the gaps between elements."""
+    low, high = traceable.abs_min_max(tensor)
+    assert native.abs_min_max(tensor) == (float(low), float(high))
+
+
+@often
+@given(
+    st.sampled_from(INTEGERS[1:]).flatmap(
+        lambda dtype: arrays.arrays(
+            dtype, st.integers(1, 40), elements=arrays.from_dtype(np.dtype(dtype))
+        )
+    )
+)
+def test_integers_are_rounded_as_float32(values: np.ndarray) -> None:
+    """The most negative one, too, whose magnitude its dtype does not hold."""
+    magnitudes = [float(np.float32(abs(int(value)))) for value in values]
+    assert native.abs_min_max(torch.from_numpy(values)) == (min(magnitudes), max(magnitudes))
+
+
+def test_any_byte_of_a_bool_is_one() -> None:
+    """Memory that was never written may hold others than 0 and 1."""
+    tensor = torch.tensor([0, 151], dtype=torch.uint8).view(torch.bool)
+    assert native.abs_min_max(tensor) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("form", WIDE_ENOUGH_FOR_TORCH, ids=lambda form: str(form.dtype))
+def test_every_number_of_16_bits_and_the_edges_of_others(form: Any) -> None:
+    """The number that is given back has the bits of that in memory, subnormal ones too."""
+    patterns = range(1 << 16) if form.bits == 16 else form.edges
+    for pattern in patterns:
+        number = abs(form.decode(pattern))
+        found = native.abs_min_max(form.tensor([pattern]))
+        assert found is not None
+        assert found[1] == number or (math.isnan(found[1]) and math.isnan(number))
+
+
+@pytest.mark.parametrize("dtype", [form.dtype for form in WIDE_ENOUGH_FOR_TORCH], ids=str)
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 4097, 1 << 19])
+def test_no_element_is_left_out(dtype: torch.dtype, size: int) -> None:
+    """The ends of what one instruction reads, and of what is read without the GIL."""
+    for place in {0, 1, size // 2, size - 2, size - 1} & set(range(size)):
+        tensor = torch.full((size,), -2.0, dtype=dtype)
+        tensor[place] = math.inf
+        assert native.abs_min_max(tensor) == (math.inf if size == 1 else 2.0, math.inf)
+        tensor[place] = math.nan
+        found = native.abs_min_max(tensor)
+        assert found is not None
+        assert math.isnan(found[1])
+
+
+class Subclass(Tensor):
+    """Its memory may mean anything."""
+
+
+def functional() -> Any:
+    return torch._to_functional_tensor(torch.ones(3))
+
+
+OTHERS = {
+    "no tensor": lambda: [1.0],
+    "none": lambda: None,
+    "empty": lambda: torch.ones(4, 3)[:0],
+    "meta": lambda: torch.ones(3, device="meta"),
+    "complex": lambda: torch.ones(3, dtype=torch.complex64),
+    "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "sparse": lambda: torch.ones(3).to_sparse(),
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+    "subclass": lambda: torch.ones(3).as_subclass(Subclass),
+    "without memory": lambda: torch._efficientzerotensor((3,)),
+    "functional": functional,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_what_it_cannot_read_is_left_to_others(make: Any) -> None:
+    """Never a number of other memory, and never an error."""
+    assert native.abs_min_max(make()) is None
+    assert native.abs_min_max(torch.ones(2)) == (1.0, 1.0)  # no error was left behind
+
+
+def test_values_of_a_transform_are_left_to_others() -> None:
+    """A batched tensor, and one that torch.func differentiates, have no memory of their own."""
+    found: list[Any] = []
+
+    def look(x: Tensor) -> Tensor:
+        found.append(native.abs_min_max(x))
+        return x.sum()
+
+    torch.func.vmap(look)(torch.ones(2, 3))
+    torch.func.grad(look)(torch.ones(3))
+    assert found == [None, None]
+
+
+def test_autograd_and_modes_do_not_notice() -> None:
+    """Nothing is dispatched: no node, no version, no call that a mode would see."""
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    result = weight * 2
+    before = result._version, result.grad_fn
+    with _Raises():
+        assert native.abs_min_max(result) == (2.0, 4.0)
+        assert native.abs_min_max(weight) == (1.0, 2.0)
+    assert (result._version, result.grad_fn) == before
+
+
+class _Raises(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was called")
+
+
+def test_many_threads_at_once() -> None:
+    """Each reads its own large tensor while the others do."""
+    wrong: list[float] = []
+
+    def work(size: float) -> None:
+        tensor = torch.full((1 << 19,), -size)
+        wrong.extend(size for _ in range(20) if native.abs_min_max(tensor) != (size, size))
+
+    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def _read_in_child(queue: Any) -> None:
+    queue.put(native.abs_min_max(torch.full((1 << 19,), -3.0)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_reads_too() -> None:
+    """No thread is started that a fork would leave behind."""
+    assert native.abs_min_max(torch.ones(1 << 19)) == (1.0, 1.0)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_read_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == (3.0, 3.0)
+    child.join()
+
+
+def file_of(library: str, compiler: str) -> str:
+    """Where the compiler has a library."""
+    command = [compiler, f"-print-file-name={library}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+RUN = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("fxguard.measure._native", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+sys.modules["fxguard.measure._native"] = module
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no sanitizers here")
+def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
+    """This file again, with an extension that looks at each access and each piece of arithmetic."""
+    include = sysconfig.get_paths()["include"]
+    library = tmp_path / "_native.abi3.so"
+    flags = ["-g", "-O1", "-shared", "-fPIC", "-fsanitize=address,undefined"]
+    flags += ["-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
+    subprocess.run([compiler, *flags, str(SOURCE), "-o", str(library)], check=True)
+    # The sanitizer looks for the function that throws exceptions of C++ when it is loaded.
+    runtime = " ".join(file_of(name, compiler) for name in ("libasan.so", "libstdc++.so.6"))
+    command = [sys.executable, "-c", RUN, str(library), "-q", "-p", "no:cacheprovider"]
+    command += ["-s", "-m", "not slow", "-k", "not forked", __file__]
+    env = dict(os.environ, LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0")
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
