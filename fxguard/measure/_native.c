@@ -5,8 +5,9 @@
  * file keeps to Python's limited API of 3.10, so that one build serves all versions of Python, too.
  *
  * The bits of a non-negative floating-point number, read as an integer, are in the order of the
- * numbers, inf above all finite ones and NaN above inf. So the loops compare integers. Nothing
- * starts a thread: a pool of our own would not survive a fork, and would compete with torch's.
+ * numbers, inf above all finite ones and NaN above inf. So the loops compare integers. Nothing here
+ * starts a thread: a pool of our own would not survive a fork, and would compete with torch's. Large
+ * tensors are cut, and read by torch's threads.
  */
 
 #define Py_LIMITED_API 0x030A0000
@@ -185,6 +186,10 @@ static int axes_of(const DLTensor *tensor, Axis *axes) {
             axes[at] = axes[at - 1];
         axes[at] = axis;
     }
+    if (count == 0) { /* one element */
+        axes[0] = (Axis){1, 1, 0};
+        return 1;
+    }
     int kept = 0;
     for (int d = 0; d < count; d++) {
         if (kept && axes[d].stride == axes[kept - 1].stride * axes[kept - 1].size)
@@ -196,10 +201,6 @@ static int axes_of(const DLTensor *tensor, Axis *axes) {
 }
 
 static void read_runs(const Kind *kind, const char *start, Axis *axes, int count, Bits *found) {
-    if (count == 0) {
-        kind->dense(start, 1, found);
-        return;
-    }
     const ptrdiff_t element = kind->bits / 8;
     for (;;) {
         if (axes[0].stride == 1)
@@ -219,21 +220,76 @@ static void read_runs(const Kind *kind, const char *start, Axis *axes, int count
     }
 }
 
-/* Python's side. */
+/* A large tensor is cut across its last axis. torch_parallel_for, of torch's stable C interface,
+ * shares the pieces among torch's threads: a range, its smallest part, and what does a part. */
 
-enum { LONG = 1 << 18 }; /* elements from which on other threads may run meanwhile */
+enum { LARGE = 1 << 20, PIECE = 1 << 19, MOST_PIECES = 256 }; /* the first two in bytes */
+
+typedef int32_t (*ParallelFor)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
+
+static ParallelFor parallel_for;
+
+typedef struct {
+    const Kind *kind;
+    const char *start;
+    const Axis *axes;
+    int count;
+    int64_t pieces;
+    Bits found[MOST_PIECES];
+} Cut;
+
+static void read_pieces(int64_t begin, int64_t end, void *context) {
+    Cut *cut = context;
+    const Axis last = cut->axes[cut->count - 1];
+    for (int64_t piece = begin; piece < end; piece++) {
+        const int64_t from = last.size * piece / cut->pieces;
+        const int64_t to = last.size * (piece + 1) / cut->pieces;
+        Axis axes[MOST_AXES];
+        memcpy(axes, cut->axes, (size_t)cut->count * sizeof *axes);
+        axes[cut->count - 1].size = to - from;
+        const ptrdiff_t offset = (ptrdiff_t)(from * last.stride) * (cut->kind->bits / 8);
+        Bits found = {cut->kind->largest, 0};
+        read_runs(cut->kind, cut->start + offset, axes, cut->count, &found);
+        cut->found[piece] = found;
+    }
+}
+
+static Bits read_large(const Kind *kind, const char *start, const Axis *axes, int count,
+                       int64_t bytes) {
+    Cut cut;
+    cut.kind = kind;
+    cut.start = start;
+    cut.axes = axes;
+    cut.count = count;
+    cut.pieces = bytes / PIECE < MOST_PIECES ? bytes / PIECE : MOST_PIECES;
+    if (axes[count - 1].size < cut.pieces)
+        cut.pieces = axes[count - 1].size;
+    if (parallel_for == NULL || parallel_for(0, cut.pieces, 1, read_pieces, &cut) != 0)
+        read_pieces(0, cut.pieces, &cut);
+    Bits all = cut.found[0];
+    for (int64_t piece = 1; piece < cut.pieces; piece++) {
+        all.low = cut.found[piece].low < all.low ? cut.found[piece].low : all.low;
+        all.high = cut.found[piece].high > all.high ? cut.found[piece].high : all.high;
+    }
+    return all;
+}
+
+/* Python's side. */
 
 static int (*tensor_of)(void *, DLTensor *);
 static PyTypeObject *plain, *parameter;
 
 PyDoc_STRVAR(bind_doc,
-             "bind(exchange, tensor, parameter)\n--\n\n"
-             "Read objects of these two types, and of no subclass, by this DLPack C exchange API.");
+             "bind(exchange, tensor, parameter, parallel_for)\n--\n\n"
+             "Read objects of these two types, and of no subclass, by this DLPack C exchange API;\n"
+             "large ones in pieces, by the function at this address, where it is not 0.");
 
 static PyObject *bind(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *capsule, *first, *second;
-    if (!PyArg_ParseTuple(args, "OO!O!", &capsule, &PyType_Type, &first, &PyType_Type, &second))
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "OO!O!K", &capsule, &PyType_Type, &first, &PyType_Type, &second,
+                          &address))
         return NULL;
     const ExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (api == NULL)
@@ -247,6 +303,7 @@ static PyObject *bind(PyObject *module, PyObject *args) {
     plain = (PyTypeObject *)first;
     parameter = (PyTypeObject *)second;
     tensor_of = api->tensor_of;
+    parallel_for = (ParallelFor)(uintptr_t)address;
     Py_RETURN_NONE;
 }
 
@@ -275,14 +332,14 @@ static PyObject *abs_min_max(PyObject *module, PyObject *object) {
     const int count = axes_of(&tensor, axes);
     const char *start = (const char *)tensor.data + tensor.byte_offset;
     Bits found = {kind->largest, 0};
-    int64_t elements = 1;
+    int64_t bytes = kind->bits / 8;
     for (int d = 0; d < count; d++)
-        elements *= axes[d].size;
-    if (elements < LONG) {
+        bytes *= axes[d].size;
+    if (bytes < LARGE) {
         read_runs(kind, start, axes, count, &found);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        read_runs(kind, start, axes, count, &found);
+        found = read_large(kind, start, axes, count, bytes);
         Py_END_ALLOW_THREADS
     }
     return Py_BuildValue("(dd)", kind->number_of(found.low), kind->number_of(found.high));

@@ -6,12 +6,19 @@ It is built where there is a C compiler when fxguard is installed. Without it ev
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 __all__ = ["abs_min_max", "is_built"]
+
+LIBRARY = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
+    sys.platform, "libtorch_cpu.so"
+)
 
 Reader = Callable[[object], tuple[float, float] | None]
 
@@ -23,12 +30,24 @@ def _unread(value: object) -> tuple[float, float] | None:
 def _reader() -> Reader:
     try:
         from fxguard.measure import _native
-    except ImportError:
+
+        exchange = Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
+        _native.bind(exchange, Tensor, torch.nn.Parameter, _parallel_for())
+    except (ImportError, AttributeError):  # not built; or a version of DLPack that it does not know
         return _unread
-    exchange = torch.Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
-    _native.bind(exchange, Tensor, torch.nn.Parameter)
-    reader: Reader = _native.abs_min_max
-    return reader
+    return _native.abs_min_max
+
+
+def _parallel_for() -> int:
+    """The address of a function that shares work among torch's threads, 0 where it is not found.
+
+    It is part of torch's stable C interface (``torch/csrc/stable/c/shim.h``).
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / LIBRARY))
+        return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):  # another system, another version
+        return 0
 
 
 # The smallest and the largest magnitude in a tensor, or None for what has to be asked otherwise: a

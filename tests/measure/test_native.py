@@ -104,9 +104,9 @@ def test_every_number_of_16_bits_and_the_edges_of_others(form: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [form.dtype for form in WIDE_ENOUGH_FOR_TORCH], ids=str)
-@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 4097, 1 << 19])
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 4097, (1 << 20) + 3])
 def test_no_element_is_left_out(dtype: torch.dtype, size: int) -> None:
-    """The ends of what one instruction reads, and of what is read without the GIL."""
+    """The ends of what one instruction reads, and of the pieces of a large tensor."""
     for place in {0, 1, size // 2, size - 2, size - 1} & set(range(size)):
         tensor = torch.full((size,), -2.0, dtype=dtype)
         tensor[place] = math.inf
@@ -195,14 +195,53 @@ def test_many_threads_at_once() -> None:
     assert not wrong
 
 
+LARGE = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.view(1024, -1).T,
+    "gaps": lambda x: x.view(1024, -1)[:, 1:-1],
+    "every other": lambda x: x[::2],
+    "a short last axis": lambda x: x.view(3, 1024, 1024)[:, 1:, 1:],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("view", LARGE.values(), ids=LARGE)
+def test_a_large_tensor_is_read_whole(view: Any, threads: int) -> None:
+    """However it lies, and however many threads torch has: each element, and no other."""
+    base = torch.full((3 << 20,), -2.0)
+    tensor, before = view(base), torch.get_num_threads()
+    others = base.clone()
+    view(others).fill_(0)
+    base[others != 0] = math.nan  # what is not in the view
+    places = torch.randint(0, tensor.numel(), (20,), generator=torch.Generator().manual_seed(0))
+    torch.set_num_threads(threads)
+    try:
+        assert native.abs_min_max(tensor) == (2.0, 2.0)
+        for place in (0, tensor.numel() - 1, *places.tolist()):
+            at = np.unravel_index(place, tensor.shape)
+            tensor[at] = 3.0
+            assert native.abs_min_max(tensor) == (2.0, 3.0)
+            tensor[at] = 1.0
+            assert native.abs_min_max(tensor) == (1.0, 2.0)
+            tensor[at] = 2.0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_large_tensors_go_to_the_threads_of_torch() -> None:
+    """Torch's function is found: nothing here would be wrong without it, only slow."""
+    assert native._parallel_for()
+
+
 def _read_in_child(queue: Any) -> None:
+    torch.set_num_threads(1)  # as DataLoader does in its workers
     queue.put(native.abs_min_max(torch.full((1 << 19,), -3.0)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_reads_too() -> None:
-    """No thread is started that a fork would leave behind."""
+    """No thread of ours is left behind by a fork, and none of torch's is waited for."""
     assert native.abs_min_max(torch.ones(1 << 19)) == (1.0, 1.0)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
