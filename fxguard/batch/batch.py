@@ -130,7 +130,7 @@ class Batch:
                     kind="view",
                     module=self.module,
                     calls=self.calls,
-                    source=None,
+                    place=None,
                     inputs=[("input[0]", origin)],
                     outputs=[("output", key)],
                     framed=False,
@@ -145,6 +145,20 @@ class Batch:
         note = "meta" if tensor.is_meta else ""
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.values.append(Value(role, name, dtype, None if note else index, note))
+        read = eager.read(tensor)
+        if read is not None and math.isfinite(read[1]):
+            self.pairs.append(read)
+        else:
+            self._measure_closely(tensor, index)
+        self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
+        if role.is_given:
+            self.tensors[index] = weakref.ref(tensor)
+        key = Key(BETWEEN_GRAPHS, index)
+        self.live.remember(tensor, key)
+        return key
+
+    def _measure_closely(self, tensor: Tensor, index: int) -> None:
+        """Measure what takes operations of torch, and describe what is bad."""
         with self.own_arithmetic():
             try:
                 bare = without_levels(tensor)  # it may run under vmap or grad
@@ -154,12 +168,6 @@ class Batch:
             except Exception:  # a tensor that knows few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)
-            self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
-        if role.is_given:
-            self.tensors[index] = weakref.ref(tensor)
-        key = Key(BETWEEN_GRAPHS, index)
-        self.live.remember(tensor, key)
-        return key
 
     @contextlib.contextmanager
     def own_arithmetic(self) -> Iterator[None]:

@@ -13,9 +13,10 @@ from fxguard.batch.dataflow import DataFlow, ranges_of
 from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
 from fxguard.graph.random_state import RandomState
+from fxguard.graph.source_lines import Place, source_at
 from fxguard.measure import eager, traceable
 from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
-from fxguard.records import Range, Role, Source
+from fxguard.records import Range, Role
 
 __all__ = [
     "Event",
@@ -246,7 +247,7 @@ class UncapturedOperation(Event):
     kind: str
     module: str
     calls: tuple[str, ...]
-    source: Source | None
+    place: Place | None  # the user's line
     inputs: list[tuple[str, Key]]  # with their labels
     outputs: list[tuple[str, Key]]  # likewise; none where it raised
     framed: bool
@@ -257,6 +258,7 @@ class UncapturedOperation(Event):
     counts: bool = True  # see Step
 
     def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
+        source = None if self.place is None else source_at(self.place)
         flow.steps.append(
             Step(
                 kind=self.kind,
@@ -267,7 +269,7 @@ class UncapturedOperation(Event):
                 limit_literal=self.limit_literal,
                 literals=self.literals,
                 number_first=self.number_first,
-                source=self.source,
+                source=source,
                 counts=self.counts,
             )
         )
@@ -285,7 +287,7 @@ class UncapturedOperation(Event):
                 kind=self.kind,
                 is_op=True,
                 rows=tuple(rows),
-                source=self.source,
+                source=source,
                 step=len(flow.steps) - 1,
                 calls=self.calls,
             )

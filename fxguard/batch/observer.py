@@ -27,7 +27,7 @@ from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.operations import Call, is_move, name_of, read_call
-from fxguard.graph.source_lines import source_of_caller
+from fxguard.graph.source_lines import calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
 from fxguard.records import Role
@@ -171,7 +171,7 @@ def operation_of(
         kind=call.kind,
         module=batch.module,
         calls=batch.calls,
-        source=source_of_caller(),
+        place=calling_line(),
         inputs=inputs,
         outputs=outputs,
         framed=not (outputs and call.selects),

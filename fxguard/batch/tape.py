@@ -24,7 +24,7 @@ from fxguard.errors import FxguardError
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.operations import is_collective, name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
-from fxguard.graph.source_lines import source_of_caller
+from fxguard.graph.source_lines import calling_line
 from fxguard.graph.tables import RANDOM
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import has_memory, version_of
@@ -56,6 +56,7 @@ class Tape:
         self._leaves: list[tuple[Tensor, str]] = []
         self._live = LiveTensors()
         self._count = 0
+        self._me = weakref.ref(self)
         self._most_calls = MOST_CALLS  # until dead ones are forgotten
 
     def before(
@@ -89,8 +90,8 @@ class Tape:
         call.made = tuple((path, self._new(x)) for path, x in made)
         for (_, number), (_, tensor) in zip(call.made, made, strict=True):
             if tensor.grad_fn is not None:
-                metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = weakref.ref(self), number
-        call.source = source_of_caller()
+                metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = self._me, number
+        call.place = calling_line()
         call.versions = {}
         self.calls.append(call)
 

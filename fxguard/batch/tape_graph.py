@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from fxguard.graph.nodes import leaves
+from fxguard.graph.source_lines import Place, source_at
 from fxguard.records import Source
 
 __all__ = ["Noted", "Ref", "graph_of", "refs", "replaced"]
@@ -34,7 +35,7 @@ class Noted:
     versions: dict[int, int | None]  # of the tensors among them, by identity
     module: str = ""  # in which it runs
     with_grad: bool = True  # not under no_grad
-    source: Source | None = None
+    place: Place | None = None  # the user's line
     # Paths in the result to numbers of tensors.
     made: tuple[tuple[tuple[int, ...], int], ...] = ()
     written: set[int] = field(default_factory=set)  # numbers of tensors that it has changed
@@ -63,8 +64,8 @@ def graph_of(
             node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))
         else:
             node = graph.call_function(call.func, args, kwargs)
-        if call.source is not None:
-            node.meta["stack_trace"] = _trace_of(call.source)
+        if call.place is not None:
+            node.meta["stack_trace"] = _trace_of(source_at(call.place))
         if call.module:
             node.meta["nn_module_stack"] = {call.module: (call.module, "")}
         for path, number in call.made:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -51,18 +51,23 @@ def label_of(name: str, path: tuple[int, ...]) -> str:
     return name + "".join(f"[{index}]" for index in path)
 
 
-def leaves(argument: Any) -> Iterator[Any]:
+def leaves(argument: Any) -> list[Any]:
     """Every item in nested arguments of a node."""
     if isinstance(argument, (tuple, list)):
-        for item in argument:
-            yield from leaves(item)
+        items: Iterable[Any] = argument
     elif isinstance(argument, dict):
-        for item in argument.values():
-            yield from leaves(item)
+        items = argument.values()
     elif isinstance(argument, slice):
-        yield from leaves((argument.start, argument.stop, argument.step))
+        items = (argument.start, argument.stop, argument.step)
     else:
-        yield argument
+        return [argument]
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, (tuple, list, dict, slice)):
+            found += leaves(item)
+        else:
+            found.append(item)
+    return found
 
 
 def memory_of(example: Any) -> int | None:

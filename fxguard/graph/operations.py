@@ -7,8 +7,9 @@ is a Python function, and of :mod:`fxguard.graph.tables` where neither says so.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +59,7 @@ class Call:
     apart: tuple[tuple[str, Any], ...] = ()
     random: bool = False  # draws random numbers
     returns: bool = True
+    literals: tuple[float, ...] = ()  # the Python numbers that it was given, in order of use
 
     @property
     def written(self) -> tuple[Any, ...]:
@@ -79,12 +81,6 @@ class Call:
         return self.kind in tables.SELECTS
 
     @property
-    def literals(self) -> tuple[float, ...]:
-        """The Python numbers that the call was given, in order of use."""
-        given = nodes.leaves((self.args, dict(self.kwargs)))
-        return tuple(x for x in given if isinstance(x, (int, float)) and not isinstance(x, bool))
-
-    @property
     def number_first(self) -> bool:
         """Whether its first operand is a Python number, as in ``2 / x``."""
         return bool(self.args) and isinstance(self.args[0], (int, float))
@@ -92,14 +88,14 @@ class Call:
     @property
     def infinite_literal(self) -> bool:
         """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
-        return any(math.isinf(value) for value in _literals((self.args, self.kwargs)))
+        return any(isinstance(x, float) and math.isinf(x) for x in self.literals)
 
     @property
     def limit_literal(self) -> bool:
         """Whether it was given a dtype's largest magnitude, as masks of ``finfo.min`` are."""
         if self.kind in tables.LIMITERS:
             return False
-        return any(abs(value) in _LIMITS for value in _literals((self.args, self.kwargs)))
+        return any(isinstance(x, float) and abs(x) in _LIMITS for x in self.literals)
 
 
 def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -119,8 +115,22 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     called: Any = target if module is None else type(module)
     operation = operation_of(called)
     signature = next((s for s in operation.signatures if s.takes(args, kwargs)), NOTHING_SAID)
-    given = _Given(args, kwargs, signature)
+    leaves = _leaves_of(args, kwargs)
+    literals = tuple(filter(_is_number, itertools.chain.from_iterable(leaves.values())))
+    may_write = operation.in_place or operation.name in tables.UNSAID_WRITES
+    if not (may_write or kwargs) and module is None and signature is NOTHING_SAID:  # most calls
+        operands = [leaf for each in leaves.values() for leaf in each if _is_operand(leaf)]
+        return Call(
+            kind=operation.name,
+            args=tuple(args),
+            kwargs=kwargs,
+            first=next(filter(_is_operand, leaves[0]), None) if args else None,
+            reads=tuple((None, operand) for operand in operands),
+            random=operation.random,
+            literals=literals,
+        )
 
+    given = _Given(args, kwargs, signature, leaves)
     first = given.first()
     in_place: list[Slot] = []
     unread: set[Slot] = set()
@@ -153,7 +163,7 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         kind=operation.name,
         args=tuple(args),
         kwargs=kwargs,
-        first=None if first is None else next(given.operands(first), None),
+        first=None if first is None else next(iter(given.operands(first)), None),
         reads=tuple(
             (None if isinstance(slot, int) else slot, operand)
             for slot in (*range(len(args)), *kwargs)
@@ -166,6 +176,7 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         apart=tuple((name, each) for name, slot in apart for each in given.operands(slot)),
         random=operation.random,
         returns=signature.returns and operation.name != "setitem",
+        literals=literals,
     )
 
 
@@ -215,6 +226,7 @@ class _Given:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     signature: Signature
+    leaves: Mapping[Slot, Sequence[Any]]  # what stands in each, however nested
 
     def first(self) -> Slot | None:
         """The first parameter, also where it was given by keyword."""
@@ -236,10 +248,9 @@ class _Given:
         """Name and place of those that were given."""
         return [(name, slot) for name in names if (slot := self.slot(name)) is not None]
 
-    def operands(self, slot: Slot) -> Iterator[Any]:
+    def operands(self, slot: Slot) -> list[Any]:
         """The nodes or tensors in an argument."""
-        value = self.args[slot] if isinstance(slot, int) else self.kwargs[slot]
-        return (leaf for leaf in nodes.leaves(value) if isinstance(leaf, (Node, Tensor)))
+        return [leaf for leaf in self.leaves[slot] if _is_operand(leaf)]
 
     def value(self, name: str) -> Any:
         """What a parameter is in this call."""
@@ -258,6 +269,14 @@ def _overwrites(name: str, args: Sequence[Any]) -> bool:
     return name in tables.OVERWRITES
 
 
-def _literals(value: Any) -> Iterator[float]:
-    """Every Python float in nested arguments."""
-    return (leaf for leaf in nodes.leaves(value) if isinstance(leaf, float))
+def _leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Slot, Sequence[Any]]:
+    slots: list[tuple[Slot, Any]] = [*enumerate(args), *kwargs.items()]
+    return {slot: nodes.leaves(value) for slot, value in slots}
+
+
+def _is_operand(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, Node))
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)

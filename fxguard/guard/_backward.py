@@ -65,8 +65,9 @@ class BackwardPasses:
         self.tells_of_all = tells_of_all
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
-        self.largest = 0.0  # magnitude of a sum of a gradient that the last one brought
-        self._last: tuple[int, Callable[[], Pass | None]] = (-1, lambda: None)  # of those passes
+        self.largest = 0.0  # of the gradients that the last one brought; see Finite.largest
+        # That was asked for last.
+        self._last: tuple[int, Callable[[], Pass | None]] = (-1, lambda: None)
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)

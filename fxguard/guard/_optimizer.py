@@ -25,7 +25,7 @@ Stepped = Callable[[Optimizer, Iterator[SteppedWeight]], object]
 # Called after a step that made weights bad: likewise with these weights.
 Spoilt = Callable[[Optimizer, Sequence[SteppedWeight]], object]
 
-LARGE = 1e15  # a sum of a gradient whose square may not fit float32
+LARGE = 1e13  # a magnitude of gradients whose squares may not fit float32 together
 
 LOST = (
     "all gradients are 0 when {}'s step begins, and were not when their backward ended: "
@@ -40,7 +40,7 @@ class OptimizerSteps:
 
     Args:
         tensors: id of a parameter or buffer to its role and qualified name.
-        largest_gradient: the largest magnitude of a sum of a gradient in the last backward.
+        largest_gradient: the largest magnitude of a gradient in the last backward.
         stepped: see :data:`Stepped`.
         spoilt: see :data:`Spoilt`. What it raises comes out of ``step()``.
     """

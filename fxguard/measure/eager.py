@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fxguard.measure import native, traceable
 
-__all__ = ["Pair", "abs_min_max", "collect"]
+__all__ = ["Pair", "abs_min_max", "collect", "read"]
 
 # The integers that hold the bits.
 INTEGERS = {
@@ -57,12 +57,18 @@ def abs_min_max(value: Any) -> Pair:
         may be the smallest magnitude of the others. ``NO_DATA`` for what cannot be measured: a
         tensor that knows few operations is no reason for a healthy model to raise.
     """
-    if not _is_observed() and (found := native.abs_min_max(value)) is not None:
+    found = read(value)
+    if found is not None:
         return found
     try:
         return _abs_min_max(value)
     except Exception:
         return traceable.mark(traceable.NO_DATA)
+
+
+def read(value: Any) -> tuple[float, float] | None:
+    """The same for what can be read in C and is nobody else's business; else None."""
+    return None if _is_observed() else native.abs_min_max(value)
 
 
 def _abs_min_max(value: Any) -> traceable.Pair:
