@@ -49,11 +49,15 @@ class LiveTensors:
     def remember(self, tensor: Any, key: Key) -> None:
         """Note which value a tensor holds from now on; anything but a tensor is left out."""
         if isinstance(tensor, Tensor):
-            self._known[id(tensor)] = _Known(weakref.ref(tensor), version_of(tensor), key)
+            self.remember_alone(tensor, key)
             for part in _parts(tensor):
                 memory = memory_of(part)
                 if memory is not None:
                     self._memories[memory] = (StorageWeakRef(part.untyped_storage()), key)
+
+    def remember_alone(self, tensor: Tensor, key: Key) -> None:
+        """The same where nobody asks for the origin of what stands in its memory."""
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), version_of(tensor), key)
 
     def key_of(self, tensor: Any) -> Key | None:
         """The value that a tensor holds; None where nobody has measured what it holds now."""

@@ -28,6 +28,7 @@ from fxguard.batch.observer import observe
 from fxguard.batch.tape import Tape
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
+from fxguard.graph.source_lines import calling_line
 from fxguard.measure.at_hand import range_of
 from fxguard.records import Range, Role, Severity
 
@@ -151,7 +152,7 @@ class Loss:
             with torch._C.DisableTorchFunction():
                 if key is not None:
                     self.batch.live.remember(result, key)
-                self.tape.after(noted, result)
+                self.tape.after(noted, result, calling_line())
             return result
         return self._observed(self.tape, func, args, kwargs)
 

@@ -27,7 +27,7 @@ from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.operations import Call, is_move, name_of, read_call
-from fxguard.graph.source_lines import calling_line
+from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
 from fxguard.records import Role
@@ -131,17 +131,20 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         result = func(*args, **kwargs)
     except Exception as error:
-        batch.raised = operation_of(batch, call, inputs, []), error
+        batch.raised = operation_of(batch, call, calling_line(), inputs, []), error
         raise
+    place = None
     if tape is not None and noted is not None:
+        place = calling_line()
         with torch._C.DisableTorchFunction():
-            tape.after(noted, result)
+            tape.after(noted, result, place)
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
         moved = batch.live.key_of(call.first)
         if moved is not None:
             batch.live.remember(results[0][1], moved)
             return result
+    place = place or calling_line()
     made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
     outputs = [(nodes.label_of("output", path), key) for path, key in made]
     changed = list(call.beside)
@@ -154,24 +157,28 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         add_evidence(batch, call, func, result, made)
     if outputs:
-        batch.events.append(operation_of(batch, call, inputs, outputs))
+        batch.events.append(operation_of(batch, call, place, inputs, outputs))
     if apart:
         read = [*inputs[:1], *(("", before) for before, _ in apart)]
         written = [("", batch.measure(x, Role.MADE, kind)) for _, x in apart]
-        written_apart = operation_of(batch, call, read, written)
+        written_apart = operation_of(batch, call, place, read, written)
         batch.events.append(replace(written_apart, framed=False, counts=False))
     return result
 
 
 def operation_of(
-    batch: Batch, call: Call, inputs: list[tuple[str, Key]], outputs: list[tuple[str, Key]]
+    batch: Batch,
+    call: Call,
+    place: Place | None,
+    inputs: list[tuple[str, Key]],
+    outputs: list[tuple[str, Key]],
 ) -> UncapturedOperation:
     """An operation that has run, or raised, with the values that it read and made."""
     return UncapturedOperation(
         kind=call.kind,
         module=batch.module,
         calls=batch.calls,
-        place=calling_line(),
+        place=place,
         inputs=inputs,
         outputs=outputs,
         framed=not (outputs and call.selects),

@@ -24,7 +24,7 @@ from fxguard.errors import FxguardError
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.operations import is_collective, name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
-from fxguard.graph.source_lines import calling_line
+from fxguard.graph.source_lines import Place
 from fxguard.graph.tables import RANDOM
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import has_memory, version_of
@@ -70,8 +70,8 @@ class Tape:
         versions = {id(x): version_of(x) for x in _tensors((args, kwargs))}
         return Noted(func, args, kwargs, versions, module, torch.is_grad_enabled())
 
-    def after(self, call: Noted, result: Any) -> None:
-        """The operation has run, and has returned this."""
+    def after(self, call: Noted, result: Any, place: Place | None) -> None:
+        """The operation has run, and has returned this; it was called on a line of the user's."""
         read = list(_tensors((call.args, call.kwargs)))
         if are_levels_open() or any(id(x) not in call.versions for x in read):
             return  # under torch.func; or the call has changed its arguments, as a deep copy does
@@ -91,7 +91,7 @@ class Tape:
         for (_, number), (_, tensor) in zip(call.made, made, strict=True):
             if tensor.grad_fn is not None:
                 metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = self._me, number
-        call.place = calling_line()
+        call.place = place
         call.versions = {}
         self.calls.append(call)
 
@@ -125,7 +125,7 @@ class Tape:
 
     def _new(self, tensor: Tensor) -> int:
         self._count += 1
-        self._live.remember(tensor, Key(BETWEEN_GRAPHS, self._count))
+        self._live.remember_alone(tensor, Key(BETWEEN_GRAPHS, self._count))
         return self._count
 
     def _name_of(self, tensor: Tensor, call: Noted) -> str:
