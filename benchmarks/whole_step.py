@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 import fxguard
 from harness import machine
-from harness.models import MODELS, SHAPES, Inputs, with_own_code
+from harness.models import MODELS, SHAPES, Inputs, Shape, with_own_code
 from harness.quiet import quieten
 from harness.tables import table, with_quartiles
 from harness.timing import Rounds, cpu_clock, interleaved, spread
@@ -46,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for size in options.sizes:
         for name in options.models:
-            rows.append({"size": size} | measured(name, size, Rounds(options.budget)))
-            print(f"{rows[-1]}", file=sys.stderr, flush=True)
+            shape = SHAPES[size][name]
+            shape = dataclasses.replace(shape, batch=shape.batch * options.batch_factor)
+            rows.append({"size": size} | measured(name, shape, Rounds(options.budget)))
     print(table(rows))
     return 0
 
@@ -58,14 +60,15 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add("--models", nargs="+", choices=MODELS, default=list(MODELS))
     add("--sizes", nargs="+", choices=SHAPES, default=["small", "quick"])
+    add("--batch-factor", type=int, default=1, help="multiplies the size of batches")
     add("--threads", type=int, default=1, help="of the CPU")
     add("--budget", type=float, default=20.0, help="seconds of rounds for each model")
     return found
 
 
-def measured(name: str, size: str, rounds: Rounds) -> dict[str, str]:
+def measured(name: str, shape: Shape, rounds: Rounds) -> dict[str, str]:
     """One line of the table."""
-    model, inputs = MODELS[name].build(SHAPES[size][name], torch.float32, "cpu")
+    model, inputs = MODELS[name].build(shape, torch.float32, "cpu")
     steps = {
         way: step_of(prepare(with_own_code(copy.deepcopy(model).train())), inputs)
         for way, prepare in WAYS.items()
