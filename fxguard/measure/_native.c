@@ -277,19 +277,25 @@ static Bits read_large(const Kind *kind, const char *start, const Axis *axes, in
 /* Python's side. */
 
 static int (*tensor_of)(void *, DLTensor *);
-static PyTypeObject *plain, *parameter;
+
+/* The types of tensors that are read, and of no subclass; a layout, and a set of dtypes. */
+static PyObject *plain, *parameter, *strided, *dtypes;
+
+/* Names of a tensor's attributes. */
+static PyObject *is_cpu, *is_nested, *layout, *dtype;
 
 PyDoc_STRVAR(bind_doc,
-             "bind(exchange, tensor, parameter, parallel_for)\n--\n\n"
-             "Read objects of these two types, and of no subclass, by this DLPack C exchange API;\n"
-             "large ones in pieces, by the function at this address, where it is not 0.");
+             "bind(exchange, tensor, parameter, strided, dtypes, parallel_for)\n--\n\n"
+             "Read objects of these two types, and of no subclass, that have this layout and one of\n"
+             "these dtypes, by this DLPack C exchange API; large ones in pieces, by the function at\n"
+             "this address, where it is not 0.");
 
 static PyObject *bind(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *capsule, *first, *second;
+    PyObject *capsule, *kept[4];
     unsigned long long address;
-    if (!PyArg_ParseTuple(args, "OO!O!K", &capsule, &PyType_Type, &first, &PyType_Type, &second,
-                          &address))
+    if (!PyArg_ParseTuple(args, "OOOOO!K", &capsule, &kept[0], &kept[1], &kept[2], &PyFrozenSet_Type,
+                          &kept[3], &address))
         return NULL;
     const ExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (api == NULL)
@@ -298,13 +304,40 @@ static PyObject *bind(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ImportError, "this version of DLPack's exchange is not known");
         return NULL;
     }
-    Py_INCREF(first);
-    Py_INCREF(second);
-    plain = (PyTypeObject *)first;
-    parameter = (PyTypeObject *)second;
+    is_cpu = PyUnicode_InternFromString("is_cpu");
+    is_nested = PyUnicode_InternFromString("is_nested");
+    layout = PyUnicode_InternFromString("layout");
+    dtype = PyUnicode_InternFromString("dtype");
+    if (is_cpu == NULL || is_nested == NULL || layout == NULL || dtype == NULL)
+        return NULL;
+    for (int i = 0; i < 4; i++) /* for as long as the process runs */
+        Py_INCREF(kept[i]);
+    plain = kept[0];
+    parameter = kept[1];
+    strided = kept[2];
+    dtypes = kept[3];
     tensor_of = api->tensor_of;
     parallel_for = (ParallelFor)(uintptr_t)address;
     Py_RETURN_NONE;
+}
+
+static int attribute_is(PyObject *object, PyObject *name, PyObject *wanted) {
+    PyObject *found = PyObject_GetAttr(object, name);
+    Py_XDECREF(found); /* the tensor, or its type, has it */
+    return found == wanted;
+}
+
+/* Whether the exchange can succeed. Torch takes a millisecond to raise its error where not. */
+static int has_memory(PyObject *object) {
+    if ((PyObject *)Py_TYPE(object) != plain && (PyObject *)Py_TYPE(object) != parameter)
+        return 0;
+    if (!attribute_is(object, is_cpu, Py_True) || !attribute_is(object, layout, strided) ||
+        !attribute_is(object, is_nested, Py_False))
+        return 0;
+    PyObject *found = PyObject_GetAttr(object, dtype);
+    const int is_known = found != NULL && PySet_Contains(dtypes, found) == 1;
+    Py_XDECREF(found);
+    return is_known;
 }
 
 PyDoc_STRVAR(abs_min_max_doc,
@@ -315,9 +348,7 @@ PyDoc_STRVAR(abs_min_max_doc,
 static PyObject *abs_min_max(PyObject *module, PyObject *object) {
     (void)module;
     DLTensor tensor;
-    if (tensor_of == NULL || (Py_TYPE(object) != plain && Py_TYPE(object) != parameter))
-        Py_RETURN_NONE;
-    if (tensor_of(object, &tensor) != 0) { /* one without memory of its own */
+    if (tensor_of == NULL || !has_memory(object) || tensor_of(object, &tensor) != 0) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }

@@ -20,6 +20,11 @@ LIBRARY = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
     sys.platform, "libtorch_cpu.so"
 )
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+DTYPES = frozenset((*FLOATS, *SIGNED, *UNSIGNED))
+
 Reader = Callable[[object], tuple[float, float] | None]
 
 
@@ -32,7 +37,8 @@ def _reader() -> Reader:
         from fxguard.measure import _native
 
         exchange = Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
-        _native.bind(exchange, Tensor, torch.nn.Parameter, _parallel_for())
+        plain = (Tensor, torch.nn.Parameter, torch.strided, DTYPES)
+        _native.bind(exchange, *plain, _parallel_for())
     except (ImportError, AttributeError):  # not built; or a version of DLPack that it does not know
         return _unread
     return _native.abs_min_max
