@@ -30,7 +30,7 @@ class Noting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         noted = self.tape.before(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        self.tape.after(noted, result)
+        self.tape.after(noted, result, None)
         return result
 
 
