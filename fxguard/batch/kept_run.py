@@ -6,7 +6,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +16,7 @@ from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
-from fxguard.measure.at_hand import has_memory, version_of
+from fxguard.measure.at_hand import VERSION, has_memory, version_of
 from fxguard.measure.finite import is_plain
 from fxguard.measure.func_levels import has_levels
 from fxguard.records import Role
@@ -33,8 +32,6 @@ __all__ = [
     "keep_tape_before",
     "versions_of",
 ]
-
-VERSION = attrgetter("_version")
 
 LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
 

@@ -13,7 +13,6 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fxguard.findings import Growth
 from fxguard.measure import traceable
-from fxguard.measure.at_hand import has_memory, version_of
+from fxguard.measure.at_hand import VERSION, has_memory, version_of
 
 __all__ = ["Snapshot", "StandingTensors", "WeightGrowth", "grown", "magnitudes"]
 
@@ -31,8 +30,6 @@ CHANGED = "changed since"  # notes of a row, in place of numbers
 UNKNOWN = "not kept"
 
 GROWTH = 1e4  # of a weight's magnitude that training does not explain
-
-VERSION = attrgetter("_version")
 
 # Of some tensors: versions, None where there is no such counter, and addresses of the elements.
 State = tuple[tuple[int | None, ...], tuple[int, ...]]

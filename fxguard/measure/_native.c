@@ -60,28 +60,25 @@ typedef struct {
     uint64_t low, high; /* bits of the magnitudes */
 } Bits;
 
+#define SEARCH(INT, MAGNITUDE, AT)                                                                 \
+    do {                                                                                           \
+        const INT *x = start;                                                                      \
+        INT low = (INT)found->low, high = (INT)found->high;                                        \
+        for (ptrdiff_t i = 0; i < count; i++) {                                                    \
+            const INT m = MAGNITUDE(INT, x[AT]);                                                   \
+            low = m < low ? m : low;                                                               \
+            high = m > high ? m : high;                                                            \
+        }                                                                                          \
+        found->low = (uint64_t)low;                                                                \
+        found->high = (uint64_t)high;                                                              \
+    } while (0)
+
 #define DEFINE_LOOPS(NAME, INT, MAGNITUDE)                                                         \
     LOOP static void NAME##_dense(const void *start, ptrdiff_t count, Bits *found) {               \
-        const INT *x = start;                                                                      \
-        INT low = (INT)found->low, high = (INT)found->high;                                        \
-        for (ptrdiff_t i = 0; i < count; i++) {                                                    \
-            const INT m = MAGNITUDE(INT, x[i]);                                                    \
-            low = m < low ? m : low;                                                               \
-            high = m > high ? m : high;                                                            \
-        }                                                                                          \
-        found->low = (uint64_t)low;                                                                \
-        found->high = (uint64_t)high;                                                              \
+        SEARCH(INT, MAGNITUDE, i);                                                                 \
     }                                                                                              \
     static void NAME##_spaced(const void *start, ptrdiff_t count, ptrdiff_t step, Bits *found) {   \
-        const INT *x = start;                                                                      \
-        INT low = (INT)found->low, high = (INT)found->high;                                        \
-        for (ptrdiff_t i = 0; i < count; i++) {                                                    \
-            const INT m = MAGNITUDE(INT, x[i * step]);                                             \
-            low = m < low ? m : low;                                                               \
-            high = m > high ? m : high;                                                            \
-        }                                                                                          \
-        found->low = (uint64_t)low;                                                                \
-        found->high = (uint64_t)high;                                                              \
+        SEARCH(INT, MAGNITUDE, i * step);                                                          \
     }
 
 /* Floating-point numbers without their sign are non-negative as signed integers, too: these are

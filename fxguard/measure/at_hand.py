@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import NOT_MEASURED, Range
 
-__all__ = ["dtype_of", "has_memory", "own_arithmetic", "range_of", "version_of"]
+__all__ = ["VERSION", "dtype_of", "has_memory", "own_arithmetic", "range_of", "version_of"]
+
+# How often a tensor was written, for many at once; raises for one of inference mode.
+VERSION = attrgetter("_version")
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
 """The magnitude ranges of tensors that are at hand, as fast as the memory can be read.
 
-The bits of a non-negative floating-point number, read as an integer, are in the order of the
-numbers, with inf above all finite numbers and NaN above inf. To compare integers costs half of
-what comparing floating-point numbers costs, which have to look for NaN at each step. What is
-measured here is what :mod:`fxguard.measure.traceable` measures; nothing here can be traced by a
-compiler.
+:mod:`fxguard.measure.native` reads them where it is built. Where it is not, their bits are
+compared: those of a non-negative floating-point number, read as an integer, are in the order of the
+numbers, with inf above all finite numbers and NaN above inf. To compare integers costs half of what
+comparing floating-point numbers costs, which have to look for NaN at each step. What is measured
+here is what :mod:`fxguard.measure.traceable` measures; nothing here can be traced by a compiler.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
-
 
 Pair = tuple[float, float] | traceable.Pair
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxguard.measure import eager, native
+from fxguard.measure import eager
 from fxguard.measure import traceable as stats
 from support.exact_ranges import WIDE_ENOUGH_FOR_TORCH, exact, expected, floats, often, read
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.usefixtures("way"),
+]
 
 
 def measured(*tensors: Any) -> Tensor:
@@ -28,17 +30,6 @@ def measured(*tensors: Any) -> Tensor:
 
 def traceable(*tensors: Any) -> Tensor:
     return stats.collect([stats.abs_min_max(tensor) for tensor in tensors])
-
-
-@pytest.fixture(params=["in C", "by torch's operations"], scope="module", autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything holds with the part in C and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param != "in C":
-            patch.setattr(native, "abs_min_max", lambda value: None)
-        elif not native.is_built:
-            pytest.skip("the part in C is not built")
-        yield
 
 
 @pytest.fixture

@@ -8,20 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxguard.measure import native
 from fxguard.measure.finite import Finite
 from fxguard.records import Severity
 
+pytestmark = pytest.mark.usefixtures("way")
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-@pytest.fixture(params=["in C", "by torch's operations"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything holds with the part in C and without it."""
-    if request.param != "in C":
-        monkeypatch.setattr(native, "abs_min_max", lambda value: None)
-    elif not native.is_built:
-        pytest.skip("the part in C is not built")
 
 
 def look(*tensors: Tensor) -> tuple[dict[int, Severity], list[int], float]:
