@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -39,10 +39,14 @@ class Names:
         self.tensors: dict[int, tuple[Role, str]] = {}
         self.weights_stay = True
         self._hooks: list[Mapping[str, Any]] = []  # where those of each submodule stand
+        self._known: list[Module] = []  # the model, and all that it is made of
+        self._contents: list[Any] = []  # what those held; empty where nobody can tell
         self._lock = threading.Lock()
 
     def read(self) -> None:
         """Bring them up to date."""
+        if self._are_the_same():
+            return
         modules = {id(module): name for name, module in self.model.named_modules()}
         del modules[id(self.model)]  # the root's frame is made when the batch ends
         tensors = {id(p): (Role.WEIGHT, name) for name, p in self.model.named_parameters()}
@@ -52,7 +56,21 @@ class Names:
             self.weights_stay = not is_sharded(self.model)
             _replace(self.modules, modules)
             _replace(self.tensors, tensors)
+            self._known = list(self.model.modules())
+            try:
+                self._contents = _contents(self._known)
+            except KeyError:  # a module that is none of Python's, such as a scripted one
+                self._contents = []
         self.on_read()
+
+    def _are_the_same(self) -> bool:
+        """Whether every module still holds what it held, under the same names.
+
+        A tensor that has the identity of an earlier one, which is gone, stands in its place: it has
+        the same name.
+        """
+        with self._lock:
+            return bool(self._contents) and _contents(self._known) == self._contents
 
     def hook_state(self, ours: int) -> HookState:
         """The hooks that the modules have now, without those of key ``ours``."""
@@ -63,6 +81,22 @@ class Names:
         weights = {(Role.WEIGHT, name): weight for name, weight in self.model.named_parameters()}
         buffers = {(Role.BUFFER, name): buffer for name, buffer in self.model.named_buffers()}
         return {**weights, **buffers}
+
+
+HOLDS = ("_parameters", "_buffers", "_modules")
+
+
+def _contents(modules: Iterable[Module]) -> list[Any]:
+    """What modules hold, as names and identities."""
+    contents: list[Any] = []
+    for module in modules:
+        attributes = module.__dict__
+        for kind in HOLDS:
+            if held := attributes[kind]:
+                contents.append(kind)
+                contents += held
+                contents += map(id, held.values())
+    return contents
 
 
 def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:

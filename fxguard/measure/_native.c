@@ -373,9 +373,40 @@ static PyObject *abs_min_max(PyObject *module, PyObject *object) {
     return Py_BuildValue("(dd)", kind->number_of(found.low), kind->number_of(found.high));
 }
 
+PyDoc_STRVAR(packed_doc,
+             "packed(pairs)\n--\n\n"
+             "The numbers of a list of pairs, as doubles one behind the other.\n\n"
+             "None where anything else is in the list.");
+
+static PyObject *packed(PyObject *module, PyObject *pairs) {
+    (void)module;
+    if (!PyList_CheckExact(pairs))
+        Py_RETURN_NONE;
+    const Py_ssize_t count = PyList_Size(pairs);
+    PyObject *bytes = PyByteArray_FromStringAndSize(NULL, count * 2 * (Py_ssize_t)sizeof(double));
+    if (bytes == NULL)
+        return NULL;
+    char *at = PyByteArray_AsString(bytes);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pair = PyList_GetItem(pairs, i);
+        const int is_pair = PyTuple_CheckExact(pair) && PyTuple_Size(pair) == 2;
+        for (Py_ssize_t j = 0; j < 2; j++, at += sizeof(double)) {
+            PyObject *number = is_pair ? PyTuple_GetItem(pair, j) : NULL;
+            if (number == NULL || !PyFloat_CheckExact(number)) {
+                Py_DECREF(bytes);
+                Py_RETURN_NONE;
+            }
+            const double value = PyFloat_AsDouble(number);
+            memcpy(at, &value, sizeof value);
+        }
+    }
+    return bytes;
+}
+
 static PyMethodDef METHODS[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
     {"abs_min_max", abs_min_max, METH_O, abs_min_max_doc},
+    {"packed", packed, METH_O, packed_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -41,6 +41,10 @@ BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
+# Bound here: they are asked at each check.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_func_levels = torch._C._functorch.peek_interpreter_stack
+
 Pair = tuple[float, float] | traceable.Pair
 
 
@@ -67,7 +71,9 @@ def abs_min_max(value: Any) -> Pair:
 
 def read(value: Any) -> tuple[float, float] | None:
     """The same for what can be read in C and is nobody else's business; else None."""
-    return None if _is_observed() else native.abs_min_max(value)
+    if _dispatch_modes() or _func_levels() is not None:
+        return None
+    return native.abs_min_max(value)
 
 
 def _abs_min_max(value: Any) -> traceable.Pair:
@@ -115,10 +121,7 @@ def _looks_positive(bits: Tensor) -> bool:
 
 def _is_observed() -> bool:
     """Whether somebody may be tracing what runs here, or batching or differentiating it."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return bool(_dispatch_modes() or _func_levels() is not None)
 
 
 def _flat(value: Tensor) -> Tensor | None:
@@ -164,6 +167,9 @@ def collect(items: Sequence[Pair | Tensor]) -> Tensor:
 
     Numbers that are at hand already make a tensor of float64.
     """
+    numbers = native.packed(items)
+    if numbers:
+        return torch.frombuffer(numbers, dtype=torch.float64).view(-1, 2)
     blocks = []
     for are_numbers, group in itertools.groupby(items, _is_at_hand):
         part: Any = list(group)

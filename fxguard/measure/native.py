@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["abs_min_max", "is_built"]
+__all__ = ["abs_min_max", "is_built", "packed"]
 
 LIBRARY = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
     sys.platform, "libtorch_cpu.so"
@@ -26,13 +26,14 @@ UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 DTYPES = frozenset((*FLOATS, *SIGNED, *UNSIGNED))
 
 Reader = Callable[[object], tuple[float, float] | None]
+Packer = Callable[[object], bytearray | None]
 
 
-def _unread(value: object) -> tuple[float, float] | None:
+def _left_out(value: object) -> None:
     return None
 
 
-def _reader() -> Reader:
+def _bound() -> tuple[Reader, Packer]:
     try:
         from fxguard.measure import _native
 
@@ -40,8 +41,8 @@ def _reader() -> Reader:
         plain = (Tensor, torch.nn.Parameter, torch.strided, DTYPES)
         _native.bind(exchange, *plain, _parallel_for())
     except (ImportError, AttributeError):  # not built; or a version of DLPack that it does not know
-        return _unread
-    return _native.abs_min_max
+        return _left_out, _left_out
+    return _native.abs_min_max, _native.packed
 
 
 def _parallel_for() -> int:
@@ -56,10 +57,14 @@ def _parallel_for() -> int:
         return 0
 
 
-# The smallest and the largest magnitude in a tensor, or None for what has to be asked otherwise: a
-# tensor that is empty, of a subclass, on another device, without memory of its own, or of a rare
-# dtype; and what is no tensor. Where there is a NaN the largest is one, and the smallest is that of
-# the others.
-abs_min_max = _reader()
+abs_min_max, packed = _bound()
 
-is_built = abs_min_max is not _unread
+# `abs_min_max` gives the smallest and the largest magnitude in a tensor, or None for what has to be
+# asked otherwise: a tensor that is empty, of a subclass, on another device, without memory of its
+# own, or of a rare dtype; and what is no tensor. Where there is a NaN the largest is one, and the
+# smallest is that of the others.
+#
+# `packed` gives the numbers of a list of such pairs as doubles, or None where it holds anything
+# else.
+
+is_built = abs_min_max is not _left_out

@@ -8,6 +8,7 @@ beside intended infinities may be larger than they were, as far as nothing can o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
-from fxguard.formats import limit_of
+from fxguard.formats import LIMITS
 from fxguard.plan.plan import Plan
 from fxguard.records import Range
 
@@ -86,25 +87,25 @@ class Precedents:
         identities = tuple(event.identity() for event in batch.events)
         if None in identities:
             return None
-        return identities, tuple(bytes(self._pattern(run).tolist()) for run in batch.runs)
+        return identities, tuple(map(self._pattern, batch.runs))
 
-    def _pattern(self, run: GraphRun) -> Tensor:
-        """For each number whether it is NaN, inf, its dtype's limit, or none, shape [count]."""
-        plan = run.plan
-        if run.postponed is None:
-            highs, values = run.statistics[:, 1], [v for v in plan.values if v.slot is not None]
-        else:
-            highs = run.postponed.leaving[:, 1]
-            values = [plan.values[index] for index in run.postponed.values]
-        key = id(plan), run.postponed is not None
+    def _pattern(self, run: GraphRun) -> tuple[tuple[int, float | None], ...]:
+        """The numbers that are NaN, inf, their dtype's limit, or none, by row; NaN as None."""
+        put_off = run.postponed
+        highs = (run.statistics if put_off is None else put_off.leaving)[:, 1]
+        key = id(run.plan), put_off is not None
         if key not in self._limits:  # the plan is kept: nobody else gets its id
-            limits = [limit_of(value.dtype) for value in values]
-            self._limits[key] = plan, torch.tensor(limits, dtype=highs.dtype)
-        limit = self._limits[key][1]
-        pattern = torch.isnan(highs).to(torch.uint8)
-        for weight, holds in ((2, torch.isinf(highs)), (4, highs == limit), (8, highs < 0)):
-            pattern += weight * holds
-        return pattern
+            values = run.plan.values
+            if put_off is None:
+                measured = [value for value in values if value.slot is not None]
+            else:
+                measured = [values[index] for index in put_off.values]
+            limits = [LIMITS.get(value.dtype, math.inf) for value in measured]
+            self._limits[key] = run.plan, torch.tensor(limits, dtype=highs.dtype)
+        is_usual = (highs >= 0) & (highs < self._limits[key][1])
+        rows = torch.nonzero(~is_usual).view(-1)
+        found = zip(rows.tolist(), highs[rows].tolist(), strict=True)
+        return tuple((row, None if high != high else max(high, -1.0)) for row, high in found)
 
 
 def _within(numbers: Tensor | None, rows: Tensor, limits: Tensor) -> bool:
