@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fxguard.batch.keys import Key
-from fxguard.graph.nodes import memory_of
+from fxguard.graph.nodes import memory_of, storage_of
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import version_of
 from fxguard.measure.func_levels import without_levels
@@ -51,9 +51,9 @@ class LiveTensors:
         if isinstance(tensor, Tensor):
             self.remember_alone(tensor, key)
             for part in _parts(tensor):
-                memory = memory_of(part)
-                if memory is not None:
-                    self._memories[memory] = (StorageWeakRef(part.untyped_storage()), key)
+                storage = storage_of(part)
+                if storage is not None:
+                    self._memories[int(storage._cdata)] = (StorageWeakRef(storage), key)
 
     def remember_alone(self, tensor: Tensor, key: Key) -> None:
         """The same where nobody asks for the origin of what stands in its memory."""

@@ -25,7 +25,7 @@ from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
-from fxguard.measure.at_hand import has_memory
+from fxguard.measure.at_hand import dtype_of, has_memory
 from fxguard.measure.details import Detail, describe
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
@@ -143,8 +143,7 @@ class Batch:
         """Measure a tensor that no graph has measured."""
         index = len(self.values)
         note = "meta" if tensor.is_meta else ""
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value(role, name, dtype, None if note else index, note))
+        self.values.append(Value(role, name, dtype_of(tensor), None if note else index, note))
         read = eager.read(tensor)
         if read is not None and math.isfinite(read[1]):
             self.pairs.append(read)
@@ -189,8 +188,7 @@ class Batch:
 
     def _later(self, tensor: Tensor, name: str, role: Role) -> Key:
         index = len(self.values)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.values.append(Value(role, name, dtype, note=NOT_MEASURED))
+        self.values.append(Value(role, name, dtype_of(tensor), note=NOT_MEASURED))
         self.pairs.append((0.0, 0.0))
         self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)

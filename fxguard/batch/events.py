@@ -296,6 +296,20 @@ class UncapturedOperation(Event):
     def frame_count(self, of_operations: bool) -> int:
         return int(of_operations and self.framed)
 
+    def identity(self) -> Hashable | None:
+        return (
+            self.kind,
+            self.module,
+            self.calls,
+            tuple(self.inputs),
+            tuple(self.outputs),
+            self.infinite_literal,
+            self.limit_literal,
+            self.literals,
+            self.number_first,
+            self.counts,
+        )
+
     def operations(self) -> set[tuple[str, str]]:
         return {(self.module, self.kind)}
 

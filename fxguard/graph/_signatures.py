@@ -50,7 +50,7 @@ class Signature:
 NOTHING_SAID = Signature()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operation:
     """One operation."""
 
@@ -60,6 +60,11 @@ class Operation:
     # The ways to call it, where they matter: where one of them writes something, or has a parameter
     # that lets it write.
     signatures: tuple[Signature, ...] = ()
+
+    @functools.cached_property
+    def may_write(self) -> bool:
+        """Whether it may write an argument that is given by position."""
+        return self.in_place or bool(self.signatures) or self.name in tables.UNSAID_WRITES
 
 
 @functools.lru_cache(maxsize=4096)

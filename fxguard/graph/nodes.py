@@ -26,6 +26,7 @@ __all__ = [
     "memory_of",
     "path_of",
     "placeholder_role",
+    "storage_of",
 ]
 
 
@@ -72,10 +73,16 @@ def leaves(argument: Any) -> list[Any]:
 
 def memory_of(example: Any) -> int | None:
     """What two results share when they share memory; None where the capture does not tell."""
-    if not isinstance(example, Tensor) or example.layout is not torch.strided:
+    storage = storage_of(example)
+    return None if storage is None else int(storage._cdata)
+
+
+def storage_of(value: Any) -> torch.UntypedStorage | None:
+    """Where the elements of a tensor are stored; None for what has no storage of its own."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     try:
-        return int(example.untyped_storage()._cdata)
+        return value.untyped_storage()
     except (RuntimeError, NotImplementedError):  # wrapper subclasses have no storage
         return None
 

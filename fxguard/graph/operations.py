@@ -23,6 +23,7 @@ from fxguard.graph import nodes, tables
 from fxguard.graph._signatures import (
     FIRST,
     NOTHING_SAID,
+    Operation,
     Signature,
     is_collective,
     is_custom,
@@ -31,7 +32,16 @@ from fxguard.graph._signatures import (
 )
 from fxguard.graph.autograd_functions import is_function, name_of_function
 
-__all__ = ["Call", "is_collective", "is_custom", "is_move", "name_of", "read_call", "read_node"]
+__all__ = [
+    "Call",
+    "is_collective",
+    "is_custom",
+    "is_move",
+    "kind_of",
+    "name_of",
+    "read_call",
+    "read_node",
+]
 
 _NO_WRITE = tables.UnsaidWrite(())
 
@@ -40,7 +50,7 @@ _LIMITS = frozenset(LIMITS.values())
 Slot = int | str  # position or keyword of an argument
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: between graphs each operation makes one
 class Call:
     """What one call does with its arguments. Operands are nodes in a graph, else tensors."""
 
@@ -88,14 +98,20 @@ class Call:
     @property
     def infinite_literal(self) -> bool:
         """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
-        return any(isinstance(x, float) and math.isinf(x) for x in self.literals)
+        literals = self.literals
+        return bool(literals) and any(isinstance(x, float) and math.isinf(x) for x in literals)
 
     @property
     def limit_literal(self) -> bool:
         """Whether it was given a dtype's largest magnitude, as masks of ``finfo.min`` are."""
-        if self.kind in tables.LIMITERS:
+        if not self.literals or self.kind in tables.LIMITERS:
             return False
         return any(isinstance(x, float) and abs(x) in _LIMITS for x in self.literals)
+
+
+def kind_of(target: Any) -> str:
+    """The name of an operation, as :func:`name_of` says it, which takes longer."""
+    return operation_of(target).name
 
 
 def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -114,22 +130,11 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     module = target if isinstance(target, Module) else None
     called: Any = target if module is None else type(module)
     operation = operation_of(called)
+    if args and not operation.may_write and module is None and WRITES.isdisjoint(kwargs):
+        return _read_plain_call(operation, args, kwargs)  # most calls
     signature = next((s for s in operation.signatures if s.takes(args, kwargs)), NOTHING_SAID)
     leaves = _leaves_of(args, kwargs)
     literals = tuple(filter(_is_number, itertools.chain.from_iterable(leaves.values())))
-    may_write = operation.in_place or operation.name in tables.UNSAID_WRITES
-    if not (may_write or kwargs) and module is None and signature is NOTHING_SAID:  # most calls
-        operands = [leaf for each in leaves.values() for leaf in each if _is_operand(leaf)]
-        return Call(
-            kind=operation.name,
-            args=tuple(args),
-            kwargs=kwargs,
-            first=next(filter(_is_operand, leaves[0]), None) if args else None,
-            reads=tuple((None, operand) for operand in operands),
-            random=operation.random,
-            literals=literals,
-        )
-
     given = _Given(args, kwargs, signature, leaves)
     first = given.first()
     in_place: list[Slot] = []
@@ -177,6 +182,39 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         random=operation.random,
         returns=signature.returns and operation.name != "setitem",
         literals=literals,
+    )
+
+
+WRITES = frozenset({"out", "inplace"})  # keywords that let any operation write
+
+
+def _read_plain_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Read a call of an operation that writes nothing."""
+    reads: list[tuple[str | None, Any]] = []
+    literals: list[float] = []
+    first = None
+
+    def read(keyword: str | None, argument: Any) -> None:
+        for leaf in (argument,) if isinstance(argument, Tensor) else nodes.leaves(argument):
+            if _is_operand(leaf):
+                reads.append((keyword, leaf))
+            elif _is_number(leaf):
+                literals.append(leaf)  # type: ignore[arg-type]
+
+    for position, argument in enumerate(args):
+        read(None, argument)
+        if position == 0 and reads:
+            first = reads[0][1]
+    for keyword, argument in kwargs.items():
+        read(keyword, argument)
+    return Call(
+        operation.name,
+        tuple(args),
+        kwargs,
+        first,
+        tuple(reads),
+        random=operation.random,
+        literals=tuple(literals),
     )
 
 

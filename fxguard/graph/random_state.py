@@ -27,7 +27,9 @@ class RandomState:
     def now(cls, args: Any) -> RandomState:
         """The present state, of generators that stand among the arguments too."""
         leaves = list(nodes.leaves(args))
-        used = {a.device.index for a in leaves if isinstance(a, Tensor) and a.device.type == "cuda"}
+        used: set[int] = set()
+        if torch.cuda.is_initialized():  # else there is no tensor on it
+            used = {a.device.index for a in leaves if isinstance(a, Tensor) and a.is_cuda}
         return cls(
             torch.get_rng_state(),
             {device: torch.cuda.get_rng_state(device) for device in used},

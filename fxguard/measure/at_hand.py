@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from operator import attrgetter
 
@@ -41,7 +42,13 @@ def range_of(tensor: Tensor) -> Range | str:
 
 def dtype_of(tensor: Tensor) -> str:
     """``float16``."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return name_of_dtype(tensor.dtype)
+
+
+@functools.cache
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """``float16``; kept, because to make it takes as long as to measure a small tensor."""
+    return str(dtype).removeprefix("torch.")
 
 
 def version_of(tensor: Tensor) -> int | None:

@@ -9,7 +9,7 @@ beside intended infinities may be larger than they were, as far as nothing can o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -28,6 +28,7 @@ __all__ = ["Answer", "Conditions", "Precedents", "Question"]
 CASES = 256  # more of them are judged each time
 
 Answer = float | Range | None
+Pattern = tuple[tuple[int, float | None], ...]
 
 
 class Question(NamedTuple):
@@ -87,12 +88,11 @@ class Precedents:
         identities = tuple(event.identity() for event in batch.events)
         if None in identities:
             return None
-        return identities, tuple(map(self._pattern, batch.runs))
+        return identities, tuple(map(self._of_run, batch.runs)), self._of_between(batch)
 
-    def _pattern(self, run: GraphRun) -> tuple[tuple[int, float | None], ...]:
-        """The numbers that are NaN, inf, their dtype's limit, or none, by row; NaN as None."""
+    def _of_run(self, run: GraphRun) -> Pattern:
+        """The unusual numbers of one run of a graph."""
         put_off = run.postponed
-        highs = (run.statistics if put_off is None else put_off.leaving)[:, 1]
         key = id(run.plan), put_off is not None
         if key not in self._limits:  # the plan is kept: nobody else gets its id
             values = run.plan.values
@@ -100,12 +100,34 @@ class Precedents:
                 measured = [value for value in values if value.slot is not None]
             else:
                 measured = [values[index] for index in put_off.values]
-            limits = [LIMITS.get(value.dtype, math.inf) for value in measured]
-            self._limits[key] = run.plan, torch.tensor(limits, dtype=highs.dtype)
-        is_usual = (highs >= 0) & (highs < self._limits[key][1])
-        rows = torch.nonzero(~is_usual).view(-1)
-        found = zip(rows.tolist(), highs[rows].tolist(), strict=True)
-        return tuple((row, None if high != high else max(high, -1.0)) for row, high in found)
+            self._limits[key] = run.plan, _limits_of(value.dtype for value in measured)
+        return _pattern(run.numbers, self._limits[key][1])
+
+    def _of_between(self, batch: Batch) -> Hashable:
+        """What a verdict depends on of the values that were measured between graphs."""
+        if batch.between is None:
+            return None
+        values = tuple((value.role, value.dtype, value.note) for value in batch.values)
+        pattern = _pattern(batch.between, _limits_of(value.dtype for value in batch.values))
+        signs = tuple(
+            (row, detail.nan_count > 0, detail.posinf_count > 0, detail.neginf_count > 0)
+            for row, detail in batch.details.items()
+        )
+        ends = None if batch.ends is None else tuple(batch.ends)
+        return values, pattern, signs, ends, batch.autocast
+
+
+def _limits_of(dtypes: Iterable[str]) -> Tensor:
+    return torch.tensor([LIMITS.get(dtype, math.inf) for dtype in dtypes], dtype=torch.float64)
+
+
+def _pattern(numbers: Tensor, limits: Tensor) -> Pattern:
+    """The numbers that are NaN, inf, their dtype's limit, or none, by row; NaN as None."""
+    highs = numbers[:, 1]
+    is_usual = (highs >= 0) & (highs < limits.to(highs.dtype))
+    rows = torch.nonzero(~is_usual).view(-1)
+    found = zip(rows.tolist(), highs[rows].tolist(), strict=True)
+    return tuple((row, None if high != high else max(high, -1.0)) for row, high in found)
 
 
 def _within(numbers: Tensor | None, rows: Tensor, limits: Tensor) -> bool:
