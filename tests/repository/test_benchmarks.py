@@ -87,6 +87,18 @@ def test_whole_step_compares_steps_with_and_without_gradients() -> None:
     assert "on / off" in ended.stdout
 
 
+def test_between_graphs_counts_what_python_ran() -> None:
+    """Of a model that nobody captures each operation is counted; of the other ones none."""
+    chosen = "--cases chain gcn --work forward --budget 0"
+    ended = run("between_graphs.py", *chosen.split())
+    assert ended.returncode == 0, ended.stderr
+    *_, chain, gcn = (line.split() for line in ended.stdout.splitlines())
+    assert chain[:2] == ["chain", "forward"]
+    assert gcn[:2] == ["gcn", "forward"]
+    between = {line[0]: line[6] for line in (chain, gcn)}  # after the median and two quartiles
+    assert between == {"chain": "150", "gcn": "0"}
+
+
 def test_unknown_models_are_refused() -> None:
     """A model that does not exist ends in one line that lists those that do."""
     ended = run("overhead.py", "--models", "nonsense")
