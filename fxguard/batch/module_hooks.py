@@ -18,7 +18,7 @@ from fxguard.batch.observer import FusedObserver
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
 
-__all__ = ["after_module", "before_module", "may_fuse", "record_return"]
+__all__ = ["after_module", "before_module", "mark_return", "may_fuse", "record_return"]
 
 # These use one fused kernel in evaluation, but not while a torch function mode is active.
 FUSED_MODULES = (
@@ -63,10 +63,15 @@ def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> 
     """
     kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
     if torch.compiler.is_dynamo_compiling():
-        labels, tensors = marks.flatten_call(args, kwargs, output)
-        marks.module_returned(labels, *tensors)
+        mark_return(output, *args, **kwargs)
     else:
         leave_module(module, args, kwargs, output)
+
+
+def mark_return(output: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Leave the mark of a module that has returned, in a graph that is being traced."""
+    labels, tensors = marks.flatten_call(args, kwargs, output)
+    marks.module_returned(labels, *tensors)
 
 
 @torch.compiler.disable

@@ -61,7 +61,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fxguard.batch import module_hooks as module_calls
 from fxguard.batch import observer
-from fxguard.capture import plain_python
+from fxguard.capture import plain_python, traced_modules
 from fxguard.graph import marks
 
 __all__ = [
@@ -195,6 +195,7 @@ def compile_forward(
             the observer, with TorchDynamo's own warning: nobody asked for this compilation.
     """
     plain_python.prepare_tracing()
+    traced_modules.mark_traced_modules(HOOK_ID)
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither
     options = {name: value for name, value in options.items() if name in known}

@@ -20,7 +20,7 @@ from torch._guards import CompileContext
 from torch.fx import GraphModule
 from torch.nn import Module
 
-from fxguard.capture import backend, dynamo
+from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
@@ -138,6 +138,7 @@ class OutermostModules:
                 leave(watched)
 
         dynamo.leave_to_python(call)
+        traced_modules.pass_through(call, original)
         return call
 
     def stays_in_graph(self, module: Module) -> bool:

@@ -1,0 +1,169 @@
+"""Modules that TorchDynamo traces: each leaves a mark in the graph when it has returned.
+
+Hooks on all modules would leave it, too, and do where a module has hooks of its own. But where
+there is a hook TorchDynamo traces all of ``Module._call_impl``, which takes longer than to trace
+what most modules compute. So it is told here to go on to ``forward``, as it does without hooks.
+
+What is used of TorchDynamo (present in torch 2.11 to 2.13):
+
+- ``UnspecializedNNModuleVariable.call_function``: traces a call of a module. What it does for one
+  without hooks is done here, for those that have only fxguard's. Without it the hooks are traced.
+- ``record_nn_module_stack``, ``guard_to_detect_forward_monkeypatching``, the methods that say where
+  a module comes from, and ``unpatched_nn_module_call``: what that is made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.nn.modules.module as module_hooks
+from torch._dynamo.utils import unpatched_nn_module_call, unpatched_nn_module_call_impl
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.nn_module import (
+    UnspecializedNNModuleVariable,
+    guard_to_detect_forward_monkeypatching,
+    record_nn_module_stack,
+)
+from torch._dynamo.variables.tensor import TensorVariable
+
+from fxguard.batch.module_hooks import mark_return
+from fxguard.capture.plain_python import backend_of
+from fxguard.graph import marks
+
+__all__ = ["mark_traced_modules", "pass_through"]
+
+OWN_HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+GLOBAL_HOOKS = (
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+)
+
+
+NAME = "tp_getattro_impl"  # of the method that traces an attribute, from torch 2.15 on
+_attribute: Any = getattr(UnspecializedNNModuleVariable, NAME, None)
+if _attribute is None:
+    _attribute = UnspecializedNNModuleVariable.var_getattr
+
+
+@functools.cache
+def mark_traced_modules(hook_id: int) -> None:
+    """Let TorchDynamo go on to the forward of modules that have no hook but ours; done once.
+
+    Args:
+        hook_id: the key of ours among the hooks on all modules.
+    """
+    original = UnspecializedNNModuleVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if hook_id in module_hooks._global_forward_hooks and _has_plain_call(self, tx, hook_id):
+            return _call_forward(self, tx, args, kwargs)
+        return original(self, tx, args, kwargs)  # type: ignore[arg-type]
+
+    UnspecializedNNModuleVariable.call_function = call_function  # type: ignore[method-assign]
+
+
+_passed_through: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+
+
+def pass_through(call: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Note a function that stands in for ``Module.__call__``, and calls it in a checked graph.
+
+    Args:
+        call: the function.
+        original: what it calls.
+    """
+    if original is unpatched_nn_module_call:
+        _passed_through.add(call)
+
+
+def _has_plain_call(module: Any, tx: Any, hook_id: int) -> bool:
+    """Whether a call of a module is one of its forward, our hooks aside."""
+    value = module.value
+    return (
+        _is_plain(getattr(value.__call__, "__func__", None), tx)
+        and getattr(value._call_impl, "__func__", None) is unpatched_nn_module_call_impl
+        and not module.has_key_in_generic_dict(tx, "forward")
+        and isinstance(inspect.getattr_static(value, "forward"), types.FunctionType)
+        and not any(set(getattr(module_hooks, kind)) - {hook_id} for kind in GLOBAL_HOOKS)
+        and not any(_attribute(module, tx, kind).realize().len() for kind in OWN_HOOKS)
+    )
+
+
+def _is_plain(call: Any, tx: Any) -> bool:
+    """Whether it is ``Module.__call__``, or comes to the same in the graph that is traced."""
+    if call is unpatched_nn_module_call:
+        return True
+    return call in _passed_through and getattr(backend_of(tx), "has_marks", False)
+
+
+def _call_forward(module: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    source = None
+    stack: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if module.source:
+        walk = module.get_source_by_walking_mro
+        takes_tx = "tx" in inspect.signature(walk).parameters  # from torch 2.12 on
+        source = walk(tx, "forward") if takes_tx else walk("forward")
+        path = module.get_nn_module_stack_source()
+        stack = record_nn_module_stack(str(id(module.value)), path, tx, module.value)
+    guard_to_detect_forward_monkeypatching(module.source, module.value)
+    with stack:
+        forward = UserFunctionVariable(module.value_type.forward, source=source)
+        output = forward.call_function(tx, [module, *args], dict(kwargs))
+        _leave_mark(tx, args, kwargs, output)
+    return output
+
+
+def _leave_mark(tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+    labels: list[str] = []
+    tensors: list[Any] = []
+    rows = [(f"input[{index}]", value) for index, value in enumerate(args)]
+    rows += [(f"input[{name}]", value) for name, value in kwargs.items()]
+    if all(_flatten(*row, labels, tensors) for row in (*rows, ("output", output))):
+        mark = VariableTracker.build(tx, marks.module_returned)
+        texts = TupleVariable([ConstantVariable.create(label) for label in labels])
+        mark.call_function(tx, [texts, *tensors], {})
+    else:  # some other container, which Python knows how to enter
+        traced = VariableTracker.build(tx, mark_return)
+        traced.call_function(tx, [output, *args], dict(kwargs))
+
+
+def _flatten(label: str, value: Any, labels: list[str], tensors: list[Any]) -> bool:
+    """What :func:`fxguard.graph.marks.flatten` does, for what stands for the most common values.
+
+    Returns:
+        Whether it is one of those.
+    """
+    if isinstance(value, LazyVariableTracker):
+        value = value.realize()
+    kind = type(value)
+    if kind is TensorVariable:
+        labels.append(label)
+        tensors.append(value)
+    elif kind is ConstantVariable:
+        is_none = value.as_python_constant() is None
+        labels.append((marks.NO_VALUE if is_none else marks.NOT_TENSOR) + label)
+    elif kind in (ListVariable, TupleVariable):
+        items = enumerate(value.items)
+        return all(_flatten(f"{label}[{i}]", item, labels, tensors) for i, item in items)
+    else:
+        return False
+    return True
