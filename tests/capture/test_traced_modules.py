@@ -1,4 +1,4 @@
-"""Modules leave the same marks in a graph whether TorchDynamo traces hooks or goes on to forward."""
+"""Modules leave the same marks whether TorchDynamo traces hooks or goes on to forward."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_it_is_raised_from_backward(way: Callable[[GraphModule], Any]) -> None:
 
 
 def test_nothing_changes(way: Callable[[GraphModule], Any]) -> None:
-    """No gradient, and nothing is compiled more often."""
+    """No gradient (under Inductor: but for its last bits), and nothing is compiled more often."""
     plain = Net()
     guarded = copy.deepcopy(plain)
     fxguard.instrument(guarded)
@@ -121,7 +121,9 @@ def test_nothing_changes(way: Callable[[GraphModule], Any]) -> None:
                 model(x).square().sum().backward()
     assert len(graphs["guarded"]) == len(graphs["plain"])
     pairs = zip(plain.parameters(), guarded.parameters(), strict=True)
-    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
+    rtol = 1e-6 if way is WAYS["inductor"] else 0
+    for one, other in pairs:
+        torch.testing.assert_close(other.grad, one.grad, rtol=rtol, atol=0)
 
 
 def test_a_switch_of_torch_turns_it_on() -> None:
