@@ -57,10 +57,7 @@ class Names:
             _replace(self.modules, modules)
             _replace(self.tensors, tensors)
             self._known = list(self.model.modules())
-            try:
-                self._contents = _contents(self._known)
-            except KeyError:  # a module that is none of Python's, such as a scripted one
-                self._contents = []
+            self._contents = _contents(self._known)
         self.on_read()
 
     def _are_the_same(self) -> bool:
@@ -87,12 +84,15 @@ HOLDS = ("_parameters", "_buffers", "_modules")
 
 
 def _contents(modules: Iterable[Module]) -> list[Any]:
-    """What modules hold, as names and identities."""
+    """What modules hold, as names and identities; empty where one does not say it."""
     contents: list[Any] = []
     for module in modules:
         attributes = module.__dict__
         for kind in HOLDS:
-            if held := attributes[kind]:
+            held = attributes.get(kind)
+            if not isinstance(held, dict):  # as of a scripted module
+                return []
+            if held:
                 contents.append(kind)
                 contents += held
                 contents += map(id, held.values())

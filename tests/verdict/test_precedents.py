@@ -150,3 +150,60 @@ def test_graphs_between_breaks_have_precedents(inner: str, judgments: list[Any])
     assert len(judgments) == 1
     with pytest.raises(fxguard.NonFiniteError):
         compiled(X, all_masked(model))  # type: ignore[arg-type]
+
+
+class Uncaptured(nn.Module):
+    """The same model, which TorchDynamo leaves to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Masked()
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        output: Tensor = self.inner(x, mask)
+        return output
+
+
+def test_what_runs_between_graphs_has_precedents(judgments: list[Any]) -> None:
+    """A batch like an earlier one costs no judgment, and a bad one is found after it."""
+    reports: list[fxguard.Report] = []
+    model = fxguard.instrument(Uncaptured(), on_detect=reports.append)
+    for scale in (1.0, 2.0, 3.0):
+        model(X * scale, MASK)
+    assert len(judgments) == 1
+    assert not reports
+    model(X, mask_with_positive(model.inner))
+    model(X, all_masked(model.inner))
+    assert [report.batch_number for report in reports] == [3, 4]
+
+
+class Cast(nn.Module):
+    """Hands a sum with a mask on in the dtype that it is told."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.softmax((x.to(dtype) + mask.to(dtype)).float(), dim=-1)
+
+
+def test_dtypes_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
+    """The same operations in another dtype are another kind of batch."""
+    model = fxguard.instrument(Cast())
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+        model(X, MASK, dtype)
+    assert len(judgments) == 2
+
+
+def test_signs_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
+    """-inf and +inf are alike in the numbers, and told apart by what was counted."""
+    reports: list[fxguard.Report] = []
+
+    class Masks(nn.Module):
+        @torch.compiler.disable
+        def forward(self, x: Tensor, fill: float) -> Tensor:
+            return x / torch.tensor(fill)
+
+    model = fxguard.instrument(Masks(), on_detect=reports.append)
+    model(torch.zeros(2) - 1, 0.0)
+    model(torch.zeros(2) + 1, 0.0)
+    assert len(judgments) == 2
