@@ -35,6 +35,7 @@ from torch._dynamo.variables.nn_module import (
     record_nn_module_stack,
 )
 from torch._dynamo.variables.tensor import TensorVariable
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from fxguard.batch.module_hooks import mark_return
 from fxguard.capture.plain_python import backend_of
@@ -99,7 +100,8 @@ def _has_plain_call(module: Any, tx: Any, hook_id: int) -> bool:
     """Whether a call of a module is one of its forward, our hooks aside."""
     value = module.value
     return (
-        _is_plain(getattr(value.__call__, "__func__", None), tx)
+        not isinstance(value, LazyModuleMixin)  # TorchDynamo makes its weights first
+        and _is_plain(getattr(value.__call__, "__func__", None), tx)
         and getattr(value._call_impl, "__func__", None) is unpatched_nn_module_call_impl
         and not module.has_key_in_generic_dict(tx, "forward")
         and isinstance(inspect.getattr_static(value, "forward"), types.FunctionType)

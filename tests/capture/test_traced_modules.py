@@ -176,6 +176,13 @@ def test_a_hook_that_a_forward_adds_runs() -> None:
     torch.testing.assert_close(fxguard.instrument(AddsHook())(x), expected, rtol=0, atol=0)
 
 
+def test_a_module_without_weights_yet_is_captured() -> None:
+    """TorchDynamo makes them first, and takes away the hook that was to do so."""
+    model = fxguard.instrument(nn.Sequential(nn.LazyLinear(3), nn.ReLU()))
+    model(torch.rand(2, 4))
+    assert fxguard.guard_of(model).coverage() == "checked 2 of 2 operations in 1 graph"
+
+
 def test_modules_of_a_script_are_passed_through(calls: list[str]) -> None:
     """What stands in for ``Module.__call__`` there is passed through."""
     with OutermostModules(Options()):
