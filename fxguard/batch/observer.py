@@ -26,7 +26,7 @@ from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
-from fxguard.graph.operations import Call, is_move, kind_of, read_call
+from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
@@ -111,7 +111,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     forward = active.current()
     if forward is None or forward.batch.measuring:
         return func(*args, **kwargs)
-    kind = kind_of(func)
+    kind = name_of(func)
     if kind in NOT_OPERATIONS:
         if kind == "__set__":  # x.data = y
             forward.batch.live.forget(args[0])

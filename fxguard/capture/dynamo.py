@@ -29,10 +29,6 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   ``config.patch`` does the same and takes ten times as long, at each forward.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
   Without it coverage() could not say why operations ran between graphs.
-- ``torch.nn.modules.module._global_forward_hooks`` and its three companions: hooks on every
-  module for the time of one forward, or while a loss is followed. The public function gives a
-  new key at each call, and TorchDynamo would compile again for each key. Hooks on the modules
-  themselves would switch off the fused kernels of ``nn.TransformerEncoder``.
 """
 
 from __future__ import annotations
@@ -41,31 +37,26 @@ import contextlib
 import ctypes
 import gc
 import inspect
-import threading
 import types
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
-import torch.nn.modules.module as module_hooks
 from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, skip_code
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.trace_rules import is_callable_allowed
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
-from torch.utils.hooks import RemovableHandle
 
-from fxguard.batch import module_hooks as module_calls
-from fxguard.batch import observer
+from fxguard.batch import module_hooks, observer
 from fxguard.capture import plain_python, traced_modules
 from fxguard.graph import marks
 
 __all__ = [
-    "HOOK_ID",
     "Backend",
     "OuterCompiler",
     "backend_of_tracing",
@@ -75,12 +66,10 @@ __all__ = [
     "compile_forward",
     "eval_frame_callback",
     "graph_breaks",
-    "hear_of_modules",
     "is_compiled",
     "leave_to_python",
     "let_backend_fail",
     "may_not_break",
-    "module_hooks_on",
     "object_at",
     "outer_compiler",
     "take_for_constant",
@@ -195,7 +184,7 @@ def compile_forward(
             the observer, with TorchDynamo's own warning: nobody asked for this compilation.
     """
     plain_python.prepare_tracing()
-    traced_modules.mark_traced_modules(HOOK_ID)
+    traced_modules.mark_traced_modules()
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither
     options = {name: value for name, value in options.items() if name in known}
@@ -289,67 +278,10 @@ def leave_to_python(function: Any) -> None:
     skip_code(function.__code__)  # type: ignore[attr-defined]
 
 
-# Hooks on every module, for the time of one forward.
-
-HOOK_ID = RemovableHandle(OrderedDict()).id  # a key that nobody else is given
-_lock = threading.Lock()
-_users: set[object] = set()  # forwards that need the hooks now, in all threads
-
-
-@contextlib.contextmanager
-def module_hooks_on() -> Iterator[None]:
-    """Let :mod:`fxguard.batch.module_hooks` see modules begin and return, wherever they run."""
-    user = object()
-    try:  # an interrupt may come at any call
-        with _lock:
-            module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
-            module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
-            module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
-            _users.add(user)
-        yield
-    finally:
-        with _lock:
-            try:
-                _users.discard(user)
-            finally:
-                if not _users and HOOK_ID in module_hooks._global_forward_pre_hooks:
-                    del module_hooks._global_forward_pre_hooks[HOOK_ID]
-                    del module_hooks._global_forward_hooks[HOOK_ID]
-                    del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
-
-
-FUSED_ID = RemovableHandle(OrderedDict()).id  # likewise
-_watchers: set[object] = set()  # that want to see modules outside of guarded forwards
-
-
-def hear_of_modules(
-    watcher: object, before: Callable[..., Any] | None, after: Callable[..., Any] | None
-) -> None:
-    """Call two functions before and after each module of the process, or no longer.
-
-    Args:
-        watcher: who wants it.
-        before: what is called before a module runs; None to end it.
-        after: what is called when it has returned or raised; likewise.
-    """
-    with _lock:
-        if before is not None and after is not None:
-            _watchers.add(watcher)
-            module_hooks._global_forward_pre_hooks[FUSED_ID] = before
-            module_hooks._global_forward_hooks[FUSED_ID] = after
-            module_hooks._global_forward_hooks_always_called[FUSED_ID] = True
-            return
-        _watchers.discard(watcher)
-        if not _watchers:
-            module_hooks._global_forward_pre_hooks.pop(FUSED_ID, None)
-            module_hooks._global_forward_hooks.pop(FUSED_ID, None)
-            module_hooks._global_forward_hooks_always_called.pop(FUSED_ID, None)
-
-
 for function in (
     observer.Observer.__torch_function__,
     observer.FusedObserver.__torch_dispatch__,
-    module_calls.before_module,
-    module_calls.after_module,
+    module_hooks.before_module,
+    module_hooks.after_module,
 ):
     leave_to_python(function)

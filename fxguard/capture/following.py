@@ -25,6 +25,7 @@ from fxguard.batch.module_hooks import may_fuse
 from fxguard.batch.observer import Observer, set_function_modes
 from fxguard.capture import dynamo, plain_python
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import nodes
 
 __all__ = ["Following", "stand_in_for"]
@@ -80,7 +81,7 @@ class Following(Observer):
         """Put the mode on the stack, if there is a loss to follow."""
         if self.loss is not None and not self.loss.has_ended:
             _here.following = self
-            dynamo.hear_of_modules(self, _before_fused, _after_fused)
+            hear_of_modules(self, _before_fused, _after_fused)
             self._enter()
 
     def _enter(self) -> None:
@@ -99,13 +100,13 @@ class Following(Observer):
     def retire(self) -> None:
         """Let go of everything, from any thread; a mode that stays on a stack does nothing."""
         self.loss = None
-        dynamo.hear_of_modules(self, None, None)
+        hear_of_modules(self, None, None)
 
     def stop(self) -> None:
         """Take the mode off the stack."""
         if _here.following is self:
             _here.following = self.stands_aside_for = None
-            dynamo.hear_of_modules(self, None, None)
+            hear_of_modules(self, None, None)
         self._leave()
 
     def stand_aside(self, module: Module, args: tuple[Any, ...]) -> None:

@@ -4,7 +4,7 @@ Hooks on all modules would leave it, too, and do where a module has hooks of its
 there is a hook TorchDynamo traces all of ``Module._call_impl``, which takes longer than to trace
 what most modules compute. So it is told here to go on to ``forward``, as it does without hooks.
 
-What is used of TorchDynamo (present in torch 2.11 to 2.13):
+What is used of TorchDynamo (present in torch 2.11 to 2.15):
 
 - ``UnspecializedNNModuleVariable.call_function``: traces a call of a module. What it does for one
   without hooks is done here, for those that have only fxguard's. Without it the hooks are traced.
@@ -38,6 +38,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from fxguard.batch.module_hooks import mark_return
+from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.capture.plain_python import backend_of
 from fxguard.graph import marks
 
@@ -58,24 +59,24 @@ GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
 )
 
-
-NAME = "tp_getattro_impl"  # of the method that traces an attribute, from torch 2.15 on
-_attribute: Any = getattr(UnspecializedNNModuleVariable, NAME, None)
-if _attribute is None:
-    _attribute = UnspecializedNNModuleVariable.var_getattr
+# Traces an attribute of a module; it has the first name from torch 2.15 on.
+_attribute_of: Any = (
+    getattr(UnspecializedNNModuleVariable, "tp_getattro_impl", None)
+    or UnspecializedNNModuleVariable.var_getattr
+)
+# From torch 2.12 on the method that says where a module's attribute comes from is given the tracer.
+_SOURCE_TAKES_TX = (
+    "tx" in inspect.signature(UnspecializedNNModuleVariable.get_source_by_walking_mro).parameters
+)
 
 
 @functools.cache
-def mark_traced_modules(hook_id: int) -> None:
-    """Let TorchDynamo go on to the forward of modules that have no hook but ours; done once.
-
-    Args:
-        hook_id: the key of ours among the hooks on all modules.
-    """
+def mark_traced_modules() -> None:
+    """Let TorchDynamo go on to the forward of modules that have no hook but ours; done once."""
     original = UnspecializedNNModuleVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if hook_id in module_hooks._global_forward_hooks and _has_plain_call(self, tx, hook_id):
+        if HOOK_ID in module_hooks._global_forward_hooks and _has_plain_call(self, tx):
             return _call_forward(self, tx, args, kwargs)
         return original(self, tx, args, kwargs)  # type: ignore[arg-type]
 
@@ -96,7 +97,7 @@ def pass_through(call: Callable[..., Any], original: Callable[..., Any]) -> None
         _passed_through.add(call)
 
 
-def _has_plain_call(module: Any, tx: Any, hook_id: int) -> bool:
+def _has_plain_call(module: Any, tx: Any) -> bool:
     """Whether a call of a module is one of its forward, our hooks aside."""
     value = module.value
     return (
@@ -105,8 +106,8 @@ def _has_plain_call(module: Any, tx: Any, hook_id: int) -> bool:
         and getattr(value._call_impl, "__func__", None) is unpatched_nn_module_call_impl
         and not module.has_key_in_generic_dict(tx, "forward")
         and isinstance(inspect.getattr_static(value, "forward"), types.FunctionType)
-        and not any(set(getattr(module_hooks, kind)) - {hook_id} for kind in GLOBAL_HOOKS)
-        and not any(_attribute(module, tx, kind).realize().len() for kind in OWN_HOOKS)
+        and not any(set(getattr(module_hooks, kind)) - {HOOK_ID} for kind in GLOBAL_HOOKS)
+        and not any(_attribute_of(module, tx, kind).realize().len() for kind in OWN_HOOKS)
     )
 
 
@@ -121,9 +122,8 @@ def _call_forward(module: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str
     source = None
     stack: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if module.source:
-        walk = module.get_source_by_walking_mro
-        takes_tx = "tx" in inspect.signature(walk).parameters  # from torch 2.12 on
-        source = walk(tx, "forward") if takes_tx else walk("forward")
+        asked = (tx, "forward") if _SOURCE_TAKES_TX else ("forward",)
+        source = module.get_source_by_walking_mro(*asked)
         path = module.get_nn_module_stack_source()
         stack = record_nn_module_stack(str(id(module.value)), path, tx, module.value)
     guard_to_detect_forward_monkeypatching(module.source, module.value)

@@ -139,6 +139,7 @@ def _of_function(function: Any) -> tuple[Signature, ...]:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def name_of(target: Any) -> str:
     """The operation's name as the field writes it: ``mul``, ``softmax``, ``masked_fill_``."""
     if isinstance(target, str):

@@ -37,7 +37,6 @@ __all__ = [
     "is_collective",
     "is_custom",
     "is_move",
-    "kind_of",
     "name_of",
     "read_call",
     "read_node",
@@ -107,11 +106,6 @@ class Call:
         if not self.literals or self.kind in tables.LIMITERS:
             return False
         return any(isinstance(x, float) and abs(x) in _LIMITS for x in self.literals)
-
-
-def kind_of(target: Any) -> str:
-    """The name of an operation, as :func:`name_of` says it, which takes longer."""
-    return operation_of(target).name
 
 
 def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:

@@ -22,7 +22,7 @@ from fxguard.graph.nodes import elements_of, memory_of
 from fxguard.graph.operations import Call, is_custom
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_body import wide_body, with_wide_dtypes
-from fxguard.measure.at_hand import dtype_of
+from fxguard.measure.at_hand import dtype_of, name_of_dtype
 
 __all__ = ["NotJudged", "Ran", "is_float", "wide_result", "widened"]
 
@@ -72,7 +72,9 @@ def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) ->
         if not is_float(x):
             return x
         if type(x) not in (Tensor, torch.nn.Parameter):
-            raise NotJudged(f"no {_name(dtype)} kernel for tensors of type {type(x).__name__}")
+            raise NotJudged(
+                f"no {name_of_dtype(dtype)} kernel for tensors of type {type(x).__name__}"
+            )
         x = x if differentiable else x.detach()
         return x.to(dtype.to_complex() if x.is_complex() else dtype)
 
@@ -105,7 +107,7 @@ def wide_result(
         if is_higher_order and ran.target.name() not in WHOLE:
             raise NotJudged(f"inside {kind}")
         if is_custom(ran.target):
-            raise NotJudged(f"no {_name(dtype)} kernel for {kind}")
+            raise NotJudged(f"no {name_of_dtype(dtype)} kernel for {kind}")
         if call.casts and call.first is not None:
             read = _first(args, kwargs)
             if not is_float(read):
@@ -125,7 +127,7 @@ def wide_result(
     except Exception as error:  # no such kernel, another dtype that it insists on
         if "allocate memory" in str(error):
             raise NotJudged("out of memory") from error
-        raise NotJudged(f"no {_name(dtype)} kernel for {kind}") from error
+        raise NotJudged(f"no {name_of_dtype(dtype)} kernel for {kind}") from error
 
 
 def _computed(
@@ -215,7 +217,3 @@ def _shares_memory(ran: Ran) -> bool:
 
 def _dtypes_in(values: Any) -> bool:
     return any(isinstance(x, torch.dtype) for x in pytree.tree_leaves(values))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

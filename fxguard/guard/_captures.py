@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from fxguard.batch import observer
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.guard._names import Names
 from fxguard.guard.plugins import Hear
 from fxguard.plan.plan import Plan
@@ -58,7 +59,7 @@ class Captures:
         if outer is None and observer.is_watched_by_others():
             return self.original(method)
         # Who compiles a model has its hooks read once, as torch.compile does.
-        hooks = self.names.hook_state(dynamo.HOOK_ID) if outer is None else ()
+        hooks = self.names.hook_state(HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
         key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
         with self._lock:

@@ -16,6 +16,7 @@ from fxguard.capture.dynamo import is_compiled
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, unwrapped
 from fxguard.guard.options import Options
+from fxguard.measure.at_hand import name_of_dtype
 from fxguard.report.report import Report
 from fxguard.trace.diff import Diff, diff
 from fxguard.trace.trace import TracedBatch
@@ -83,7 +84,7 @@ def _name(model: Module) -> str:
     """What tells two models apart: class, dtype, and whether it is compiled."""
     dtype = _place_of(model)[1]
     said = [type(unwrapped(model)).__name__]
-    said += [str(dtype).removeprefix("torch.")] if dtype is not None else []
+    said += [name_of_dtype(dtype)] if dtype is not None else []
     said += ["compiled"] if is_compiled(model) else []
     return ", ".join(said)
 

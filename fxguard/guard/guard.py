@@ -22,6 +22,7 @@ from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.module_hooks import module_hooks_on
 from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
 from fxguard.graph import marks
@@ -290,7 +291,7 @@ class Guard:
         if self.recorder.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
         if in_backward():  # activation checkpointing runs forward again: no new batch
-            with dynamo.module_hooks_on():  # or TorchDynamo would compile it once more
+            with module_hooks_on():  # or TorchDynamo would compile it once more
                 return self._form_of(method, outer)(*args, **kwargs)
         if self.whole_step is None:
             return self._run_batch(method, outer, args, kwargs)
@@ -325,7 +326,7 @@ class Guard:
                 running.batch.call = ModelCall(name, method, original, args, kwargs)
                 running.batch.caller = calling_line()
                 active.here.forward = running
-                with dynamo.module_hooks_on():
+                with module_hooks_on():
                     if observer is None:
                         output = forward(*args, **kwargs)
                     else:

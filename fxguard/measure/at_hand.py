@@ -14,7 +14,15 @@ from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import NOT_MEASURED, Range
 
-__all__ = ["VERSION", "dtype_of", "has_memory", "own_arithmetic", "range_of", "version_of"]
+__all__ = [
+    "VERSION",
+    "dtype_of",
+    "has_memory",
+    "name_of_dtype",
+    "own_arithmetic",
+    "range_of",
+    "version_of",
+]
 
 # How often a tensor was written, for many at once; raises for one of inference mode.
 VERSION = attrgetter("_version")

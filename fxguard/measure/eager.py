@@ -71,9 +71,7 @@ def abs_min_max(value: Any) -> Pair:
 
 def read(value: Any) -> tuple[float, float] | None:
     """The same for what can be read in C and is nobody else's business; else None."""
-    if _dispatch_modes() or _func_levels() is not None:
-        return None
-    return native.abs_min_max(value)
+    return None if _is_observed() else native.abs_min_max(value)
 
 
 def _abs_min_max(value: Any) -> traceable.Pair:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.graph import nodes
+from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import LATER, Check, Value
 from fxguard.records import Role
 
@@ -62,7 +63,7 @@ class ValueTable:
         example = nodes.example_of(node)
         for index in path:
             example = example[index]
-        dtype = str(example.dtype).removeprefix("torch.") if example is not None else ""
+        dtype = dtype_of(example) if example is not None else ""
         slot, later, note = None, None, ""
         if measure:
             note = self._reason_not_to_measure(example)

@@ -17,6 +17,7 @@ from fxguard.guard.instrument import remove
 from fxguard.guard.instrumented import find_guard, unwrapped
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.measure.at_hand import name_of_dtype
 from fxguard.testing._comparison import Comparison
 from fxguard.testing.side_by_side import Deviation, converted
 from fxguard.testing.watch import Model, as_module
@@ -56,7 +57,7 @@ class Stability:
         return max(self.deviations, key=lambda d: d.error, default=None)
 
     def __str__(self) -> str:
-        names = [str(dtype).removeprefix("torch.") for dtype in (self.dtype, self.reference)]
+        names = [name_of_dtype(dtype) for dtype in (self.dtype, self.reference)]
         backward = sum(each.phase == "backward" for each in self.deviations)
         counted = f"{len(self.deviations) - backward} operations"
         if backward or self.without_gradient:

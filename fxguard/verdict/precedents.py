@@ -8,8 +8,9 @@ beside intended infinities may be larger than they were, as far as nothing can o
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -100,7 +101,7 @@ class Precedents:
                 measured = [value for value in values if value.slot is not None]
             else:
                 measured = [values[index] for index in put_off.values]
-            self._limits[key] = run.plan, _limits_of(value.dtype for value in measured)
+            self._limits[key] = run.plan, _limits_of(tuple(value.dtype for value in measured))
         return _pattern(run.numbers, self._limits[key][1])
 
     def _of_between(self, batch: Batch) -> Hashable:
@@ -108,16 +109,17 @@ class Precedents:
         if batch.between is None:
             return None
         values = tuple((value.role, value.dtype, value.note) for value in batch.values)
-        pattern = _pattern(batch.between, _limits_of(value.dtype for value in batch.values))
+        pattern = _pattern(batch.between, _limits_of(tuple(v.dtype for v in batch.values)))
         signs = tuple(
             (row, detail.nan_count > 0, detail.posinf_count > 0, detail.neginf_count > 0)
             for row, detail in batch.details.items()
         )
         ends = None if batch.ends is None else tuple(batch.ends)
-        return values, pattern, signs, ends, batch.autocast
+        return values, pattern, signs, ends
 
 
-def _limits_of(dtypes: Iterable[str]) -> Tensor:
+@functools.lru_cache(maxsize=CASES)
+def _limits_of(dtypes: tuple[str, ...]) -> Tensor:
     return torch.tensor([LIMITS.get(dtype, math.inf) for dtype in dtypes], dtype=torch.float64)
 
 

@@ -117,6 +117,46 @@ def test_no_element_is_left_out(dtype: torch.dtype, size: int) -> None:
         assert math.isnan(found[1])
 
 
+@often
+@given(st.lists(st.tuples(st.floats(), st.floats()), max_size=9))
+def test_pairs_are_packed_as_doubles(pairs: list[tuple[float, float]]) -> None:
+    """Bit for bit, NaN and zeros with a sign, too."""
+    found = native.packed(pairs)
+    assert found is not None
+    assert bytes(found) == np.array(pairs, dtype=np.float64).tobytes()
+
+
+NO_PAIRS = {
+    "no list": ((1.0, 2.0),),
+    "an iterator": iter([(1.0, 2.0)]),
+    "a number": [1.0],
+    "none": [None],
+    "a list of two": [[1.0, 2.0]],
+    "one number": [(1.0,)],
+    "three numbers": [(1.0, 2.0, 3.0)],
+    "an integer": [(1, 2.0)],
+    "a number of numpy": [(np.float64(1), np.float64(2))],
+    "tensors": [(torch.tensor(1.0), torch.tensor(2.0))],
+    "tensors behind numbers": [(1.0, 2.0), (torch.tensor(1.0), torch.tensor(2.0))],
+}
+
+
+@pytest.mark.parametrize("items", NO_PAIRS.values(), ids=NO_PAIRS)
+def test_what_is_no_list_of_pairs_is_not_packed(items: Any) -> None:
+    """It is left to others, and not one part of it is taken."""
+    assert native.packed(items) is None
+
+
+def test_packing_keeps_nothing() -> None:
+    """Neither a list that is packed nor one that is not holds on to anything more."""
+    pair, other = (float("1.5"), 2.5), object()
+    for items in ([pair], [pair, other]):
+        before = sys.getrefcount(pair), sys.getrefcount(other), sys.getrefcount(items)
+        for _ in range(10):
+            native.packed(items)
+        assert (sys.getrefcount(pair), sys.getrefcount(other), sys.getrefcount(items)) == before
+
+
 class Subclass(Tensor):
     """Its memory may mean anything."""
 

@@ -189,21 +189,37 @@ class Cast(nn.Module):
 def test_dtypes_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
     """The same operations in another dtype are another kind of batch."""
     model = fxguard.instrument(Cast())
-    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+    for dtype in (torch.float16, torch.bfloat16, torch.float16, torch.bfloat16):
         model(X, MASK, dtype)
     assert len(judgments) == 2
+
+
+class Inverse(nn.Module):
+    """Infinite where it is not taken, with the sign of a zero."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x != 0, 1 / x, x)
 
 
 def test_signs_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
     """-inf and +inf are alike in the numbers, and told apart by what was counted."""
     reports: list[fxguard.Report] = []
+    model = fxguard.instrument(Inverse(), on_detect=reports.append)
+    for zero in (0.0, -0.0, 0.0, -0.0):
+        model(torch.tensor([zero, 1.0]))
+    assert len(judgments) == 2
+    assert not reports
 
-    class Masks(nn.Module):
-        @torch.compiler.disable
-        def forward(self, x: Tensor, fill: float) -> Tensor:
-            return x / torch.tensor(fill)
 
-    model = fxguard.instrument(Masks(), on_detect=reports.append)
-    model(torch.zeros(2) - 1, 0.0)
-    model(torch.zeros(2) + 1, 0.0)
+def test_where_a_loss_ends_belongs_to_the_kind(judgments: list[Any]) -> None:
+    """The same operations, and another one of their results is what backward begins with."""
+    model = nn.Linear(2, 2)
+    reports: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=reports.append):
+        for ends_at_log in (False, False, True):
+            output = model(torch.ones(1, 2))
+            fine, bad = output.square().mean(), (output * 0).log().mean()
+            (bad if ends_at_log else fine).backward()
+    assert [report.batch_number for report in reports] == [2]
     assert len(judgments) == 2

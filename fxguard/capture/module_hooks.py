@@ -1,0 +1,75 @@
+"""Hooks on every module of the process: while a guarded forward runs, or while a loss is followed.
+
+They are put into ``torch.nn.modules.module._global_forward_hooks`` and its companions. The public
+function gives a new key at each call, and TorchDynamo would compile again for each key. Hooks on
+the modules themselves would switch off the fused kernels of ``nn.TransformerEncoder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.nn.modules.module as module_hooks
+from torch.utils.hooks import RemovableHandle
+
+from fxguard.batch import module_hooks as module_calls
+
+__all__ = ["HOOK_ID", "hear_of_modules", "module_hooks_on"]
+
+# Keys that nobody else is given.
+HOOK_ID = RemovableHandle(OrderedDict()).id
+FOLLOWED_ID = RemovableHandle(OrderedDict()).id
+
+_lock = threading.Lock()
+_users: set[object] = set()  # forwards that need the hooks now, in all threads
+_watchers: set[object] = set()  # that want to see modules outside of guarded forwards
+
+
+@contextlib.contextmanager
+def module_hooks_on() -> Iterator[None]:
+    """Let :mod:`fxguard.batch.module_hooks` see modules begin and return, wherever they run."""
+    user = object()
+    try:  # an interrupt may come at any call
+        with _lock:
+            module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
+            module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
+            module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
+            _users.add(user)
+        yield
+    finally:
+        with _lock:
+            try:
+                _users.discard(user)
+            finally:
+                if not _users and HOOK_ID in module_hooks._global_forward_pre_hooks:
+                    del module_hooks._global_forward_pre_hooks[HOOK_ID]
+                    del module_hooks._global_forward_hooks[HOOK_ID]
+                    del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
+
+
+def hear_of_modules(
+    watcher: object, before: Callable[..., Any] | None, after: Callable[..., Any] | None
+) -> None:
+    """Call two functions before and after each module of the process, or no longer.
+
+    Args:
+        watcher: who wants it.
+        before: what is called before a module runs; None to end it.
+        after: what is called when it has returned or raised; likewise.
+    """
+    with _lock:
+        if before is not None and after is not None:
+            _watchers.add(watcher)
+            module_hooks._global_forward_pre_hooks[FOLLOWED_ID] = before
+            module_hooks._global_forward_hooks[FOLLOWED_ID] = after
+            module_hooks._global_forward_hooks_always_called[FOLLOWED_ID] = True
+            return
+        _watchers.discard(watcher)
+        if not _watchers:
+            module_hooks._global_forward_pre_hooks.pop(FOLLOWED_ID, None)
+            module_hooks._global_forward_hooks.pop(FOLLOWED_ID, None)
+            module_hooks._global_forward_hooks_always_called.pop(FOLLOWED_ID, None)
