@@ -17,8 +17,9 @@ from torch.fx import GraphModule
 
 from fxguard.batch import active, observer
 from fxguard.batch.events import GraphRun
-from fxguard.capture import dynamo, plain_python
+from fxguard.capture import dynamo
 from fxguard.capture._leaving import Unchecked
+from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
 from fxguard.graph.wide_form import is_float
@@ -82,7 +83,7 @@ class CheckingBackend:
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if self.follows_python:
-            plain_python.leave_try_blocks(graph_module)
+            leave_try_blocks(graph_module)
         self.refresh()
         dynamo.let_backend_fail(graph_module)
         forward = active.current()

@@ -54,6 +54,7 @@ from torch.fx import GraphModule
 
 from fxguard.batch import module_hooks, observer
 from fxguard.capture import plain_python, traced_modules
+from fxguard.capture.quiet import quietly
 from fxguard.graph import marks
 
 __all__ = [
@@ -181,7 +182,7 @@ def compile_forward(
         backend: with what.
         fullgraph: as for ``torch.compile``.
         leave_what_fails: whether code that TorchDynamo fails to capture is left to Python and to
-            the observer, with TorchDynamo's own warning: nobody asked for this compilation.
+            the observer, without a word: nobody asked for this compilation.
     """
     plain_python.prepare_tracing()
     traced_modules.mark_traced_modules()
@@ -191,7 +192,10 @@ def compile_forward(
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
-    settings: dict[str, Any] = {"suppress_errors": True} if leave_what_fails else {}
+    settings: dict[str, Any] = {}
+    if leave_what_fails:
+        settings["suppress_errors"] = True
+        compiled = quietly(compiled)
     if options:
         return with_settings(compiled, settings) if settings else compiled
     settings["recompile_limit"] = RECOMPILE_LIMIT

@@ -9,8 +9,7 @@ a model can see. These are undone here, for our own captures only (hooks are, in
   which TorchDynamo cannot trace. ``nn.MultiheadAttention`` leaves out its fused kernel.
 - It traces operations through the observer, as through any torch function mode.
   Some methods of tensors break the graph under a mode (``unflatten``).
-- It captures a ``try`` block as if nothing in it could raise, and leaves its handlers and what
-  stands under ``finally`` out.
+- It takes ``mark_static_address``, which only code asks for that is not compiled, for an error.
 
 What is used of TorchDynamo (present in torch 2.11 to 2.15):
 
@@ -18,35 +17,30 @@ What is used of TorchDynamo (present in torch 2.11 to 2.15):
   as ``is_compiling`` are traced. Ours look first at who asks, and whose capture it is.
 - ``SymbolicTorchFunctionState.in_torch_function_mode``: whether a call is traced through the modes
   that are active. The stack of modes stays as it is: a graph that changes it puts it back.
-- ``exc.SkipFrame``: what a backend raises to leave a function to Python.
+- ``symbolic_convert.is_forbidden``: whether a function may not be traced at all.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-import linecache
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
+import torch._dynamo.symbolic_convert as symbolic_convert
 from torch._dynamo.eval_frame import innermost_backend
-from torch._dynamo.exc import SkipFrame
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.trace_rules import get_torch_obj_rule_map
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._dynamo.variables.torch_function import SymbolicTorchFunctionState
-from torch.fx import GraphModule
 
 from fxguard.batch.observer import Observer
-from fxguard.graph.source_lines import is_internal, lines_of_trace
+from fxguard.graph.source_lines import is_internal
 
-__all__ = ["backend_of", "leave_try_blocks", "prepare_tracing", "traced_under_observer"]
-
-TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
+__all__ = ["backend_of", "prepare_tracing", "traced_under_observer"]
 
 # What models ask to choose their path: in plain Python the answer to each is no. A guard stands
 # aside while a stream is recorded.
@@ -76,6 +70,9 @@ def prepare_tracing() -> None:
         handlers[function] = _python_answers(handlers.get(function, _as_ever))
     state: Any = SymbolicTorchFunctionState
     state.in_torch_function_mode = _is_traced_through_modes
+    torch.compiler.allow_in_graph(torch._dynamo.mark_static_address)
+    asking: Any = symbolic_convert
+    asking.is_forbidden = _left_to_python(asking.is_forbidden)
 
 
 # Called when an operation is traced while nothing but our observers stands on the stack of modes.
@@ -120,49 +117,28 @@ def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
     return handle
 
 
+def _left_to_python(is_forbidden: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The question whether a function may not be traced, which it is an error to call then.
+
+    A call of ``mark_static_address`` becomes part of the graph, which does it to the tensors that
+    it runs with. In front of all others the graph ends, and Python calls them.
+    """
+
+    @functools.wraps(is_forbidden)
+    def ask(function: Any) -> bool:
+        if not is_forbidden(function):
+            return False
+        tx = InstructionTranslator.current_tx()
+        if not getattr(backend_of(tx), "follows_python", False):
+            return True
+        if function is torch._dynamo.mark_static_address:
+            return False
+        name = getattr(function, "__name__", type(function).__name__)
+        why = "TorchDynamo must not trace it."
+        return unimplemented(gb_type=f"call of {name}", context=name, explanation=why, hints=[])
+
+    return ask
+
+
 def _as_ever(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> None:
     """No answer: TorchDynamo goes on as if there were no handler."""
-
-
-def leave_try_blocks(graph_module: GraphModule) -> None:
-    """Raise what leaves a function to Python where an operation of it stands in a ``try`` block.
-
-    The functions that it calls are captured on their own then.
-    """
-    try:
-        root = InstructionTranslator.current_tx().f_code
-    except AttributeError:  # the backend was called by somebody else
-        return
-    for node in graph_module.graph.nodes:
-        if node.op.startswith("call") and _is_tried(node.meta.get("stack_trace"), root):
-            raise SkipFrame(TRY_BLOCK)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_tried(trace: str | None, root: CodeType) -> bool:
-    """Whether a line of a node's stack trace, from the captured function on, may be caught."""
-    inside = False
-    for file, line in lines_of_trace(trace):
-        inside = inside or (file == root.co_filename and _holds(root, line))
-        if inside and not is_internal(file) and any(line in tried for tried in _tried_lines(file)):
-            return True
-    return False
-
-
-def _holds(code: CodeType, line: int) -> bool:
-    return any(line == own for _, _, own in code.co_lines())
-
-
-@functools.lru_cache(maxsize=256)
-def _tried_lines(file: str) -> tuple[range, ...]:
-    """The lines of a file behind which a handler or a ``finally`` block stands."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # no Python, or none that can be read
-        return ()
-    kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
-    return tuple(
-        range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1)
-        for node in ast.walk(tree)
-        if isinstance(node, kinds)
-    )

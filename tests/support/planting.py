@@ -29,8 +29,8 @@ from torch.fx.node import map_arg
 
 import fxguard
 from fxguard.batch import observer
-from fxguard.capture import plain_python
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph import marks
 
 __all__ = ["ENTERED", "FAULTS", "NOTHING", "Planter", "Site"]
@@ -128,7 +128,7 @@ class Planter:
 
         def planted_capture(backend: Any, graph_module: GraphModule, inputs: list[Any]) -> Any:
             if backend.follows_python:
-                plain_python.leave_try_blocks(graph_module)  # then there is no such graph
+                leave_try_blocks(graph_module)  # then there is no such graph
             self.rewrite(graph_module)
             compiled = capture(backend, graph_module, inputs)
 

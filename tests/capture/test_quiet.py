@@ -1,0 +1,90 @@
+"""What TorchDynamo would tell those who compile a model is kept from those who do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# TorchDynamo fails on the first model, because a defect is planted in it. On the others it warns:
+# of a number that is taken from a tensor, and of a cached function.
+SCRIPT = """
+import functools
+import torch
+from torch import nn
+from torch._dynamo.variables.tensor import TensorVariable
+import fxguard
+
+call_method = TensorVariable.call_method
+
+def with_defect(self, tx, name, *args):
+    if name == "sinh":
+        raise AssertionError("a defect")
+    return call_method(self, tx, name, *args)
+
+TensorVariable.call_method = with_defect
+
+class Fails(nn.Module):
+    def forward(self, x):
+        return x.sinh() + 1
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return x * x.sum().item()
+
+@functools.lru_cache
+def factor():
+    return 2
+
+class Cached(nn.Module):
+    def forward(self, x):
+        return x * factor()
+
+torch._dynamo.config.suppress_errors = True
+x = torch.arange(4.0)
+"""
+
+GUARDED = """
+for kind in (Fails, Reads, Cached):
+    model = fxguard.instrument(kind())
+    assert torch.equal(model(x), kind()(x))
+    print(fxguard.guard_of(model).coverage())
+"""
+
+COMPILED = """
+fxguard.instrument(nn.Linear(4, 4))(x)
+for kind in (Fails, Reads, Cached):
+    torch.compile(kind(), backend="eager")(x)
+"""
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", SCRIPT + script]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_eager_model_runs_without_a_word() -> None:
+    """Nobody asked for a compiler; coverage names what failed, which was checked all the same."""
+    done = run(GUARDED, "-W", "error::UserWarning")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    fails, reads, cached = done.stdout.splitlines()
+    assert fails.startswith("checked 2 of 2 operations in 0 graphs and 2 between graphs")
+    assert fails.endswith("AssertionError in TorchDynamo")
+    assert "1 graph break" in reads
+    assert cached == "checked 1 of 1 operations in 1 graph"
+
+
+@pytest.mark.parametrize("advice", ["a defect", "CAPTURE_SCALAR_OUTPUTS", "lru_cache"])
+def test_who_compiles_is_told_as_ever(advice: str, told: str) -> None:
+    """Whether another model was guarded before or not."""
+    assert advice in told
+
+
+@pytest.fixture(scope="module")
+def told() -> str:
+    """What is written to the terminal while models are compiled."""
+    done = run(COMPILED)
+    assert done.returncode == 0, done.stderr
+    return done.stderr

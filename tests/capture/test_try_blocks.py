@@ -1,0 +1,111 @@
+"""What stands in a ``try`` block of a model is caught there, as in plain Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+
+X = torch.ones(2, 8)
+
+
+class Falls(nn.Module):
+    """Takes another way where a Cholesky factorization fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        nn.init.constant_(self.a.weight, -1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        try:
+            y = torch.linalg.cholesky(y)
+        except RuntimeError:
+            y = y * 0 + 7
+        return y + 1
+
+
+def test_an_exception_that_the_model_catches_is_caught() -> None:
+    """The handler of a `try` block runs, and what it computes is checked."""
+    guarded = fxguard.instrument(Falls())
+    for _ in range(2):
+        assert torch.equal(guarded(torch.ones(3, 3)), torch.full((3, 3), 8.0))
+    assert "checked 4 of 4 operations" in fxguard.guard_of(guarded).coverage()
+    assert [f.kind for f in fxguard.guard_of(guarded).frames()][-3:] == ["add", "add", "Falls"]
+
+
+def test_what_stands_under_finally_runs() -> None:
+    """An exception in a `try` block without a handler still runs its `finally`."""
+    seen = []
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                y = torch.linalg.cholesky(x * 1)
+            finally:
+                seen.append("finally")
+            return y
+
+    model = fxguard.instrument(Fails())
+    with pytest.raises(torch.linalg.LinAlgError):
+        model(-torch.eye(3))
+    assert seen == ["finally"]
+
+
+class Copies(nn.Module):
+    """Writes rows into memory as caches do that wait for kernels."""
+
+    def forward(self, memory: Tensor, rows: Tensor) -> Tensor:
+        at = torch.tensor([1, 0])
+        try:
+            memory.index_copy_(0, at, rows)
+        except NotImplementedError:
+            memory[at] = rows
+        return memory.float() + 1
+
+
+FLOAT8 = torch.float8_e4m3fn  # there is no kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, FLOAT8], ids=str)
+def test_a_kernel_that_does_not_exist_is_replaced_as_in_python(dtype: torch.dtype) -> None:
+    """Where there is one the block is part of the graph."""
+    memory, rows = torch.zeros(3, 8).to(dtype), torch.ones(2, 8).to(dtype)
+    expected = Copies()(memory.clone(), rows)
+    guarded = fxguard.instrument(Copies())
+    for _ in range(2):
+        assert torch.equal(guarded(memory.clone(), rows), expected)
+    captured = "between graphs" not in fxguard.guard_of(guarded).coverage()
+    assert captured == (dtype is not FLOAT8)
+
+
+class Guesses(nn.Module):
+    """Waits for a kernel and for an index out of range."""
+
+    def forward(self, memory: Tensor, at: Tensor) -> Tensor:
+        try:
+            memory.index_copy_(0, at, torch.ones(1, 2))
+        except (NotImplementedError, IndexError):
+            memory.fill_(7)
+        return memory + 1
+
+
+def test_an_index_that_is_out_of_range_is_caught() -> None:
+    """A block that waits for more than kernels is left to Python."""
+    guarded = fxguard.instrument(Guesses())
+    for _ in range(2):
+        output = guarded(torch.zeros(3, 2), torch.tensor([5]))
+        assert torch.equal(output, torch.full((3, 2), 8.0))
+
+
+def test_a_try_block_around_the_call_of_the_model_is_no_reason_to_leave_it_to_python() -> None:
+    """Only a `try` block in the model counts: this test's own is the usual way to use fxguard."""
+    model = fxguard.instrument(nn.Linear(8, 8))
+    try:
+        model(X)
+    except fxguard.NonFiniteError:
+        pytest.fail("a healthy model")
+    assert fxguard.guard_of(model).coverage() == "checked 1 of 1 operations in 1 graph"
