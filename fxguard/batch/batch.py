@@ -301,7 +301,7 @@ class Batch:
     @property
     def repeated(self) -> bool:
         """Whether each graph that had to run again gave the numbers of its first run."""
-        return all(run.repeated for run in self.runs)
+        return all(run.may_repeat for run in self.runs)
 
     def close(self) -> None:
         """Let go of everything that keeps memory of the forward alive."""

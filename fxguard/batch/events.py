@@ -118,7 +118,8 @@ class GraphRun(Event):
     stopped_at: tuple[int, ...] = ()
     raised: FramePlan | None = None  # that operation
     postponed: Postponed | None = None  # what to do when the statistics are asked for
-    repeated: bool = True  # False: a second run gave other numbers, and no further one is asked
+    # False: a second run would not begin as it did, or gave other numbers. None is asked then.
+    may_repeat: bool = True
 
     @property
     def numbers(self) -> Tensor:

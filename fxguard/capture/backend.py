@@ -8,7 +8,7 @@ because only this file knows a backend of ours from one of the user's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,12 +18,11 @@ from torch.fx import GraphModule
 from fxguard.batch import active, observer
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
+from fxguard.capture._copies import Copies
 from fxguard.capture._leaving import Unchecked
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
-from fxguard.graph.wide_form import is_float
-from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
 from fxguard.passes.checks import with_checks
@@ -115,6 +114,7 @@ class CheckingBackend:
         self.graphs.append(graph_module)
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
+        copies = Copies(plan)
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
@@ -122,10 +122,18 @@ class CheckingBackend:
             random_state = RandomState.now(args) if plan.random else None
             names = (captured_in, forward.batch.module if forward is not None else "")
             calls = forward.batch.calls if forward is not None else ()
-            kept = copied(args, plan) if plan.overwritten else args
+            kept = copies.of(args)
             restore = settings_now() if restores else None
             graph_run = GraphRun(
-                plan, graph_module, NOTHING, kept, random_state, names, calls, live=args
+                plan,
+                graph_module,
+                NOTHING,
+                args if kept is None else kept,
+                random_state,
+                names,
+                calls,
+                live=args,
+                may_repeat=kept is not None,
             )
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
@@ -155,22 +163,6 @@ def way_under(backend: dynamo.Backend) -> Way:
         if called == name or backend is lookup_backend(name):
             return way
     return TRACEABLE
-
-
-def copied(args: Sequence[Any], plan: Plan) -> tuple[Any, ...]:
-    """The arguments of a run, with copies of those that it will write.
-
-    The copy of an input requires a gradient where the input does, for the backward of a second run.
-    """
-    kept = list(args)
-    inputs = {value.argument for value in plan.values if value.role is Role.INPUT}
-    with own_arithmetic():
-        for position in plan.overwritten:
-            argument = args[position]
-            copy = kept[position] = argument.detach().clone()
-            if position in inputs and is_float(copy):
-                copy.requires_grad_(argument.requires_grad)
-    return tuple(kept)
 
 
 def outer_compiler(callback: Any) -> dynamo.OuterCompiler | None:

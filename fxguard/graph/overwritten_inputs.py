@@ -1,4 +1,4 @@
-"""Which inputs a graph overwrites, so that a second run of it would find others there."""
+"""Which inputs a graph writes, and which so that a second run of it would find others there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.fx import GraphModule, Node
 
 from fxguard.graph import nodes
 from fxguard.graph.higher_order import bodies_of, is_higher_order
-from fxguard.graph.operations import Call, read_node
+from fxguard.graph.operations import Call, is_custom, read_node
 from fxguard.graph.tables import REPEATABLE
 
-__all__ = ["overwritten_inputs"]
+__all__ = ["overwritten_inputs", "written_inputs"]
 
 
 def overwritten_inputs(graph_module: GraphModule, calls: Mapping[Node, Call]) -> tuple[int, ...]:
@@ -25,12 +25,8 @@ def overwritten_inputs(graph_module: GraphModule, calls: Mapping[Node, Call]) ->
         graph_module: the graph.
         calls: each of its nodes that calls something, to what it calls.
     """
-    graph = graph_module.graph
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    memory: dict[Node, int] = {}
-    for node in graph.nodes:
-        for _, tensor in nodes.elements_of(nodes.example_of(node)):
-            memory[node] = nodes.memory_of(tensor) or id(node)
+    inputs = _inputs_of(graph_module)
+    memory = _memory_in(graph_module)
     of_inputs = {memory[node] for node in inputs if node in memory}
     read: set[int] = set()  # or written
     overwritten: set[int] = set()
@@ -55,6 +51,35 @@ def overwritten_inputs(graph_module: GraphModule, calls: Mapping[Node, Call]) ->
         elif memory.get(node) not in operands:  # a view reads nothing yet
             read |= operands
     return tuple(i for i, node in enumerate(inputs) if memory.get(node) in overwritten & of_inputs)
+
+
+def written_inputs(graph_module: GraphModule) -> tuple[frozenset[int], bool]:
+    """Positions of the inputs that a graph is known to write, and whether it may write others."""
+    memory = _memory_in(graph_module)
+    written: set[int] = set()
+    may_write_more = False
+    for node in graph_module.graph.nodes:
+        if node.op.startswith("call"):
+            operands = {*read_node(node, graph_module).written}
+            written.update(memory[operand] for operand in operands & memory.keys())
+            is_known = operands <= memory.keys() and node.op != "call_module"
+            is_known = is_known and not is_higher_order(node) and not is_custom(node.target)
+            may_write_more = may_write_more or not is_known
+    inputs = enumerate(_inputs_of(graph_module))
+    return frozenset(i for i, node in inputs if memory.get(node) in written), may_write_more
+
+
+def _inputs_of(graph_module: GraphModule) -> list[Node]:
+    return [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
+def _memory_in(graph_module: GraphModule) -> dict[Node, int]:
+    """Which results stand in the same memory."""
+    return {
+        node: nodes.memory_of(tensor) or id(node)
+        for node in graph_module.graph.nodes
+        for _, tensor in nodes.elements_of(nodes.example_of(node))
+    }
 
 
 def _writes(graph_module: GraphModule) -> bool:

@@ -46,8 +46,9 @@ CAUSES = {
 }
 
 NOT_REPEATED = (
-    "a second run of the graph did not repeat this: the bad values were seen where they left the "
-    "graph, and where they came from is not known; instrument without replay=True to find out"
+    "a second run of the graph did not repeat this, or there was no memory for it: the bad values "
+    "were seen where they left the graph, and where they came from is not known; instrument "
+    "without replay=True to find out"
 )
 
 

@@ -101,7 +101,7 @@ class Replay:
                 raise NotJudged("a view that was made between graphs")
         if index not in self.starts and not others:
             return
-        if run.args is None or not run.repeated:
+        if run.args is None or not run.may_repeat:
             raise NotJudged("a second run of its graph is not possible")
         low_args = copies_of(run)
         other_args = [

@@ -33,7 +33,7 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
         another second run has failed to already: what a third one holds is another tensor.
     """
     wanted, later = run.plan.values[value].slot, run.plan.values[value].later
-    if run.args is None or not run.repeated or (wanted is None and later is None):
+    if run.args is None or not run.may_repeat or (wanted is None and later is None):
         return None
     expected = run.statistics.tolist()
     # Not those of integers, nor what came in: a cache that the graph wrote is another one now.

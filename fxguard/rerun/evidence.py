@@ -49,7 +49,7 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     Returns:
         By value; without those at which the second run did not arrive, or that are finite in it.
     """
-    if run.args is None or not run.repeated:
+    if run.args is None or not run.may_repeat:
         return {}
     checks = {
         value: check

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.errors import FxguardError
+from fxguard.graph.overwritten_inputs import written_inputs
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import has_memory, own_arithmetic
@@ -47,9 +48,10 @@ def copies_of(run: GraphRun) -> list[Any]:
     assert run.args is not None
     if not all(has_memory(a) for a in run.args if isinstance(a, Tensor)):
         raise FxguardError("an input of the graph has been freed")
-    writable = {
-        value.argument for value in run.plan.values if value.role in (Role.INPUT, Role.BUFFER)
-    }
+    writable, may_write_more = written_inputs(run.graph_module)
+    if may_write_more:  # but weights: nobody is known to write one where it cannot be seen
+        others = (v.argument for v in run.plan.values if v.role in (Role.INPUT, Role.BUFFER))
+        writable |= {argument for argument in others if argument is not None}
     return [
         a.detach().clone() if i in writable and isinstance(a, Tensor) else a
         for i, a in enumerate(run.args)

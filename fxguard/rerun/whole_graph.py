@@ -34,13 +34,17 @@ def measure_postponed(batch: Batch) -> None:
 def measure_run(run: GraphRun) -> None:
     """Give a run the numbers that were put off.
 
-    Where no second run repeats the first, ``run.repeated`` is False from then on, and the run has
+    Where no second run repeats the first, ``run.may_repeat`` is False from then on, and the run has
     the numbers of what entered and left it only, and one step that stands for all its operations.
     """
     postponed = run.postponed
     assert postponed is not None
     run.postponed = None
-    for second in postponed.ways():
+    if not run.may_repeat:  # nothing was copied
+        entered = dict((*run.plan.inputs, *run.plan.buffers))
+        lost = (entered[p] for p in run.plan.overwritten if p in entered)
+        postponed.overwritten = (*postponed.overwritten, *lost)
+    for second in postponed.ways() if run.may_repeat else ():
         try:
             with as_before(run):
                 *_, statistics = second(*copies_of(run))
@@ -52,7 +56,7 @@ def measure_run(run: GraphRun) -> None:
             run.statistics = numbers
             _forget_overwritten(run, postponed.overwritten)
             return
-    run.repeated = False
+    run.may_repeat = False
     _stand_alone(run, postponed)
 
 

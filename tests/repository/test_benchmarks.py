@@ -99,6 +99,15 @@ def test_between_graphs_counts_what_python_ran() -> None:
     assert between == {"chain": "150", "gcn": "0"}
 
 
+def test_replay_measures_each_way() -> None:
+    """A small model with momentum: times and memory of the guarded one and with replay."""
+    ended = run("replay.py", *["--cases", "momentum", "--size", "small", "--budget", "0"])
+    assert ended.returncode == 0, ended.stderr
+    name, backend, _, guarded, *_ = ended.stdout.splitlines()[-1].split()
+    assert (name, backend) == ("momentum", "none")
+    assert float(guarded) > 0
+
+
 def test_unknown_models_are_refused() -> None:
     """A model that does not exist ends in one line that lists those that do."""
     ended = run("overhead.py", "--models", "nonsense")

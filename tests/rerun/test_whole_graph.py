@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.capture import _copies
 from fxguard.graph.overwritten_inputs import overwritten_inputs
 from fxguard.plan import reader
 from fxguard.rerun import whole_graph
@@ -38,7 +40,7 @@ def second_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def counted(run: Any) -> None:
         measure_run(run)
-        runs.append(run.repeated)
+        runs.append(run.may_repeat)
 
     monkeypatch.setattr(whole_graph, "measure_run", counted)
     return runs
@@ -193,6 +195,21 @@ class ChangesItsInput(nn.Module):
         return torch.exp(x * 3)
 
 
+class Follows(nn.Module):
+    """Weights that the forward writes: from what they held, and from what overflows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.slow.weight.mul_(0.9).add_(self.fast.weight, alpha=0.1)
+            hot = torch.exp(self.slow(x) * 150)
+            self.slow.bias.copy_(hot.mean(0).clamp(max=1))
+        return hot
+
+
 class Broken(nn.Module):
     """Two graphs, and an input of the first that is changed between them."""
 
@@ -224,6 +241,7 @@ HARD = {
     "cache": (Cached, decode),
     "accumulator": (Accumulates, times(6)),
     "changed input": (ChangesItsInput, times(2)),
+    "written weights": (Follows, times(3)),
     "graph break": (Broken, times(2)),
 }
 
@@ -260,6 +278,52 @@ def test_without_a_copy_the_second_run_is_spoiled(
     monkeypatch.setattr(reader, "overwritten_inputs", lambda graph, calls: ())
     with pytest.raises(AssertionError, match=r"^another report"):
         assert_same_reports(*HARD[case])
+
+
+def no_memory(*args: Any) -> None:
+    raise torch.OutOfMemoryError("planted")
+
+
+NO_ROOM: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "little is free": ((_copies, "SMALL", 0), (_copies, "free_bytes", lambda device: 0)),
+    "out of memory": ((_copies.Copies, "_copy_of", no_memory),),
+}
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("reason", NO_ROOM)
+def test_without_room_for_copies_the_model_runs_on(
+    reason: str, replay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation is named without its cause; with replay the report says that it cannot be."""
+    for target, name, value in NO_ROOM[reason]:
+        monkeypatch.setattr(target, name, value)
+    report = reports_of(ChangesItsInput, times(1), replay)[0]
+    if replay:
+        assert not report.repeated
+        assert "did not repeat" in str(report)
+        assert "not kept input[0]" in str(report)
+        return
+    assert report.origins[0].message.startswith("exp made inf")
+    assert "NaN," not in str(report)
+
+
+def test_the_state_of_a_model_is_its_own_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second run writes what was not copied."""
+    monkeypatch.setattr(_copies, "SMALL", 0)
+    monkeypatch.setattr(_copies, "free_bytes", lambda device: 0)
+    plain, guarded = Accumulates(), fxguard.instrument(Accumulates(), on_detect=lambda report: 0)
+    for model in (plain, guarded):
+        times(6)(model)
+    assert torch.equal(plain.total, guarded.total)
+
+
+def test_free_memory_is_known_where_linux_tells() -> None:
+    """More than nothing, and less than there is."""
+    free = _copies.free_bytes(torch.device("cpu"))
+    if sys.platform == "linux":
+        assert free is not None
+    assert free is None or 0 < free < 2**50
 
 
 def test_a_cache_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,143 @@
+"""Copies of what a graph will write, so that a second run of it can begin as the first one did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.graph.wide_form import is_float
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.plan.plan import Plan
+from fxguard.records import Role
+
+__all__ = ["Copies"]
+
+LARGE = 2**20  # bytes from which on memory is used again
+SPARE = 2  # how many copies of one input are kept for that
+
+SMALL = 2**26  # bytes: up to here nobody asks how much memory is free
+SHARE = 4  # copies may take this part of what is free
+
+MEMORY = Path("/proc/meminfo")
+LIMITS = [  # of the control group that a container is: what it may hold, and what it does
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+]
+
+
+class Copies:
+    """Copies of the inputs that one graph writes.
+
+    Memory that nobody holds any more is used again: large pieces come fresh from the system, page
+    by page, which takes longer than to copy.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.positions = plan.overwritten
+        self.inputs = {value.argument for value in plan.values if value.role is Role.INPUT}
+        self._spare: dict[int, list[Tensor]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The arguments of a run, with copies of those that it will write.
+
+        The copy of an input requires a gradient where the input does, for the backward of a second
+        run.
+
+        Returns:
+            None where there is no room for copies: a model that is healthy needs none.
+        """
+        if not self.positions:
+            return tuple(args)
+        kept = list(args)
+        with own_arithmetic():
+            if not _has_room([args[position] for position in self.positions]):
+                return None
+            for position in self.positions:
+                argument = args[position]
+                try:
+                    copy = kept[position] = self._copy_of(argument, position)
+                except RuntimeError:  # out of memory
+                    return None
+                if position in self.inputs and is_float(copy):
+                    copy.requires_grad_(argument.requires_grad)
+        return tuple(kept)
+
+    def _copy_of(self, tensor: Tensor, position: int) -> Tensor:
+        if not _may_be_kept(tensor):
+            return tensor.detach().clone()
+        with self._lock:
+            spare = self._spare.setdefault(position, [])
+            for memory in spare:
+                if _looks_like(memory, tensor) and not _is_held(memory):
+                    copy = memory.detach()  # from here on it is held
+                    break
+            else:
+                memory = tensor.detach().clone()
+                if len(spare) < SPARE:
+                    spare.append(memory)
+                return memory.detach()
+        return copy.copy_(tensor.detach())
+
+
+def _may_be_kept(tensor: Tensor) -> bool:
+    """Whether the memory of a copy may be used again: whether it can be told who holds it."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.is_cpu  # the allocator of CUDA keeps memory itself
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_inference()
+        and not torch.is_inference_mode_enabled()
+        and tensor.numel() * tensor.element_size() >= LARGE
+        and hasattr(torch._C, "_storage_Use_Count")
+    )
+
+
+def _looks_like(memory: Tensor, tensor: Tensor) -> bool:
+    return (
+        memory.shape == tensor.shape
+        and memory.dtype is tensor.dtype
+        and memory.stride() == tensor.stride()
+    )
+
+
+def _is_held(memory: Tensor) -> bool:
+    """Whether anything but ``memory`` itself stands in its memory."""
+    storage = memory.untyped_storage()  # which counts, too
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
+def _has_room(tensors: Iterable[Tensor]) -> bool:
+    needed: dict[torch.device, int] = {}
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        needed[tensor.device] = needed.get(tensor.device, 0) + size
+    return all(
+        size <= SMALL or (free := free_bytes(device)) is None or size * SHARE <= free
+        for device, size in needed.items()
+    )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """How much memory may still be taken on a device; None where that is not known."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    if device.type != "cpu" or not MEMORY.exists():
+        return None
+    lines = (line.split() for line in MEMORY.read_text().splitlines())
+    found = {name.rstrip(":"): int(size) * 1024 for name, size, *_ in lines}
+    free = [found["MemAvailable"]] if "MemAvailable" in found else []
+    for limit, used in LIMITS:
+        if Path(limit).exists() and (text := Path(limit).read_text().strip()) != "max":
+            free.append(int(text) - int(Path(used).read_text()))
+    return min(free, default=None)

@@ -1,0 +1,113 @@
+"""Copies of what a graph writes: of the right numbers, in memory that nobody else holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxguard.capture import _copies
+from fxguard.capture._copies import SPARE, Copies
+from fxguard.plan.plan import Plan, Value
+from fxguard.records import Role
+
+LARGE = torch.Size([512, 1024])
+PLAN = Plan(values=(Value(Role.INPUT, "x", "float32", argument=1),), overwritten=(1,))
+
+
+def address(copy: Tensor) -> int:
+    return copy.untyped_storage().data_ptr()
+
+
+def copy_of(copies: Copies, tensor: Tensor) -> Tensor:
+    kept = copies.of((None, tensor))
+    assert kept is not None
+    assert kept[0] is None
+    copy: Tensor = kept[1]
+    assert torch.equal(copy, tensor)
+    assert address(copy) != address(tensor)
+    return copy
+
+
+def test_memory_is_used_again_once_nobody_holds_it() -> None:
+    """A view or what autograd has saved holds it, too."""
+    copies = Copies(PLAN)
+    first = copy_of(copies, torch.ones(LARGE))
+    place, part = address(first), first[:1].view(-1)
+    del first
+    second = copy_of(copies, torch.full(LARGE, 2.0))
+    assert address(second) != place
+    assert torch.equal(part, torch.ones(1024))
+    squared = (part.detach().requires_grad_() ** 2).sum()
+    del part
+    third = copy_of(copies, torch.full(LARGE, 3.0))
+    assert address(third) not in (place, address(second))
+    squared.backward()
+    del squared
+    assert address(copy_of(copies, torch.full(LARGE, 4.0))) == place
+    assert torch.equal(second, torch.full(LARGE, 2.0))
+
+
+def test_not_more_is_kept_than_a_few() -> None:
+    """However many runs wait for their backward."""
+    copies = Copies(PLAN)
+    held = [copy_of(copies, torch.full(LARGE, float(i))) for i in range(SPARE + 3)]
+    assert [float(copy[0, 0]) for copy in held] == [float(i) for i in range(SPARE + 3)]
+    assert len({address(copy) for copy in held}) == SPARE + 3
+    assert [len(spare) for spare in copies._spare.values()] == [SPARE]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(LARGE, dtype=torch.float64),
+        torch.ones(LARGE).T,
+        torch.ones(600, 1024),
+        torch.ones(2, 2),
+    ],
+    ids=["dtype", "strides", "shape", "small"],
+)
+def test_a_tensor_of_another_form_has_its_own_copy(other: Tensor) -> None:
+    """Dtype, shape and strides are those of the tensor."""
+    copies = Copies(PLAN)
+    copy_of(copies, torch.ones(LARGE))
+    copy = copy_of(copies, other)
+    assert (copy.dtype, copy.shape, copy.stride()) == (other.dtype, other.shape, other.stride())
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_copy_takes_part_in_a_backward_as_its_input_does(requires_grad: bool) -> None:
+    """Also in memory that served another before."""
+    copies = Copies(PLAN)
+    copy_of(copies, torch.ones(LARGE))
+    copy = copy_of(copies, torch.ones(LARGE, requires_grad=requires_grad))
+    assert copy.requires_grad == requires_grad
+    assert copy.is_leaf
+
+
+def test_inference_mode_changes_nothing() -> None:
+    """What is made there is never written outside of it."""
+    copies = Copies(PLAN)
+    with torch.inference_mode():
+        copy_of(copies, torch.ones(LARGE))
+    copy_of(copies, torch.ones(LARGE))
+    with torch.inference_mode():
+        copy_of(copies, torch.ones(LARGE))
+
+
+def test_free_memory_is_asked_for_large_copies_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a quarter of it may be taken."""
+    asked = []
+
+    def free(device: torch.device) -> int:
+        asked.append(device)
+        return 4 * torch.Size(LARGE).numel() * 4
+
+    monkeypatch.setattr(_copies, "free_bytes", free)
+    copies = Copies(PLAN)
+    copy_of(copies, torch.ones(LARGE))
+    assert not asked
+    monkeypatch.setattr(_copies, "SMALL", 0)
+    copy_of(copies, torch.ones(LARGE))
+    assert asked
+    assert copies.of((None, torch.ones(513, 1024))) is None
