@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.eager import is_observed
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 
 __all__ = ["Copies"]
 
 LARGE = 2**20  # bytes from which on memory is used again
-SPARE = 2  # how many copies of one input are kept for that
 
 SMALL = 2**26  # bytes: up to here nobody asks how much memory is free
 SHARE = 4  # copies may take this part of what is free
@@ -36,14 +37,14 @@ LIMITS = [  # of the control group that a container is: what it may hold, and wh
 class Copies:
     """Copies of the inputs that one graph writes.
 
-    Memory that nobody holds any more is used again: large pieces come fresh from the system, page
-    by page, which takes longer than to copy.
+    Memory of an input's copy that nobody holds any more is used again. Large pieces come fresh from
+    the system, page by page, which takes longer than to copy.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.positions = plan.overwritten
         self.inputs = {value.argument for value in plan.values if value.role is Role.INPUT}
-        self._spare: dict[int, list[Tensor]] = {}
+        self._kept: dict[int, Tensor] = {}  # the memory of the last copy of an input
         self._lock = threading.Lock()
 
     def of(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -75,16 +76,13 @@ class Copies:
         if not _may_be_kept(tensor):
             return tensor.detach().clone()
         with self._lock:
-            spare = self._spare.setdefault(position, [])
-            for memory in spare:
-                if _looks_like(memory, tensor) and not _is_held(memory):
-                    copy = memory.detach()  # from here on it is held
-                    break
-            else:
-                memory = tensor.detach().clone()
-                if len(spare) < SPARE:
-                    spare.append(memory)
+            memory = self._kept.get(position)
+            if memory is not None and _is_held(memory):
+                return tensor.detach().clone()
+            if memory is None or not _looks_like(memory, tensor):
+                memory = self._kept[position] = tensor.detach().clone()
                 return memory.detach()
+            copy = memory.detach()  # from here on it is held
         return copy.copy_(tensor.detach())
 
 
@@ -99,6 +97,7 @@ def _may_be_kept(tensor: Tensor) -> bool:
         and not torch.is_inference_mode_enabled()
         and tensor.numel() * tensor.element_size() >= LARGE
         and hasattr(torch._C, "_storage_Use_Count")
+        and not is_observed()  # or what comes may be no tensor with memory
     )
 
 
@@ -132,12 +131,13 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
-    if device.type != "cpu" or not MEMORY.exists():
-        return None
-    lines = (line.split() for line in MEMORY.read_text().splitlines())
-    found = {name.rstrip(":"): int(size) * 1024 for name, size, *_ in lines}
-    free = [found["MemAvailable"]] if "MemAvailable" in found else []
-    for limit, used in LIMITS:
-        if Path(limit).exists() and (text := Path(limit).read_text().strip()) != "max":
-            free.append(int(text) - int(Path(used).read_text()))
+    free: list[int] = []
+    if device.type == "cpu":
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = MEMORY.read_text().splitlines()
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+            free.append(int(available.split()[1]) * 1024)
+        for limit, used in LIMITS:
+            with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+                free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
     return min(free, default=None)

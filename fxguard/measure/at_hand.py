@@ -82,3 +82,19 @@ def own_arithmetic() -> Iterator[None]:
     """What runs in here is fxguard's: autograd, subclasses and torch function modes miss it."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         yield
+
+
+def flattened(value: Tensor) -> Tensor | None:
+    """The elements in the order in which they are stored, None where there are gaps between them.
+
+    A dimension along which a tensor is expanded repeats the same elements.
+    """
+    if value.is_contiguous():
+        return value.view(-1)
+    count = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride > 0:
+            if stride != count:
+                return None
+            count *= size
+    return value.as_strided((count,), (1,))

@@ -1,6 +1,7 @@
 """The magnitude ranges of tensors that are at hand, as fast as the memory can be read.
 
-:mod:`fxguard.measure.native` reads them where it is built. Where it is not, their bits are
+:mod:`fxguard.measure.native` reads those in the memory of the CPU where it is built, and
+:mod:`fxguard.measure.gpu` those on a GPU. Where neither does, their bits are
 compared: those of a non-negative floating-point number, read as an integer, are in the order of the
 numbers, with inf above all finite numbers and NaN above inf. To compare integers costs half of what
 comparing floating-point numbers costs, which have to look for NaN at each step. What is measured
@@ -17,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.measure import native, traceable
+from fxguard.measure import gpu, native, traceable
+from fxguard.measure.at_hand import flattened
 
-__all__ = ["Pair", "abs_min_max", "collect", "read"]
+__all__ = ["Pair", "abs_min_max", "collect", "is_observed", "read"]
 
 # The integers that hold the bits.
 INTEGERS = {
@@ -71,10 +73,12 @@ def abs_min_max(value: Any) -> Pair:
 
 def read(value: Any) -> tuple[float, float] | None:
     """The same for what can be read in C and is nobody else's business; else None."""
-    return None if _is_observed() else native.abs_min_max(value)
+    return None if is_observed() else native.abs_min_max(value)
 
 
 def _abs_min_max(value: Any) -> traceable.Pair:
+    if not is_observed() and (pair := gpu.abs_min_max(value)) is not None:
+        return pair
     if (
         type(value) not in _PLAIN
         or not value.is_cpu
@@ -88,7 +92,7 @@ def _abs_min_max(value: Any) -> traceable.Pair:
         value = value.detach()
     if size <= SMALL:
         return torch.aminmax(value.abs())  # type: ignore[return-value] # a named tuple
-    if _is_observed():
+    if is_observed():
         return traceable.abs_min_max(value)
     dtype = value.dtype
     low, high = _extreme_bits(value, size, INTEGERS[dtype])
@@ -96,7 +100,7 @@ def _abs_min_max(value: Any) -> traceable.Pair:
 
 
 def _extreme_bits(value: Tensor, size: int, integer: torch.dtype) -> traceable.Pair:
-    flat = _flat(value) if size > LARGE else None
+    flat = flattened(value) if size > LARGE else None
     if flat is None:
         return torch.aminmax(value.abs().view(integer))  # type: ignore[return-value]
     bits = flat.view(integer)
@@ -117,25 +121,9 @@ def _looks_positive(bits: Tensor) -> bool:
     return bool(bits[:16].amin() >= 0)
 
 
-def _is_observed() -> bool:
+def is_observed() -> bool:
     """Whether somebody may be tracing what runs here, or batching or differentiating it."""
     return bool(_dispatch_modes() or _func_levels() is not None)
-
-
-def _flat(value: Tensor) -> Tensor | None:
-    """The elements in the order in which they are stored, None where there are gaps between them.
-
-    A dimension along which a tensor is expanded repeats the same elements.
-    """
-    if value.is_contiguous():
-        return value.view(-1)
-    count = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size > 1 and stride > 0:
-            if stride != count:
-                return None
-            count *= size
-    return value.as_strided((count,), (1,))
 
 
 def _by_blocks(flat: Tensor, integer: torch.dtype) -> tuple[Tensor, Tensor]:

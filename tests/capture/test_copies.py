@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
 
 from fxguard.capture import _copies
-from fxguard.capture._copies import SPARE, Copies
+from fxguard.capture._copies import Copies
 from fxguard.plan.plan import Plan, Value
 from fxguard.records import Role
 
@@ -40,21 +42,23 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
     assert torch.equal(part, torch.ones(1024))
     squared = (part.detach().requires_grad_() ** 2).sum()
     del part
-    third = copy_of(copies, torch.full(LARGE, 3.0))
-    assert address(third) not in (place, address(second))
+    assert address(copy_of(copies, torch.full(LARGE, 3.0))) != place
     squared.backward()
     del squared
     assert address(copy_of(copies, torch.full(LARGE, 4.0))) == place
     assert torch.equal(second, torch.full(LARGE, 2.0))
 
 
-def test_not_more_is_kept_than_a_few() -> None:
-    """However many runs wait for their backward."""
+def test_each_run_that_waits_for_its_backward_has_its_own() -> None:
+    """However many there are; only the first one's memory is kept."""
     copies = Copies(PLAN)
-    held = [copy_of(copies, torch.full(LARGE, float(i))) for i in range(SPARE + 3)]
-    assert [float(copy[0, 0]) for copy in held] == [float(i) for i in range(SPARE + 3)]
-    assert len({address(copy) for copy in held}) == SPARE + 3
-    assert [len(spare) for spare in copies._spare.values()] == [SPARE]
+    held = [copy_of(copies, torch.full(LARGE, float(i))) for i in range(4)]
+    assert [float(copy[0, 0]) for copy in held] == [0.0, 1.0, 2.0, 3.0]
+    assert len({address(copy) for copy in held}) == 4
+    place, gone = address(held[0]), weakref.ref(held[1].untyped_storage())
+    held.clear()
+    assert gone() is None
+    assert address(copy_of(copies, torch.ones(LARGE))) == place
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-__all__ = ["OF_PYTHON_3_13_0", "TORCH", "needs", "needs_program"]
+__all__ = ["OF_PYTHON_3_13_0", "TORCH", "do_without", "needs", "needs_program"]
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

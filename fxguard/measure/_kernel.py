@@ -1,0 +1,44 @@
+"""The kernel that reads a range on a GPU. It is imported where there is Triton.
+
+``TRITON_INTERPRET=1`` in the environment, before Triton is imported, runs it on a CPU.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["read_range"]
+
+
+@triton.jit
+def read_range(x, row, size, programs, rounds, most: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Lower ``row[0]`` and raise ``row[1]`` to the bits of the magnitudes in a piece of memory.
+
+    The bits of numbers without a sign, read as integers, are in the order of the numbers. inf is
+    above all finite ones and NaN above inf.
+
+    Args:
+        x: the elements.
+        row: two integers, of 64 bits for elements of 64 bits, else of 32.
+        size: how many elements there are.
+        programs: how many programs read it; they take blocks in turns.
+        rounds: how many blocks each of them takes.
+        most: the largest of these integers.
+        block: elements that are read at once.
+    """
+    is_wide: tl.constexpr = most > 0x7FFFFFFF
+    integer: tl.constexpr = tl.int64 if is_wide else tl.int32
+    low = tl.full([block], most, integer)
+    high = tl.full([block], 0, integer)
+    for turn in range(rounds):
+        at = (tl.program_id(0) + turn * programs).to(tl.int64) * block + tl.arange(0, block)
+        is_inside = at < size
+        value = tl.load(x + at, mask=is_inside, other=0.0)
+        if not is_wide:
+            value = value.to(tl.float32)
+        bits = value.to(integer, bitcast=True) & most
+        low = tl.minimum(low, tl.where(is_inside, bits, most))
+        high = tl.maximum(high, bits)
+    tl.atomic_min(row, tl.min(low, 0))
+    tl.atomic_max(row + 1, tl.max(high, 0))
