@@ -17,7 +17,7 @@ from fxguard.measure.eager import is_observed
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 
-__all__ = ["Copies"]
+__all__ = ["Copies", "Spare"]
 
 LARGE = 2**20  # bytes from which on memory is used again
 
@@ -34,18 +34,40 @@ LIMITS = [  # of the control group that a container is: what it may hold, and wh
 ]
 
 
+class Spare:
+    """The memory of the copies of the last run, of whichever graph.
+
+    What nobody holds any more is used again. Large pieces come fresh from the system, page by page,
+    which takes longer than to copy.
+    """
+
+    def __init__(self) -> None:
+        self._memory: list[Tensor] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> list[Tensor]:
+        """All of it: whoever comes next finds none."""
+        with self._lock:
+            memory, self._memory = self._memory, []
+        return memory
+
+    def give(self, memory: list[Tensor]) -> None:
+        """The memory of a run, in place of any other."""
+        self._memory = memory
+
+
 class Copies:
     """Copies of the inputs that one graph writes.
 
-    Memory of an input's copy that nobody holds any more is used again. Large pieces come fresh from
-    the system, page by page, which takes longer than to copy.
+    Args:
+        plan: of the graph.
+        spare: memory to make them in.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, spare: Spare) -> None:
         self.positions = plan.overwritten
         self.inputs = {value.argument for value in plan.values if value.role is Role.INPUT}
-        self._kept: dict[int, Tensor] = {}  # the memory of the last copy of an input
-        self._lock = threading.Lock()
+        self.spare = spare
 
     def of(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
         """The arguments of a run, with copies of those that it will write.
@@ -58,32 +80,32 @@ class Copies:
         """
         if not self.positions:
             return tuple(args)
-        kept = list(args)
+        kept, spare, used = list(args), self.spare.take(), list[Tensor]()
         with own_arithmetic():
             if not _has_room([args[position] for position in self.positions]):
                 return None
             for position in self.positions:
                 argument = args[position]
                 try:
-                    copy = kept[position] = self._copy_of(argument, position)
+                    copy = kept[position] = _copy_of(argument, spare, used)
                 except RuntimeError:  # out of memory
                     return None
                 if position in self.inputs and is_float(copy):
                     copy.requires_grad_(argument.requires_grad)
+        self.spare.give(used)
         return tuple(kept)
 
-    def _copy_of(self, tensor: Tensor, position: int) -> Tensor:
-        if not _may_be_kept(tensor):
-            return tensor.detach().clone()
-        with self._lock:
-            memory = self._kept.get(position)
-            if memory is not None and _is_held(memory):
-                return tensor.detach().clone()
-            if memory is None or not _looks_like(memory, tensor):
-                memory = self._kept[position] = tensor.detach().clone()
-                return memory.detach()
-            copy = memory.detach()  # from here on it is held
-        return copy.copy_(tensor.detach())
+
+def _copy_of(tensor: Tensor, spare: list[Tensor], used: list[Tensor]) -> Tensor:
+    """A copy, in a piece of spare memory that fits; notes which memory is used."""
+    if not _may_be_kept(tensor):
+        return tensor.detach().clone()
+    for index, memory in enumerate(spare):
+        if _looks_like(memory, tensor) and not _is_held(memory):
+            used.append(spare.pop(index))
+            return memory.detach().copy_(tensor.detach())
+    used.append(tensor.detach().clone())
+    return used[-1].detach()
 
 
 def _may_be_kept(tensor: Tensor) -> bool:

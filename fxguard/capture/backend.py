@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from fxguard.batch import active, observer
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
-from fxguard.capture._copies import Copies
+from fxguard.capture._copies import Copies, Spare
 from fxguard.capture._leaving import Unchecked
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
@@ -71,6 +71,7 @@ class CheckingBackend:
         self.follows_python = follows_python
         self.weights_stay = weights_stay
         self.replay = replay
+        self.spare = Spare()
         self.inner: dynamo.Backend = lookup_backend(inner) if isinstance(inner, str) else inner
         self.way = way_under(self.inner)
         self.report = report
@@ -114,7 +115,7 @@ class CheckingBackend:
         self.graphs.append(graph_module)
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
-        copies = Copies(plan)
+        copies = Copies(plan, self.spare)
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:

@@ -29,6 +29,9 @@ class Way:
     # What all checks of a graph gave, and statistics of bodies, to a tensor of shape [rows, 2].
     collect: Callable[[Sequence[Any]], Tensor]
     is_traceable: bool  # whether a compiler can follow; if not, the graph has to run as it is
+    # The same for what stands in memory anyway, and of which tensors it is to be asked.
+    in_memory: Callable[[Any], Any] | None = None
+    takes: Callable[[Any], bool] = lambda example: False
     # Functions that a cache of compiled graphs is told to take for known: those that our graphs
     # call. Empty where the backend has no such cache.
     cacheable: tuple[Callable[..., Any], ...] = ()
@@ -52,7 +55,14 @@ INDUCTOR = Way(
     inductor.abs_min_max,
     inductor.collect,
     is_traceable=True,
-    cacheable=(inductor.abs_min_max, inductor.collect, func_levels.without_levels),
+    in_memory=inductor.abs_min_max_in_memory,
+    takes=inductor.is_large,
+    cacheable=(
+        inductor.abs_min_max,
+        inductor.abs_min_max_in_memory,
+        inductor.collect,
+        func_levels.without_levels,
+    ),
 )
 
 # Name of a backend of TorchDynamo to the cheapest way under it; TRACEABLE under all others.

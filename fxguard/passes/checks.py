@@ -15,7 +15,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.node import map_arg
 
 from fxguard.errors import UsageError
-from fxguard.graph import higher_order, nodes
+from fxguard.graph import higher_order, nodes, operations
 from fxguard.graph.higher_order import BodyGraph
 from fxguard.measure import func_levels
 from fxguard.measure.branches_and_loops import slices
@@ -26,6 +26,9 @@ from fxguard.plan.plan import Check, Plan
 from fxguard.plan.reader import make_plan
 
 __all__ = ["PROVENANCE", "insert_checks", "with_checks"]
+
+# These write to a part of a tensor, and no compiler measures the rest while it does.
+PARTLY = {"index_add_", "index_copy_", "index_fill_", "index_put_", "scatter_", "setitem"}
 
 PROVENANCE = "fxguard"  # where the node that measures has its Check, in Node.meta
 
@@ -128,6 +131,8 @@ class _Checked:
         self.checks = checks
         self.count = 0  # rows of the statistics
         self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        given = (nodes.example_of(self.originals[node.name]) for node in self.inputs)
+        self.given = {nodes.memory_of(example) for example in given} - {None}
         self.behind: dict[Node, Node] = {}  # the last node that was put behind another one
         self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new ones, by id of the old
         self.planted: dict[Node, Node] = {}  # results that may be made NaN, to what is read then
@@ -171,10 +176,25 @@ class _Checked:
         if check.region_end is not None:
             node = self.put(anchor, func_levels.without_levels, node)
             anchor = self.copies[check.region_end]
-        measured = self.put(anchor, self.way.abs_min_max, node)
+        measured = self.put(anchor, self._function_for(check, example), node)
         measured.meta[PROVENANCE] = check
         self.count += 1
         return measured
+
+    def _function_for(self, check: Check, example: Any) -> Callable[..., Any]:
+        """What measures the value of a check.
+
+        The graph's inputs are in memory, and after a write to a part of one it is. All else a
+        compiler may never write there, or measures while it writes.
+        """
+        in_memory = self.way.in_memory
+        if in_memory is None or check.inside or check.path or check.region_end is not None:
+            return self.way.abs_min_max
+        written = self.originals[check.after]
+        stands = written.op == "placeholder" or (
+            operations.name_of(written.target) in PARTLY and nodes.memory_of(example) in self.given
+        )
+        return in_memory if stands and self.way.takes(example) else self.way.abs_min_max
 
     def plant(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
         """Let everything behind a check read what was planted there."""

@@ -220,3 +220,72 @@ def test_nothing_more_is_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setitem(WAYS, "inductor", replace(INDUCTOR, abs_min_max=with_amin))
     assert bytes_for_backward(torch.compile(fxguard.instrument(Gelu()))) > plain
+
+
+# Large tensors that stand in memory anyway.
+
+
+class Remembers(nn.Module):
+    """Writes rows into a large buffer, reads it, and returns what is large and never in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(1024, 512))
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        self.memory.index_copy_(0, at, x[:4])
+        return (x * 2).sum() + self.memory.sum(0).mean()
+
+
+LARGE_X = torch.linspace(-3, 5, 1024 * 512).view(1024, 512)
+AT = torch.tensor([1, 5, 7, 9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_reading_is_what_it_says_to_the_compiler(dtype: torch.dtype) -> None:
+    value = torch.tensor([-3.0, 0.5, 2.0], dtype=dtype)
+    torch.library.opcheck(inductor.read, (value,))
+    fused, read = inductor.abs_min_max(value), inductor.abs_min_max_in_memory(value)
+    assert [float(x) for x in read] == [float(x) for x in fused] == [-0.5, 3.0]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_large_inputs_are_read_in_c(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input, and the buffer before and after; the numbers, results and gradients are the
+    same as without."""
+    counted: list[tuple[int, ...]] = []
+    read = inductor.eager.abs_min_max
+
+    def count(value: Tensor) -> Any:
+        counted.append(tuple(value.shape))
+        return read(value)
+
+    monkeypatch.setattr(inductor.eager, "abs_min_max", count)
+    found = []
+    for is_large in (inductor.is_large, lambda example: False):
+        torch._dynamo.reset()
+        monkeypatch.setitem(WAYS, "inductor", replace(INDUCTOR, takes=is_large))
+        model = fxguard.instrument(Remembers())
+        x = LARGE_X.clone().requires_grad_(backward)
+        compiled = torch.compile(model)
+        output = compiled(x, AT)
+        if backward:
+            output.backward()
+        frames = list(fxguard.guard_of(model).frames())
+        found.append((output.detach(), x.grad, model.memory, frames))
+        if is_large is inductor.is_large:
+            assert sorted(counted) == [(1024, 512)] * 3
+    (output, gradient, memory, frames), (others, its, kept, plain) = found
+    torch.testing.assert_close(output, others)
+    assert gradient is None if its is None else torch.equal(gradient, its)
+    assert torch.equal(memory, kept)
+    assert frames == plain
+    assert len(counted) == 3
+
+
+def test_small_ones_and_those_of_other_devices_are_fused() -> None:
+    assert inductor.is_large(torch.empty(512, 512))
+    assert not inductor.is_large(torch.empty(511, 512))
+    assert not inductor.is_large(torch.empty(512, 512, device="meta"))
+    assert not inductor.is_large(torch.empty(512, 512, dtype=torch.int32))
+    assert not inductor.is_large(torch.eye(512).to_sparse())

@@ -222,6 +222,8 @@ def test_listed_names_exist(name: str) -> None:
     """Each file lists names that it has; a package only says what it is."""
     if name.endswith(("netcheck", "__main__")) or house.files_in(name):
         return
+    if name == "measure._kernel":  # it is imported where there is Triton: tests/measure/test_gpu.py
+        return
     module = importlib.import_module(f"fxguard.{name}")
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 

@@ -26,8 +26,8 @@ class Net(nn.Module):
         return x * self.weight
 
 
-def run_on(x: Tensor) -> GraphRun:
-    graph = torch.fx.symbolic_trace(Net())
+def run_on(x: Tensor, model: nn.Module | None = None) -> GraphRun:
+    graph = torch.fx.symbolic_trace(Net() if model is None else model)
     _, plan = fxguard.insert_checks(graph)
     state = RandomState.now((x,))
     return GraphRun(plan, graph, torch.zeros(len(plan.checks), 2), (x,), state, ("", ""), ())
@@ -46,13 +46,22 @@ def test_the_same_numbers_are_drawn_and_the_users_are_not_used_up() -> None:
     assert torch.get_rng_state().tolist() == expected.tolist()
 
 
+class Writes(Net):
+    """Changes its input first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2) * self.weight
+
+
 def test_what_it_may_write_is_copied() -> None:
-    """An input of the first run stays as it is."""
+    """An input of the first run stays as it is; one that is only read needs no copy."""
     x = torch.ones(3, requires_grad=True)
-    (copy,) = copies_of(run_on(x))
+    (copy,) = copies_of(run_on(x, Writes()))
     assert copy.tolist() == x.tolist()
     assert copy.data_ptr() != x.data_ptr()
     assert not copy.requires_grad
+    (same,) = copies_of(run_on(x))
+    assert same is x
 
 
 def test_a_freed_input_is_an_error() -> None:

@@ -286,7 +286,7 @@ def no_memory(*args: Any) -> None:
 
 NO_ROOM: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "little is free": ((_copies, "SMALL", 0), (_copies, "free_bytes", lambda device: 0)),
-    "out of memory": ((_copies.Copies, "_copy_of", no_memory),),
+    "out of memory": ((_copies, "_copy_of", no_memory),),
 }
 
 
