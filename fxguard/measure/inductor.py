@@ -61,10 +61,11 @@ def abs_min_max_in_memory(value: Tensor) -> traceable.Pair:
 
 def is_large(example: Any) -> bool:
     """Whether it is worth a call to read a tensor of this form in C."""
-    size = example.numel() if isinstance(example, Tensor) else 0
+    if not native.is_built or not isinstance(example, Tensor):  # a graph may tell nothing of it
+        return False
+    size = example.numel()
     return (
-        native.is_built
-        and example.device.type == "cpu"
+        example.device.type == "cpu"
         and example.dtype in eager.INTEGERS
         and example.layout is torch.strided
         and isinstance(size, int)  # and not a symbol

@@ -289,3 +289,4 @@ def test_small_ones_and_those_of_other_devices_are_fused() -> None:
     assert not inductor.is_large(torch.empty(512, 512, device="meta"))
     assert not inductor.is_large(torch.empty(512, 512, dtype=torch.int32))
     assert not inductor.is_large(torch.eye(512).to_sparse())
+    assert not inductor.is_large(None)
