@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fxguard
 
@@ -81,6 +82,30 @@ def compiled_by_dynamo(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
 
+def with_sums(model: nn.Module) -> Any:
+    """The model captured by TorchDynamo, with a sum over each floating-point tensor it makes."""
+
+    def backend(captured: GraphModule, _: list[Any]) -> Callable[..., Any]:
+        seen = set()
+        for node in list(captured.graph.nodes):
+            value = node.meta.get("example_value")
+            if not isinstance(value, Tensor):
+                continue
+            memory = value.untyped_storage()._cdata
+            if node.op.startswith("call") and memory not in seen and value.is_floating_point():
+                with captured.graph.inserting_after(node):
+                    captured.graph.call_function(total, (node,))
+            seen.add(memory)  # a view has the values of what it is a view of
+        captured.recompile()
+        return captured.forward
+
+    return torch.compile(model, backend=backend)
+
+
+def total(value: Tensor) -> Tensor:
+    return value.detach().sum()
+
+
 TOOLS = {
     tool.name: tool
     for tool in (
@@ -99,6 +124,12 @@ TOOLS = {
             compiled_by_dynamo,
             modes=EAGER,
             note="torch.compile(model, backend='eager'): what capturing alone costs or saves",
+        ),
+        Tool(
+            "torch.sum",
+            with_sums,
+            modes=EAGER,
+            note="captured likewise, and each value that is made is summed: one read of it",
         ),
         Tool(
             "DebugUnderflowOverflow",

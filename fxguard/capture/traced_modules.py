@@ -40,6 +40,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from fxguard.batch.module_hooks import mark_return
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.capture.plain_python import backend_of
+from fxguard.capture.try_blocks import leave_try_block_of_last
 from fxguard.graph import marks
 
 __all__ = ["mark_traced_modules", "pass_through"]
@@ -130,6 +131,8 @@ def _call_forward(module: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str
     with stack:
         forward = UserFunctionVariable(module.value_type.forward, source=source)
         output = forward.call_function(tx, [module, *args], dict(kwargs))
+        if getattr(backend_of(tx), "follows_python", False):
+            leave_try_block_of_last(tx)
         _leave_mark(tx, args, kwargs, output)
     return output
 

@@ -7,6 +7,7 @@ What is used of TorchDynamo (present in torch 2.11 to 2.15):
 
 - ``exc.SkipFrame``: what a backend raises to leave a function to Python.
 - ``InstructionTranslator.current_tx().f_code``: the code of the function that is captured.
+- ``tx.output.root_tx.f_code``: the same, for what traces a function that it calls.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+from collections.abc import Iterator
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ from fxguard.graph.operations import name_of
 from fxguard.graph.source_lines import is_internal, lines_of_trace
 from fxguard.graph.tables import REPEATABLE
 
-__all__ = ["leave_try_blocks"]
+__all__ = ["leave_try_block_of_last", "leave_try_blocks"]
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
@@ -54,11 +56,29 @@ def leave_try_blocks(graph_module: GraphModule) -> None:
     except AttributeError:  # the backend was called by somebody else
         return
     for node in graph_module.graph.nodes:
-        if not node.op.startswith("call"):
-            continue
-        may_fail = not _has_kernel(node)
-        if _is_tried(node.meta.get("stack_trace"), root, may_fail):
-            raise SkipFrame(TRY_BLOCK)
+        _leave_try_block(node, root)
+
+
+def leave_try_block_of_last(tx: Any) -> None:
+    """Do that for the last operation alone, while the function is still traced.
+
+    The end of the tracing would come to the same. A model whose whole forward is called in a
+    ``try`` block is not traced to its end for nothing, though, and once more where it breaks.
+
+    Args:
+        tx: what traces the function, or one that it calls.
+    """
+    last = next(iter(reversed(tx.output.graph.nodes)), None)
+    if last is not None:
+        _leave_try_block(last, tx.output.root_tx.f_code)
+
+
+def _leave_try_block(node: Node, root: CodeType) -> None:
+    if not node.op.startswith("call"):
+        return
+    may_fail = not _has_kernel(node)
+    if _is_tried(node.meta.get("stack_trace"), root, may_fail):
+        raise SkipFrame(TRY_BLOCK)
 
 
 def _has_kernel(node: Node) -> bool:
@@ -115,9 +135,19 @@ def _tried_lines(file: str) -> tuple[_Tried, ...]:
             range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1),
             not node.finalbody and all(map(_handles_no_kernel, node.handlers)),
         )
-        for node in ast.walk(tree)
+        for node in _statements(tree)
         if isinstance(node, kinds)
     )
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a file. What stands in expressions is left out: it holds none."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, block, ())
 
 
 def _handles_no_kernel(handler: ast.ExceptHandler) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.capture import traced_modules
 
 X = torch.ones(2, 8)
 
@@ -109,3 +112,50 @@ def test_a_try_block_around_the_call_of_the_model_is_no_reason_to_leave_it_to_py
     except fxguard.NonFiniteError:
         pytest.fail("a healthy model")
     assert fxguard.guard_of(model).coverage() == "checked 1 of 1 operations in 1 graph"
+
+
+class Layers(nn.Module):
+    """Five layers, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Releases(nn.Module):
+    """Calls its layers in a `try` block, and releases something after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers()
+        self.released = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return self.layers(x)
+        finally:
+            self.released += 1
+
+
+def test_a_forward_in_a_try_block_is_not_traced_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is left to Python at its first operation, and its layers are traced once."""
+    traced: list[str] = []
+    leave_mark = traced_modules._leave_mark
+
+    def counted(tx: Any, *args: Any) -> None:
+        traced.append(tx.f_code.co_name)
+        leave_mark(tx, *args)
+
+    monkeypatch.setattr(traced_modules, "_leave_mark", counted)
+    guarded = fxguard.instrument(Releases())
+    guarded(X)
+    assert len(traced) == 5
+    assert guarded.released == 1
+    assert "checked 5 of 5 operations" in fxguard.guard_of(guarded).coverage()
