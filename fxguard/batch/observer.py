@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, overrides
+from torch._C import _get_function_stack_at as _function_mode_at
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
@@ -66,23 +67,36 @@ class FusedObserver(TorchDispatchMode):
         return observe(func, args, kwargs or {})
 
 
-@contextlib.contextmanager
-def unobserved() -> Iterator[None]:
+class unobserved:  # noqa: N801 # a context manager; as a generator it takes twice the time
     """Take observers off, and no other mode: graphs and their compilers may need those."""
-    modes = overrides._get_current_function_mode_stack() if _len_torch_function_stack() else []
-    others = [mode for mode in modes if not isinstance(mode, Observer)]
-    if len(others) == len(modes):
-        yield
-        return
-    try:
-        set_function_modes(others)
-        yield
-    finally:
+
+    __slots__ = ("_modes",)
+
+    def __enter__(self) -> None:
+        self._modes = modes = function_modes()
+        others = [mode for mode in modes if not isinstance(mode, Observer)]
+        if len(others) == len(modes):
+            self._modes = []
+            return
         try:
-            set_function_modes(modes)
+            set_function_modes(others)
         except BaseException:  # an interrupt came between
             set_function_modes(modes)
             raise
+
+    def __exit__(self, *raised: object) -> None:
+        if not self._modes:
+            return
+        try:
+            set_function_modes(self._modes)
+        except BaseException:  # as above
+            set_function_modes(self._modes)
+            raise
+
+
+def function_modes() -> list[Any]:
+    """The torch function modes of this thread, the outermost first."""
+    return [_function_mode_at(index) for index in range(_len_torch_function_stack())]
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:
@@ -100,8 +114,7 @@ def is_watched_by_others() -> bool:
     """
     if not _len_torch_function_stack():
         return False
-    modes = overrides._get_current_function_mode_stack()
-    return any(not isinstance(mode, (DeviceContext, Observer)) for mode in modes)
+    return any(not isinstance(mode, (DeviceContext, Observer)) for mode in function_modes())
 
 
 # TorchDynamo is active between graphs, and would compile fxguard's own functions one by one.

@@ -25,8 +25,8 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   functions, and no reason to fail where the plain model would not.
 - ``torch._inductor.config.unsafe_marked_cacheable_functions``, where there is one: lets
   AOTAutograd's cache keep graphs with checks. Without it a second process traces them again.
-- ``torch._dynamo.config._make_closure_patcher``: settings for one forward. The public
-  ``config.patch`` does the same and takes ten times as long, at each forward.
+- ``torch._dynamo.config._make_closure_patcher``: settings for one forward, in torch 2.11.
+  The public ``config.patch`` does the same and takes ten times as long, at each forward.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
   Without it coverage() could not say why operations ran between graphs.
 """
@@ -192,14 +192,9 @@ def compile_forward(
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
-    settings: dict[str, Any] = {}
-    if leave_what_fails:
-        settings["suppress_errors"] = True
-        compiled = quietly(compiled)
-    if options:
-        return with_settings(compiled, settings) if settings else compiled
-    settings["recompile_limit"] = RECOMPILE_LIMIT
-    return with_settings(compiled, settings)
+    if not options:
+        compiled = with_settings(compiled, {"recompile_limit": RECOMPILE_LIMIT})
+    return quietly(compiled) if leave_what_fails else compiled
 
 
 def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:

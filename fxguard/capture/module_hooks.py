@@ -7,10 +7,9 @@ the modules themselves would switch off the fused kernels of ``nn.TransformerEnc
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.modules.module as module_hooks
@@ -29,21 +28,26 @@ _users: set[object] = set()  # forwards that need the hooks now, in all threads
 _watchers: set[object] = set()  # that want to see modules outside of guarded forwards
 
 
-@contextlib.contextmanager
-def module_hooks_on() -> Iterator[None]:
+class module_hooks_on:  # noqa: N801 # a context manager; as a generator it takes twice the time
     """Let :mod:`fxguard.batch.module_hooks` see modules begin and return, wherever they run."""
-    user = object()
-    try:  # an interrupt may come at any call
-        with _lock:
-            module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
-            module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
-            module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
-            _users.add(user)
-        yield
-    finally:
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        try:  # an interrupt may come at any call
+            with _lock:
+                module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
+                module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
+                module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
+                _users.add(self)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
         with _lock:
             try:
-                _users.discard(user)
+                _users.discard(self)
             finally:
                 if not _users and HOOK_ID in module_hooks._global_forward_pre_hooks:
                     del module_hooks._global_forward_pre_hooks[HOOK_ID]

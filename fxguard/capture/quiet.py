@@ -1,11 +1,14 @@
-"""TorchDynamo's advice to those who compile, kept from those who did not ask for a compiler.
+"""What TorchDynamo says to those who compile, kept from those who did not ask for a compiler.
 
 What it fails to capture runs in Python, as it would without fxguard, and :meth:`Guard.coverage`
-says so in a line. TorchDynamo itself writes a traceback of a hundred lines for each function.
+says so in a line. TorchDynamo itself raises, or writes a traceback of a hundred lines for each
+function.
 
 What is used of TorchDynamo (present in torch 2.11 to 2.15):
 
 - the loggers of its modules, and ``utils.warn_once``.
+- ``config.suppress_errors``: whether what it fails to capture runs in Python. Where its value is
+  a ``ContextVar`` it is set there: ``config.patch`` takes some µs more, at each forward.
 - ``utils.counters["graph_break"]``: how often it broke a graph, and why.
 """
 
@@ -15,9 +18,11 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch._dynamo.utils as dynamo_utils
+from torch._dynamo import config
 
 __all__ = ["quietly"]
 
@@ -28,15 +33,21 @@ _here = threading.local()  # `quiet`: a capture may begin that nobody asked for
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in which TorchDynamo gives no advice."""
+    """A function in which TorchDynamo gives no advice, and leaves what it fails at to Python."""
     _keep_quiet()
+    setting = config._config["suppress_errors"]  # type: ignore[attr-defined] # added at import
+    override = getattr(setting, "user_override", None)
+    if not isinstance(override, ContextVar):  # another version
+        function = config.patch(suppress_errors=True)(function)
+        override = ContextVar("unused")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before = getattr(_here, "quiet", False)
-        _here.quiet = True
+        _here.quiet, suppressed = True, override.set(True)
         try:
             return function(*args, **kwargs)
         finally:
+            override.reset(suppressed)
             _here.quiet = before
 
     return call

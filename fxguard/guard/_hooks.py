@@ -18,6 +18,9 @@ __all__ = ["HookState", "dictionaries_of", "hook_state"]
 # A hook with keyword arguments, or one that is always called, stands in one of these as well.
 KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
+# The dictionaries for all modules, with their positions.
+GLOBAL = [(i - len(KINDS), getattr(module_hooks, f"_global{kind}")) for i, kind in enumerate(KINDS)]
+
 # Position of a module, or of a dictionary for all modules, and the keys of its hooks. Torch gives
 # each hook a key of its own.
 HookState = tuple[tuple[int, tuple[Any, ...]], ...]
@@ -46,9 +49,8 @@ def hook_state(dictionaries: Sequence[Mapping[str, Any]], ours: int) -> HookStat
             or attributes["_backward_pre_hooks"]
         ):
             state.append((position, tuple(key for kind in KINDS for key in attributes[kind])))
-    for position, kind in enumerate(KINDS, start=-len(KINDS)):
+    for position, of_all in GLOBAL:
         # Another thread may be adding ours: a copy is made at once.
-        keys = tuple(key for key in tuple(getattr(module_hooks, f"_global{kind}")) if key != ours)
-        if keys:
+        if of_all and (keys := tuple(key for key in tuple(of_all) if key != ours)):
             state.append((position, keys))
     return tuple(state)

@@ -39,8 +39,9 @@ def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
         modes = _get_current_dispatch_mode_stack()
         if any(isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) for mode in modes):
             return "with fake tensors"  # a trace by make_fx runs with such, too
-    if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
-        return "with fake tensors"
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, FakeTensor):
+            return "with fake tensors"
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "recorded as a CUDA graph"
     return ""

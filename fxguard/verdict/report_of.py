@@ -15,6 +15,7 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
+from fxguard.measure import eager
 from fxguard.measure.details import Detail
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
@@ -283,8 +284,8 @@ def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: cause.Blame) -> Iter
 
 
 def _all_finite(numbers: Tensor) -> bool:
-    # One operation and one read, where all is healthy. A sum of large numbers may overflow.
-    return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
+    found = eager.read(numbers)
+    return bool(torch.isfinite(numbers).all()) if found is None else math.isfinite(found[1])
 
 
 def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:
