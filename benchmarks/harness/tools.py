@@ -14,12 +14,13 @@ from torch.fx import GraphModule
 
 import fxguard
 
-__all__ = ["COMPILED", "EAGER", "FXGUARD", "MODES", "PLAIN", "TOOLS", "Tool", "absent"]
+__all__ = ["COMPILED", "EAGER", "FXGUARD", "MODES", "PLAIN", "REPLAY", "TOOLS", "Tool", "absent"]
 
 Prepare = Callable[[nn.Module], Any]
 
 PLAIN = "plain"
 FXGUARD = "fxguard"
+REPLAY = "fxguard replay"
 
 # How a model is run: None is eager, else the `mode` of torch.compile.
 MODES: dict[str, str | None] = {
@@ -116,7 +117,7 @@ TOOLS = {
         ),
         Tool(FXGUARD, fxguard.instrument),
         Tool(
-            "fxguard replay",
+            REPLAY,
             lambda model: fxguard.instrument(model, replay=True),  # type: ignore[call-arg]
         ),
         Tool(
@@ -161,8 +162,6 @@ TOOLS = {
 
 def absent(tool: Tool) -> str:
     """Why a tool cannot be compared here, or nothing."""
-    if tool.name == "fxguard replay" and "replay" not in (
-        inspect.signature(fxguard.instrument).parameters
-    ):
+    if tool.name == REPLAY and "replay" not in (inspect.signature(fxguard.instrument).parameters):
         return "this version of fxguard.instrument has no option `replay`"
     return ""
