@@ -50,10 +50,12 @@ if TYPE_CHECKING:
     from fxguard.guard.watch import watch as watch
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.plan.plan import Plan as Plan
+    from fxguard.precision.forecast import forecast as forecast
     from fxguard.records import Frame as Frame
     from fxguard.records import Row as Row
     from fxguard.records import Source as Source
     from fxguard.report.errors import NonFiniteError as NonFiniteError
+    from fxguard.report.forecast import Forecast as Forecast
     from fxguard.report.report import Report as Report
     from fxguard.trace.diff import Diff as Diff
     from fxguard.trace.diff import diff as diff
@@ -71,6 +73,7 @@ _HOME = {
     "Climb": "findings",
     "Diff": "trace.diff",
     "DebugUnderflowOverflow": "debug_utils",
+    "Forecast": "report.forecast",
     "Frame": "records",
     "FxguardError": "errors",
     "Guard": "guard.guard",
@@ -87,6 +90,7 @@ _HOME = {
     "compare": "guard.compare",
     "detect_overflow": "debug_utils",
     "diff": "trace.diff",
+    "forecast": "precision.forecast",
     "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",
     "guard_of": "guard.instrument",

@@ -24,7 +24,7 @@ from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_body import wide_body, with_wide_dtypes
 from fxguard.measure.at_hand import dtype_of, name_of_dtype
 
-__all__ = ["NotJudged", "Ran", "is_float", "wide_result", "widened"]
+__all__ = ["NotJudged", "Ran", "converted", "is_float", "wide_result", "widened"]
 
 # Higher-order operations that run on wide operands as they are.
 WHOLE = frozenset({"autograd_function_apply", "flex_attention"})
@@ -79,6 +79,19 @@ def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) ->
         return x.to(dtype.to_complex() if x.is_complex() else dtype)
 
     return pytree.tree_map_only(Tensor, wide, values)
+
+
+def converted(values: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in another dtype; complex ones where that has 32 bits or more."""
+
+    def other(x: Tensor) -> Tensor:
+        if not is_float(x):
+            return x
+        if not x.is_complex():
+            return x.detach().to(dtype)
+        return x.detach().to(dtype.to_complex() if dtype.itemsize >= 4 else x.dtype)
+
+    return pytree.tree_map_only(Tensor, other, values)
 
 
 def wide_result(

@@ -167,7 +167,7 @@ class Repaired(AsTheModel):
                 result = super().follow(step, node, ran, args, kwargs)
                 self.always = self.always and not same_leaves(result, ran.result)
             may_start = self.extends and not ran.call.written and place not in self.harmless
-            if not (may_start and _fails(result, args, kwargs)):
+            if not (may_start and self.fails(place, ran, result, args, kwargs)):
                 return result
         if not ran.has_floats and not ran.call.written:
             self.always = False
@@ -187,6 +187,23 @@ class Repaired(AsTheModel):
         else:
             self.island[place] = None
         return found
+
+    def fails(self, place: Place, ran: Ran, result: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operation is to be repaired.
+
+        Args:
+            place: where it stands.
+            ran: the operation.
+            result: what it made, in the model's dtype.
+            args: what of, likewise.
+            kwargs: likewise.
+        """
+
+        def is_bad(values: Any) -> bool:
+            tensors = (x for x in pytree.tree_leaves(values) if is_float(x))
+            return not all(bool(x.isfinite().all()) for x in tensors)
+
+        return is_bad(result) and not is_bad((args, kwargs))
 
     def writes_wide(self, step: Lockstep, ran: Ran) -> bool:
         """Whether what it writes is wide; True where it writes nothing."""
@@ -243,13 +260,3 @@ def _is_same(low: Tensor, other: Tensor) -> bool:
     if low.shape != other.shape or low.dtype != other.dtype:
         return False
     return bool(are_equal(low, other).all()) if is_float(low) else torch.equal(low, other)
-
-
-def _fails(result: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation made something bad of what is finite."""
-
-    def is_bad(values: Any) -> bool:
-        tensors = (x for x in pytree.tree_leaves(values) if is_float(x))
-        return not all(bool(x.isfinite().all()) for x in tensors)
-
-    return is_bad(result) and not is_bad((args, kwargs))

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.utils._pytree as pytree
-from torch import Tensor
 from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.source_lines import source_of_trace
-from fxguard.graph.wide_form import Ran, is_float, widened
+from fxguard.graph.wide_form import Ran, widened
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Place, Step
 from fxguard.records import Source
@@ -25,7 +23,7 @@ from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.two_backwards import TwoBackwards
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["Deviation", "SideBySide", "converted"]
+__all__ = ["Deviation", "SideBySide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +41,6 @@ class Deviation:
         where = f" ({self.source.place})" if self.source else ""
         made = f"an error of {self.error:.2g}" if self.error < math.inf else "an inf or a NaN"
         return f"{title}{where} made {made} out of {self.error_before:.2g}"
-
-
-def converted(values: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in another dtype; complex ones where that has 32 bits or more."""
-
-    def other(x: Tensor) -> Tensor:
-        if not is_float(x):
-            return x
-        if not x.is_complex():
-            return x.detach().to(dtype)
-        return x.detach().to(dtype.to_complex() if dtype.itemsize >= 4 else x.dtype)
-
-    return pytree.tree_map_only(Tensor, other, values)
 
 
 class SideBySide(WideForm):

@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from fxguard.errors import UsageError
-from fxguard.graph.wide_form import is_float
+from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import remove
 from fxguard.guard.instrumented import find_guard, unwrapped
@@ -19,7 +19,7 @@ from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.testing._comparison import Comparison
-from fxguard.testing.side_by_side import Deviation, converted
+from fxguard.testing.side_by_side import Deviation
 from fxguard.testing.watch import Model, as_module
 
 __all__ = ["Deviation", "Stability", "numerically_stable"]

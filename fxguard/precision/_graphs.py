@@ -1,0 +1,157 @@
+"""Runs each graph of a forward again when it has run, and gathers what fails in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph.wide_form import is_float, widened
+from fxguard.measure.at_hand import version_of
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Place, Step
+from fxguard.records import title_of
+from fxguard.report.forecast import Forecast, ForecastRow
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.other_dtype import Failure, InDtype, Reference, failure_of
+from fxguard.rerun.same_start import as_before, copies_of
+
+__all__ = ["Graphs"]
+
+
+class _Known(NamedTuple):
+    """A tensor that a graph was given or has returned."""
+
+    tensor: Tensor  # kept, so that no other one gets its identity
+    version: int | None  # how often it had been written
+    other: Any  # what stands in its place: the tensor itself, or what it should be, in float64
+    wide: Any  # the same in a run in float64 from the beginning
+
+
+class Graphs:
+    """The graphs of one forward in a dtype, each with what fails in it.
+
+    Args:
+        tensors: the weights and buffers of the model in its own dtype, by name.
+        inputs: each tensor that the forward is given, and the same as the user gave it.
+
+    Attributes:
+        operations: how many ran.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], inputs: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        self.tensors = tensors
+        self.known: dict[int, _Known] = {}  # by id
+        self.operations = 0
+        self.found: dict[str, tuple[Failure, Step | None]] = {}
+        self.not_judged: dict[str, str] = {}
+        for number, (low, given) in enumerate(inputs):
+            self.known[id(low)] = self.entering(f"input {number}", low, given)
+
+    def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        """Run a graph again that has returned."""
+        if outputs is None:
+            return
+        assert run.args is not None
+        names = {v.argument: v.name for v in run.plan.values if v.role.is_standing}
+        given = [
+            self.given(names.get(position), argument) for position, argument in enumerate(run.args)
+        ]
+        reference = Reference()
+        _, wide = _again(run, reference, [each.wide for each in given])
+        form = InDtype(reference.bad)
+        _, others = _again(run, form, [each.other for each in given])
+        for output, other, high in zip(outputs, others, wide, strict=True):
+            if is_float(output):
+                self.known[id(output)] = _Known(output, version_of(output), other, high)
+        self.gather(run, form)
+
+    def given(self, name: str | None, argument: Any) -> _Known:
+        """An argument of a graph."""
+        if not is_float(argument):
+            return _Known(argument, None, argument, argument)
+        version = version_of(argument)
+        known = self.known.get(id(argument))
+        if known is not None and known.tensor is argument and known.version == version:
+            return known
+        if name is None or name not in self.tensors:
+            return _Known(argument, version, argument, argument)
+        found = self.known[id(argument)] = self.entering(name, argument, self.tensors[name])
+        return found
+
+    def entering(self, name: str, low: Tensor, given: Tensor) -> _Known:
+        """A weight or an input: as it was given, where the dtype does not hold it."""
+        version = version_of(low)
+        if low.shape != given.shape or low.dtype == given.dtype:
+            return _Known(low, version, low, low)
+        wide = widened(given, torch.float64)
+        failure = failure_of(low, wide)
+        if failure is not None:
+            self.found.setdefault(name, (failure, None))
+        is_too_large = failure is not None and failure.problem == "overflow"
+        return _Known(low, version, wide if is_too_large else low, wide)
+
+    def gather(self, run: GraphRun, form: InDtype) -> None:
+        """Name what failed in one run of a graph."""
+        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+        self.operations += len(steps)
+        titles = self.titles(run, steps)
+        for place, failure in form.failures.items():
+            step = steps.get(place)
+            title = titles.get(place) or title_of("", form.kinds[place])
+            known = self.found.get(title, (failure, step))
+            self.found[title] = max(known, (failure, step), key=lambda pair: pair[0].severity)
+        for place, reason in form.not_judged.items():
+            self.not_judged[titles.get(place) or form.kinds[place]] = reason
+
+    def titles(self, run: GraphRun, steps: Mapping[Place, Step]) -> dict[Place, str]:
+        """What each operation is called: a second one of the same name has a number."""
+        count: dict[str, int] = {}
+        titles = {}
+        for place, step in steps.items():
+            module = run.running_name(step.module)
+            title = title_of(module, step.kind)
+            count[title] = count.get(title, 0) + 1
+            titles[place] = title if count[title] == 1 else f"{title} #{count[title]}"
+        return titles
+
+    def forecast(self, dtype: str, between: int) -> Forecast:
+        """What was found, the worst first.
+
+        Args:
+            dtype: the name of it.
+            between: how many operations ran between graphs.
+        """
+        worst = sorted(self.found.items(), key=lambda item: item[1][0].severity, reverse=True)
+        rows = [
+            ForecastRow(title, source=None if step is None else step.source, **_fields(failure))
+            for title, (failure, step) in worst
+        ]
+        return Forecast(
+            dtype, tuple(rows), self.operations, between, tuple(self.not_judged.items())
+        )
+
+
+def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any, Any]:
+    """Run a graph once more, with these arguments in its second form.
+
+    What it writes is copied: arguments that are the same in both forms are the copies.
+    """
+    assert run.args is not None
+    low = copies_of(run)
+    seconds = [  # the graph may write those, too
+        copied if other is argument else other.clone()
+        for argument, copied, other in zip(run.args, low, others, strict=True)
+    ]
+    with as_before(run):
+        return Lockstep(without_marks(run.graph_module), form).run_both(low, seconds)
+
+
+def _fields(failure: Failure) -> dict[str, Any]:
+    return {each.name: getattr(failure, each.name) for each in dataclasses.fields(failure)}

@@ -1,0 +1,112 @@
+"""What a model would do in another dtype, as one record that prints, lists and exports itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from fxguard.formats import FORMATS
+from fxguard.records import Source
+from fxguard.report.strict_json import plain_data, strict_json
+
+__all__ = ["Forecast", "ForecastRow"]
+
+MOST_LINES = 20  # of what is printed; all rows are in `rows`
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRow:
+    """An operation, a weight or an input that a dtype does not hold."""
+
+    operation: str  # "encoder.block.0 linear"; a weight's or an input's name
+    problem: str  # "overflow", "underflow", "rounding" or "nan"
+    dtype: str  # of the result: "float16"
+    needed: float  # the largest magnitude that it has; of an underflow the largest that is lost
+    share: float  # of its elements: not finite, or 0, that should not be
+    error: float  # the largest, relative to the largest magnitude; inf where one is not finite
+    source: Source | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.source.place})" if self.source else ""
+        return f"{self.operation}{where}: {self.problem}, {self.why}"
+
+    @property
+    def why(self) -> str:
+        """What is needed, and what there is.
+
+        Example:
+            >>> row.why
+            'needs 131072, float16 holds 65504'
+        """
+        limits = FORMATS.get(self.dtype)
+        if self.problem == "rounding" and self.error == math.inf:
+            return "not finite, and finite without the roundings before it"
+        if self.problem == "overflow" and limits is not None and self.needed > limits.max:
+            return f"needs {self.needed:.6g}, {self.dtype} holds {limits.max:.6g}"
+        if self.problem in ("overflow", "nan"):
+            return f"inside the operation: the result, {self.needed:.6g}, would fit"
+        if self.problem == "underflow":
+            return f"{self.share:.0%} of its elements become 0, the largest is {self.needed:.2g}"
+        return f"an error of {self.error:.2g} of its largest element"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Forecast:
+    """Which operations of a model fail in a dtype, the worst first. True where none does."""
+
+    dtype: str
+    rows: tuple[ForecastRow, ...]
+    operations: int  # that ran in graphs
+    between: int = 0  # that ran between graphs, and were not looked at
+    not_judged: tuple[tuple[str, str], ...] = ()  # operations, and why there was no float64 form
+
+    def __bool__(self) -> bool:
+        return not self.rows
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        lines += [f"  {row}" for row in self.rows[:MOST_LINES]]
+        if len(self.rows) > MOST_LINES:
+            lines.append(f"  and {len(self.rows) - MOST_LINES} more")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what an interactive session shows
+
+    def _headline(self) -> str:
+        found = (
+            f"{len(self.rows)} of {self.operations} operations fail"
+            if self.rows
+            else (f"none of {self.operations} operations fails")
+        )
+        line = f"in {self.dtype} {found}"
+        if self.between:
+            line += f"; {self.between} between graphs were not looked at"
+        if self.not_judged:
+            line += f"; {len(self.not_judged)} without a float64 form were not judged"
+        return line
+
+    def to_table(self, tablefmt: str = "github") -> str:
+        """All rows as a table.
+
+        Args:
+            tablefmt: a format of ``tabulate``.
+        """
+        headers = ("operation", "problem", "needed", "share", "error", "line")
+        cells = [
+            (
+                row.operation,
+                row.problem,
+                f"{row.needed:.3g}",
+                f"{row.share:.2g}",
+                f"{row.error:.2g}",
+                "" if row.source is None else row.source.place,
+            )
+            for row in self.rows
+        ]
+        return tabulate(cells, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """As strict JSON, with the fields by name."""
+        return strict_json(plain_data(self), indent)
