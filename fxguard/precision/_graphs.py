@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fxguard.batch.events import GraphRun
-from fxguard.graph.wide_form import is_float, widened
+from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place, Step
@@ -18,6 +18,7 @@ from fxguard.records import title_of
 from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_dtype import Failure, InDtype, Reference, failure_of
+from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.rerun.same_start import as_before, copies_of
 
 __all__ = ["Graphs"]
@@ -64,9 +65,13 @@ class Graphs:
             self.given(names.get(position), argument) for position, argument in enumerate(run.args)
         ]
         reference = Reference()
-        _, wide = _again(run, reference, [each.wide for each in given])
         form = InDtype(reference.bad)
-        _, others = _again(run, form, [each.other for each in given])
+        try:
+            _, wide = _again(run, reference, [each.wide for each in given])
+            _, others = _again(run, form, [each.other for each in given])
+        except (NotJudged, RaisedOnOther) as reason:
+            self.leave_out(run, str(reason))
+            return
         for output, other, high in zip(outputs, others, wide, strict=True):
             if is_float(output):
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
@@ -109,6 +114,12 @@ class Graphs:
             self.found[title] = max(known, (failure, step), key=lambda pair: pair[0].severity)
         for place, reason in form.not_judged.items():
             self.not_judged[titles.get(place) or form.kinds[place]] = reason
+
+    def leave_out(self, run: GraphRun, reason: str) -> None:
+        """Note that nothing is known of a graph, because it does not run in two forms."""
+        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+        self.operations += len(steps)
+        self.not_judged |= dict.fromkeys(self.titles(run, steps).values(), reason)
 
     def titles(self, run: GraphRun, steps: Mapping[Place, Step]) -> dict[Place, str]:
         """What each operation is called: a second one of the same name has a number."""

@@ -82,9 +82,9 @@ class Forecast:
         )
         line = f"in {self.dtype} {found}"
         if self.between:
-            line += f"; {self.between} between graphs were not looked at"
+            line += f"; not looked at: {self.between} between graphs"
         if self.not_judged:
-            line += f"; {len(self.not_judged)} without a float64 form were not judged"
+            line += f"; not judged: {len(self.not_judged)} without a float64 form"
         return line
 
     def to_table(self, tablefmt: str = "github") -> str:

@@ -218,9 +218,7 @@ def test_operations_between_graphs_are_counted() -> None:
     found = fxguard.forecast(Function(lambda x: in_python(x + 1) / 1e5), torch.ones(2))
     assert found
     assert (found.operations, found.between) == (2, 1)
-    assert (
-        str(found) == "in float16 none of 2 operations fails; 1 between graphs were not looked at"
-    )
+    assert str(found) == "in float16 none of 2 operations fails; not looked at: 1 between graphs"
 
 
 def test_an_operation_without_a_float64_form_is_not_judged() -> None:
@@ -237,7 +235,25 @@ def test_an_operation_without_a_float64_form_is_not_judged() -> None:
     ((operation, reason),) = found.not_judged
     assert operation.endswith("double_it")
     assert "no float64 kernel" in reason
-    assert "1 without a float64 form were not judged" in str(found)
+    assert "not judged: 1 without a float64 form" in str(found)
+
+
+def test_a_graph_that_has_no_second_form_is_not_judged() -> None:
+    """An operation without a float64 kernel that writes: nobody knows what others would read."""
+
+    @torch.library.custom_op("fxguard_tests::double_in_place", mutates_args=("x",))
+    def double_in_place(x: Tensor) -> None:
+        x.mul_(2)
+
+    def writes(x: Tensor) -> Tensor:
+        x = x * x
+        double_in_place(x)
+        return x + 1
+
+    found = fxguard.forecast(Function(writes), LARGE)
+    assert not found.rows
+    assert len(found.not_judged) == found.operations == 3
+    assert "not judged: 3 without" in str(found)
 
 
 def test_t5_overflows_where_it_is_known_to() -> None:
