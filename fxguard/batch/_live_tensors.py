@@ -6,7 +6,7 @@ A tensor is known by its identity and its version, or by the memory that it shar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from fxguard.batch.keys import Key
 from fxguard.graph.nodes import memory_of, storage_of
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import version_of
-from fxguard.measure.func_levels import has_levels, without_levels
+from fxguard.measure.func_levels import without_levels
 
 __all__ = ["LiveTensors"]
 
@@ -121,8 +121,7 @@ class LiveTensors:
         self._memories.clear()
 
 
-def _parts(tensor: Tensor) -> Sequence[Tensor]:
+def _parts(tensor: Tensor) -> list[Tensor]:
     """What holds the memory of a tensor: itself, or what a subclass or a level is made of."""
-    if has_levels(tensor):
-        tensor = without_levels(tensor)
-    return (tensor,) if type(tensor) is Tensor else (tensor, *traceable.inside(tensor))
+    bare = without_levels(tensor)
+    return [bare, *traceable.inside(bare)]

@@ -67,7 +67,7 @@ class FusedObserver(TorchDispatchMode):
         return observe(func, args, kwargs or {})
 
 
-class unobserved:  # noqa: N801 # a context manager; as a generator it takes twice the time
+class unobserved:  # noqa: N801 # a context manager, and no generator: it is on the way of each call
     """Take observers off, and no other mode: graphs and their compilers may need those."""
 
     __slots__ = ("_modes",)

@@ -28,7 +28,7 @@ _users: set[object] = set()  # forwards that need the hooks now, in all threads
 _watchers: set[object] = set()  # that want to see modules outside of guarded forwards
 
 
-class module_hooks_on:  # noqa: N801 # a context manager; as a generator it takes twice the time
+class module_hooks_on:  # noqa: N801 # a context manager, and no generator: it is on the way of each call
     """Let :mod:`fxguard.batch.module_hooks` see modules begin and return, wherever they run."""
 
     __slots__ = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ class Graphs:
     def __init__(
         self, tensors: Mapping[str, Tensor], inputs: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        self.tensors = tensors
+        self.tensors = dict(tensors)  # without those that a graph has written
         self.known: dict[int, _Known] = {}  # by id
         self.operations = 0
         self.found: dict[str, tuple[Failure, Step | None]] = {}
@@ -64,18 +65,29 @@ class Graphs:
         given = [
             self.given(names.get(position), argument) for position, argument in enumerate(run.args)
         ]
+        for position, _ in run.plan.written:  # no longer what the user gave
+            self.tensors.pop(names.get(position, ""), None)
+        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+        titles = _titles(run, steps)
+        self.operations += len(steps)
         reference = Reference()
         form = InDtype(reference.bad)
         try:
             _, wide = _again(run, reference, [each.wide for each in given])
             _, others = _again(run, form, [each.other for each in given])
         except (NotJudged, RaisedOnOther) as reason:
-            self.leave_out(run, str(reason))
+            self.not_judged |= dict.fromkeys(titles.values(), str(reason))
             return
         for output, other, high in zip(outputs, others, wide, strict=True):
             if is_float(output):
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
-        self.gather(run, form)
+        for place, failure in form.failures.items():
+            title = titles.get(place, form.kinds[place])
+            found = failure, steps.get(place)
+            known = self.found.get(title, found)
+            self.found[title] = max(known, found, key=lambda pair: pair[0].severity)
+        for place, why in form.not_judged.items():
+            self.not_judged[titles.get(place, form.kinds[place])] = why
 
     def given(self, name: str | None, argument: Any) -> _Known:
         """An argument of a graph."""
@@ -87,8 +99,7 @@ class Graphs:
             return known
         if name is None or name not in self.tensors:
             return _Known(argument, version, argument, argument)
-        found = self.known[id(argument)] = self.entering(name, argument, self.tensors[name])
-        return found
+        return self.entering(name, argument, self.tensors[name])
 
     def entering(self, name: str, low: Tensor, given: Tensor) -> _Known:
         """A weight or an input: as it was given, where the dtype does not hold it."""
@@ -102,36 +113,6 @@ class Graphs:
         is_too_large = failure is not None and failure.problem == "overflow"
         return _Known(low, version, wide if is_too_large else low, wide)
 
-    def gather(self, run: GraphRun, form: InDtype) -> None:
-        """Name what failed in one run of a graph."""
-        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-        self.operations += len(steps)
-        titles = self.titles(run, steps)
-        for place, failure in form.failures.items():
-            step = steps.get(place)
-            title = titles.get(place) or title_of("", form.kinds[place])
-            known = self.found.get(title, (failure, step))
-            self.found[title] = max(known, (failure, step), key=lambda pair: pair[0].severity)
-        for place, reason in form.not_judged.items():
-            self.not_judged[titles.get(place) or form.kinds[place]] = reason
-
-    def leave_out(self, run: GraphRun, reason: str) -> None:
-        """Note that nothing is known of a graph, because it does not run in two forms."""
-        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-        self.operations += len(steps)
-        self.not_judged |= dict.fromkeys(self.titles(run, steps).values(), reason)
-
-    def titles(self, run: GraphRun, steps: Mapping[Place, Step]) -> dict[Place, str]:
-        """What each operation is called: a second one of the same name has a number."""
-        count: dict[str, int] = {}
-        titles = {}
-        for place, step in steps.items():
-            module = run.running_name(step.module)
-            title = title_of(module, step.kind)
-            count[title] = count.get(title, 0) + 1
-            titles[place] = title if count[title] == 1 else f"{title} #{count[title]}"
-        return titles
-
     def forecast(self, dtype: str, between: int) -> Forecast:
         """What was found, the worst first.
 
@@ -141,12 +122,25 @@ class Graphs:
         """
         worst = sorted(self.found.items(), key=lambda item: item[1][0].severity, reverse=True)
         rows = [
-            ForecastRow(title, source=None if step is None else step.source, **_fields(failure))
+            ForecastRow(
+                title, source=None if step is None else step.source, **dataclasses.asdict(failure)
+            )
             for title, (failure, step) in worst
         ]
         return Forecast(
             dtype, tuple(rows), self.operations, between, tuple(self.not_judged.items())
         )
+
+
+def _titles(run: GraphRun, steps: Mapping[Place, Step]) -> dict[Place, str]:
+    """What each operation is called: a second one of the same name has a number."""
+    count: Counter[str] = Counter()
+    titles = {}
+    for place, step in steps.items():
+        title = title_of(run.running_name(step.module), step.kind)
+        count[title] += 1
+        titles[place] = title if count[title] == 1 else f"{title} #{count[title]}"
+    return titles
 
 
 def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any, Any]:
@@ -156,13 +150,9 @@ def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any,
     """
     assert run.args is not None
     low = copies_of(run)
-    seconds = [  # the graph may write those, too
-        copied if other is argument else other.clone()
+    seconds = [  # what was copied may be written
+        copied if other is argument else other if copied is argument else other.clone()
         for argument, copied, other in zip(run.args, low, others, strict=True)
     ]
     with as_before(run):
         return Lockstep(without_marks(run.graph_module), form).run_both(low, seconds)
-
-
-def _fields(failure: Failure) -> dict[str, Any]:
-    return {each.name: getattr(failure, each.name) for each in dataclasses.fields(failure)}

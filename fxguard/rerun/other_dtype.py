@@ -25,7 +25,7 @@ from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import Place
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.other_values import AsTheModel, Repaired
+from fxguard.rerun.other_values import AsTheModel, Repaired, rounded
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Failure", "InDtype", "Reference", "failure_of"]
@@ -53,7 +53,7 @@ class Failure:
     def severity(self) -> tuple[int, float]:
         """Sorts failures: the worst has the largest."""
         rank = ("rounding", "underflow", "nan", "overflow").index(self.problem)
-        return rank, self.needed if self.problem == "overflow" else min(self.share, 1.0)
+        return rank, self.needed if self.problem == "overflow" else self.share
 
 
 class Reference(WideForm):
@@ -107,8 +107,7 @@ class InDtype(Repaired):
             if ran.call.written:
                 raise
             self.skip(place, ran, str(reason))
-            low = (ran.args, ran.kwargs)
-            args, kwargs = pytree.tree_map(_as_given, low, (args, kwargs))
+            args, kwargs = rounded((args, kwargs), (ran.args, ran.kwargs))
             return AsTheModel.follow(self, step, node, ran, args, kwargs)
         self.note(place, ran, _too_large(ran.result, result))
         return result
@@ -132,10 +131,11 @@ class InDtype(Repaired):
         for failure in failures:
             self.note(place, ran, failure)
             self._was_lost = self._was_lost or failure.problem == "underflow"
-        count = 0 if failures else _count_of_bad(result)
-        if count > self.by_right.get(place, count) and not _count_of_bad((args, kwargs)):
+        count = _count_of_bad(result)
+        is_bad = not failures and super().fails(place, ran, result, args, kwargs)
+        if is_bad and count > self.by_right.get(place, count):
             made = next(x for x in leaves(result) if _count_of_bad(x))
-            share = count / made.numel()
+            share = _count_of_bad(made) / made.numel()
             self.note(place, ran, Failure("rounding", dtype_of(made), math.inf, share, math.inf))
         return bool(failures)
 
@@ -218,7 +218,3 @@ def _count_of_bad(values: Any) -> int:
 
 def _share(some: Tensor, of: Tensor) -> float:
     return float(some.sum()) / max(1, int(of.sum()))
-
-
-def _as_given(low: Any, other: Any) -> Any:
-    return other.to(low.dtype) if is_float(low) else other

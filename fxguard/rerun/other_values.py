@@ -21,7 +21,7 @@ from fxguard.rerun.differences import are_close, are_equal
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.two_forms import same_leaves
 
-__all__ = ["Perturbed", "RaisedOnOther", "Repaired", "perturbed"]
+__all__ = ["AsTheModel", "Perturbed", "RaisedOnOther", "Repaired", "perturbed", "rounded"]
 
 
 class RaisedOnOther(Exception):  # noqa: N818 - an answer, not an error
@@ -159,7 +159,7 @@ class Repaired(AsTheModel):
         low = (ran.args, ran.kwargs)
         wide = place in self.starts or _is_wide((args, kwargs), low)
         if wide and not self.writes_wide(step, ran):
-            args, kwargs = _rounded((args, kwargs), low)
+            args, kwargs = rounded((args, kwargs), low)
             wide = False
         if not wide:
             result = ran.result
@@ -244,7 +244,7 @@ def _is_wide(values: Any, low: Any) -> bool:
     return any(is_float(x) and x.dtype != y.dtype for x, y in pairs)
 
 
-def _rounded(values: Any, low: Any) -> Any:
+def rounded(values: Any, low: Any) -> Any:
     """Operands in the dtypes of the model."""
     return pytree.tree_map(lambda y, x: x.to(y.dtype) if is_float(x) else x, low, values)
 

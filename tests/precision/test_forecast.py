@@ -18,18 +18,8 @@ import fxguard
 from fxguard.errors import FxguardError
 from fxguard.report.forecast import ForecastRow
 from fxguard.rerun.other_dtype import Failure, failure_of
+from support.masks import Function
 from support.needs import needs
-
-
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def failures(model: nn.Module | Callable[..., Any], *args: Any, **options: Any) -> dict[str, str]:
@@ -190,6 +180,22 @@ def test_a_value_goes_on_into_the_next_graph() -> None:
     assert found.operations == 3
 
 
+def test_a_buffer_that_was_written_is_no_rounding() -> None:
+    """The second graph reads what the first has made of it, and not what the user gave."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            torch._dynamo.graph_break()
+            return torch.as_tensor(self.norm(x * 2))
+
+    assert failures(Twice().train(), torch.randn(8, 4) + 3) == {}
+
+
 def test_weights_that_the_dtype_does_not_hold() -> None:
     model = nn.Linear(4, 4, bias=False)
     nn.init.constant_(model.weight, 1e5)
@@ -198,8 +204,8 @@ def test_weights_that_the_dtype_does_not_hold() -> None:
     assert failures(model, torch.ones(2, 4))["weight"] == "underflow"
 
 
-def test_a_loop_lists_its_operation_once() -> None:
-    """The worst of its turns."""
+def test_turns_of_a_loop_have_numbers() -> None:
+    """TorchDynamo unrolls it; the turn that is too large is named."""
 
     def loop(x: Tensor) -> Tensor:
         for _ in range(3):
