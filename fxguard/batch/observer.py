@@ -8,7 +8,7 @@ another, fused path when a torch function mode is active.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Number
 from typing import Any
@@ -50,6 +50,28 @@ class Observer(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return observe(func, args, kwargs or {})
 
+    def watch(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function under this mode.
+
+        A ``with`` statement would leave the mode behind, or look for it in vain, after an interrupt
+        at the wrong moment.
+        """
+        try:
+            overrides._push_mode(self)
+            return function(*args, **kwargs)
+        finally:
+            try:
+                self._take_off()
+            except BaseException:  # an interrupt came first
+                self._take_off()
+                raise
+
+    def _take_off(self) -> None:
+        # Whatever the function has put on the stack stays, as torch.set_default_device does.
+        modes = function_modes()
+        if self in modes:
+            set_function_modes([mode for mode in modes if mode is not self])
+
 
 class FusedObserver(TorchDispatchMode):
     """Measures the results of ATen operations."""
@@ -67,30 +89,20 @@ class FusedObserver(TorchDispatchMode):
         return observe(func, args, kwargs or {})
 
 
-class unobserved:  # noqa: N801 # a context manager, and no generator: it is on the way of each call
-    """Take observers off, and no other mode: graphs and their compilers may need those."""
-
-    __slots__ = ("_modes",)
-
-    def __enter__(self) -> None:
-        self._modes = modes = function_modes()
-        others = [mode for mode in modes if not isinstance(mode, Observer)]
-        if len(others) == len(modes):
-            self._modes = []
-            return
+def unobserved(function: Callable[..., Any], /, *args: Any) -> Any:
+    """Call a function without observers, and with every other mode: graphs may need those."""
+    modes = function_modes()
+    others = [mode for mode in modes if not isinstance(mode, Observer)]
+    if len(others) == len(modes):
+        return function(*args)
+    try:
+        set_function_modes(others)
+        return function(*args)
+    finally:
         try:
-            set_function_modes(others)
-        except BaseException:  # an interrupt came between
             set_function_modes(modes)
-            raise
-
-    def __exit__(self, *raised: object) -> None:
-        if not self._modes:
-            return
-        try:
-            set_function_modes(self._modes)
-        except BaseException:  # as above
-            set_function_modes(self._modes)
+        except BaseException:  # an interrupt came first
+            set_function_modes(modes)
             raise
 
 
@@ -100,7 +112,15 @@ def function_modes() -> list[Any]:
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:
-    """Replace the stack of torch function modes; may be called again, if it was interrupted."""
+    """Replace the stack of torch function modes, even if an interrupt comes in between."""
+    try:
+        _replace_modes(modes)
+    except BaseException:
+        _replace_modes(modes)
+        raise
+
+
+def _replace_modes(modes: Sequence[Any]) -> None:
     while _len_torch_function_stack():
         overrides._pop_mode()
     for mode in modes:

@@ -109,8 +109,8 @@ class CheckingBackend:
                 cache_keys = self.way.cache_keys()
             if not self.way.is_traceable:  # no compiler follows
                 handed_on = with_repeatable_checkpoints(handed_on)
-        with observer.unobserved(), dynamo.cached_with(cache_keys):
-            compiled = self.inner(handed_on, example_inputs)
+        with dynamo.cached_with(cache_keys):
+            compiled = observer.unobserved(self.inner, handed_on, example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
         checked = functools.partial(with_checks, graph_module, plan)
@@ -138,8 +138,7 @@ class CheckingBackend:
             )
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
-                with observer.unobserved():
-                    outputs = compiled(*args)
+                outputs = observer.unobserved(compiled, *args)
             except Exception:
                 if restore is not None:
                     restore()

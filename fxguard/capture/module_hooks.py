@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fxguard.batch import module_hooks as module_calls
 
-__all__ = ["HOOK_ID", "hear_of_modules", "module_hooks_on"]
+__all__ = ["HOOK_ID", "hear_of_modules", "with_module_hooks"]
 
 # Keys that nobody else is given.
 HOOK_ID = RemovableHandle(OrderedDict()).id
@@ -28,31 +28,34 @@ _users: set[object] = set()  # forwards that need the hooks now, in all threads
 _watchers: set[object] = set()  # that want to see modules outside of guarded forwards
 
 
-class module_hooks_on:  # noqa: N801 # a context manager, and no generator: it is on the way of each call
-    """Let :mod:`fxguard.batch.module_hooks` see modules begin and return, wherever they run."""
+def with_module_hooks(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function, and let :mod:`fxguard.batch.module_hooks` see its modules begin and return.
 
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        try:  # an interrupt may come at any call
-            with _lock:
-                module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
-                module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
-                module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
-                _users.add(self)
-        except BaseException:
-            self.__exit__()
+    A ``with`` statement would leave the hooks behind after an interrupt at the wrong moment.
+    """
+    user = object()
+    try:
+        with _lock:
+            _users.add(user)
+            module_hooks._global_forward_pre_hooks[HOOK_ID] = module_calls.before_module
+            module_hooks._global_forward_hooks_with_kwargs[HOOK_ID] = True
+            module_hooks._global_forward_hooks[HOOK_ID] = module_calls.after_module
+        return function(*args, **kwargs)
+    finally:
+        try:
+            _take_off(user)
+        except BaseException:  # an interrupt came first
+            _take_off(user)
             raise
 
-    def __exit__(self, *raised: object) -> None:
-        with _lock:
-            try:
-                _users.discard(self)
-            finally:
-                if not _users and HOOK_ID in module_hooks._global_forward_pre_hooks:
-                    del module_hooks._global_forward_pre_hooks[HOOK_ID]
-                    del module_hooks._global_forward_hooks[HOOK_ID]
-                    del module_hooks._global_forward_hooks_with_kwargs[HOOK_ID]
+
+def _take_off(user: object) -> None:
+    with _lock:
+        _users.discard(user)
+        if not _users:
+            module_hooks._global_forward_pre_hooks.pop(HOOK_ID, None)
+            module_hooks._global_forward_hooks.pop(HOOK_ID, None)
+            module_hooks._global_forward_hooks_with_kwargs.pop(HOOK_ID, None)
 
 
 def hear_of_modules(

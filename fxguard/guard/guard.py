@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
-from fxguard.capture.module_hooks import module_hooks_on
+from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
 from fxguard.graph import marks
@@ -291,8 +292,8 @@ class Guard:
         if self.recorder.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
         if in_backward():  # activation checkpointing runs forward again: no new batch
-            with module_hooks_on():  # or TorchDynamo would compile it once more
-                return self._form_of(method, outer)(*args, **kwargs)
+            form = self._form_of(method, outer)
+            return with_module_hooks(form, *args, **kwargs)  # or it would be compiled once more
         if self.whole_step is None:
             return self._run_batch(method, outer, args, kwargs)
         with self.whole_step.losses.paused():
@@ -326,12 +327,9 @@ class Guard:
                 running.batch.call = ModelCall(name, method, original, args, kwargs)
                 running.batch.caller = calling_line()
                 active.here.forward = running
-                with module_hooks_on():
-                    if observer is None:
-                        output = forward(*args, **kwargs)
-                    else:
-                        with observer:
-                            output = forward(*args, **kwargs)
+                if observer is not None:
+                    forward = functools.partial(observer.watch, forward)
+                output = with_module_hooks(forward, *args, **kwargs)
                 with torch._C.DisableTorchFunction():
                     module_hooks.record_return(running, "", name, (), args, kwargs, output)
             except Exception as error:

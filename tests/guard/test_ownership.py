@@ -23,6 +23,7 @@ from fxguard.batch import active, batch
 from fxguard.guard._last_frames import LastFrames
 
 PACKAGE = str(Path(fxguard.__file__).parent)
+INTERRUPTED = (PACKAGE, torch.overrides.__file__)  # the latter puts modes on the stack and off it
 X = torch.ones(2, 8)
 
 
@@ -154,7 +155,7 @@ def test_the_ring_keeps_as_many_batches_as_a_report_needs() -> None:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt where Python would act on a signal, at the n-th place in fxguard.
+    """Raises KeyboardInterrupt where Python would act on a signal, at the n-th place of those files.
 
     CPython looks for signals when a function begins or goes on, and when one that is written in C
     has returned. A profile function is called at the same places.
@@ -167,7 +168,7 @@ class Interrupt:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        if event not in ("call", "c_return") or not code.co_filename.startswith(PACKAGE):
+        if event not in ("call", "c_return") or not code.co_filename.startswith(INTERRUPTED):
             return
         self.count += 1
         if self.count - 1 == self.at:
