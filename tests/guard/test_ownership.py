@@ -155,7 +155,7 @@ def test_the_ring_keeps_as_many_batches_as_a_report_needs() -> None:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt where Python would act on a signal, at the n-th place of those files.
+    """Raises KeyboardInterrupt where Python would act on a signal, at the n-th place there.
 
     CPython looks for signals when a function begins or goes on, and when one that is written in C
     has returned. A profile function is called at the same places.
