@@ -7,8 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["FORMATS", "LIMITS", "Format", "format_of", "headroom", "is_mask", "limit_of"]
+__all__ = [
+    "FORMATS",
+    "LIMITS",
+    "Format",
+    "format_of",
+    "headroom",
+    "hides_overflow",
+    "is_mask",
+    "limit_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,23 @@ def limit_of(dtype: str) -> float:
         True
     """
     return LIMITS.get(dtype, math.nan)
+
+
+NEAR_LIMIT = 0.98  # a bound from here on is there to hide what overflowed
+
+
+def hides_overflow(bound: Any, limit: float) -> Any:
+    """Whether a bound of a clamp is there to hide what overflowed.
+
+    Args:
+        bound: its magnitude, or many of them.
+        limit: the largest finite number of the dtype.
+
+    Example:
+        >>> hides_overflow(64504, 65504.0)
+        True
+    """
+    return bound >= NEAR_LIMIT * limit
 
 
 def is_mask(dtype: str, magnitude: float) -> bool:

@@ -20,6 +20,8 @@ from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.capture._copies import Copies, Spare
 from fxguard.capture._leaving import Unchecked
+from fxguard.capture.float32_weights import Float32Weights
+from fxguard.capture.keeping import Keeping
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
@@ -52,6 +54,8 @@ class CheckingBackend:
             that plain Python takes.
         has_marks: whether modules leave marks in the graphs; otherwise their frames come from
             data flow.
+        keeping: the operations that are kept in float32, where there are any.
+        checks: False to keep those, and check nothing.
     """
 
     def __init__(
@@ -66,8 +70,12 @@ class CheckingBackend:
         replay: bool = False,
         follows_python: bool = False,
         has_marks: bool = True,
+        keeping: Keeping | None = None,
+        checks: bool = True,
     ) -> None:
         self.has_marks = has_marks
+        self.keeping = keeping
+        self.checks = checks
         self.follows_python = follows_python
         self.weights_stay = weights_stay
         self.replay = replay
@@ -94,14 +102,27 @@ class CheckingBackend:
                 for position, example in enumerate(example_inputs)
                 if id(example) in self.tensors
             }
-            plan = make_plan(
-                graph_module,
-                self.names,
-                arguments,
-                captured_in,
+            read = functools.partial(
+                make_plan,
+                names=self.names,
+                root=captured_in,
                 weights_stay=self.weights_stay,
                 has_marks=self.has_marks,
             )
+            plan = read(graph_module, arguments=arguments)
+            weights = Float32Weights(())
+            if self.keeping is not None:
+                kept = self.keeping.rewrite(graph_module, plan)
+                if kept is not None:
+                    graph_module = kept.graph_module
+                    weights = Float32Weights(kept.weights)
+                    given = len(example_inputs)
+                    example_inputs = [*example_inputs, *weights.of(example_inputs)]
+                    for position, original in enumerate(kept.weights, given):
+                        arguments[position] = arguments[original]
+                    plan = read(graph_module, arguments=arguments)
+            if not self.checks:
+                return self._unchecked(graph_module, example_inputs, weights)
             if self.replay:
                 handed_on, cache_keys = without_marks(graph_module), {}
             else:
@@ -119,6 +140,7 @@ class CheckingBackend:
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
+            args = (*args, *weights.of(args))
             forward = active.current()
             random_state = RandomState.now(args) if plan.random else None
             names = (captured_in, forward.batch.module if forward is not None else "")
@@ -151,6 +173,26 @@ class CheckingBackend:
                     graph_run.postponed = unchecked.measure(outputs)
                 self.report(graph_run, outputs)
             return outputs
+
+        return run
+
+    def _unchecked(
+        self, graph_module: GraphModule, example_inputs: list[Any], weights: Float32Weights
+    ) -> Callable[..., Any]:
+        """What runs a graph without checks."""
+        restores = self.follows_python and changes_settings(graph_module)
+        if not self.way.is_traceable:  # no compiler follows
+            graph_module = with_repeatable_checkpoints(graph_module)
+        compiled = self.inner(graph_module, example_inputs)
+
+        def run(*args: Any) -> Any:
+            restore = settings_now() if restores else None
+            try:
+                return compiled(*args, *weights.of(args))
+            except Exception:
+                if restore is not None:
+                    restore()
+                raise
 
         return run
 

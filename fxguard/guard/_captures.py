@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from fxguard.batch import observer
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.keeping import Keeping
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.guard._names import Names
 from fxguard.guard.plugins import Hear
@@ -33,11 +34,23 @@ class Captures:
         names: of the model.
         hear: called with each run of a graph.
         replay: whether only what leaves a graph is measured, until that turns bad.
+        checks: whether anything is measured.
+
+    Attributes:
+        keeping: the operations that are kept in float32; None where nobody has asked for it.
     """
 
     def __init__(
-        self, original: Callable[[str], Callable[..., Any]], names: Names, hear: Hear, replay: bool
+        self,
+        original: Callable[[str], Callable[..., Any]],
+        names: Names,
+        hear: Hear,
+        *,
+        replay: bool = False,
+        checks: bool = True,
     ) -> None:
+        self.keeping: Keeping | None = None
+        self.checks = checks
         self.original = original
         self.names = names
         self.hear = hear
@@ -102,10 +115,26 @@ class Captures:
             names.read,
             weights_stay=names.weights_stay,
             replay=self.replay,
+            keeping=self.keeping,
+            checks=self.checks,
             **how,
         )
         self._backends.append(backend)
         return backend
+
+    def keep(self, keeping: Keeping | None) -> None:
+        """Keep operations in float32, in all that is captured from now on."""
+        self.keeping = keeping
+        self.clear()
+
+    def expect_kept(self) -> None:
+        """Look, when the model has run, whether what is to be kept was found.
+
+        Raises:
+            FxguardError: where no glob has named an operation of a graph.
+        """
+        if self.keeping is not None and self._backends:
+            self.keeping.expect_some()
 
     @property
     def plans(self) -> list[Plan]:
@@ -123,6 +152,6 @@ class Captures:
         self._compiled.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything that was captured."""
         self._compiled.clear()
         self._backends.clear()

@@ -96,7 +96,7 @@ class Guard:
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
         self.captures = Captures(
-            self.installation.original, self.names, self._graph_ran, options.replay
+            self.installation.original, self.names, self._graph_ran, replay=options.replay
         )
         self.whole_step: WholeStep | None = None  # while a script is watched
         self.backward: BackwardPasses | None = None
@@ -257,6 +257,7 @@ class Guard:
         methods = copy.deepcopy(self.plugins.methods, memo)
         plugins = replace(self.plugins, methods=methods)
         twin = Guard(memo.get(id(self.model), self.model), self.options, plugins)
+        twin.captures.keep(self.captures.keeping)
         memo[id(self)] = twin
         INSTALLED.add(twin)
         twin.installation.stands_in_for_copy(self.installation, memo)
@@ -358,6 +359,7 @@ class Guard:
                     self.whole_step.returned(running.batch, output)
         finally:
             self.recorder.here.batch = None
+        self.captures.expect_kept()
         if isinstance(output, RUN_LATER):
             self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output

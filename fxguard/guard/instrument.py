@@ -12,6 +12,7 @@ from fxguard.capture import dynamo
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, find_guard
+from fxguard.guard.keeper import Keeper
 from fxguard.guard.options import Options
 from fxguard.report.report import Report
 
@@ -93,19 +94,29 @@ def instrument(
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )
+    keeper = find_guard(model)
+    if isinstance(keeper, Keeper):
+        keeper.uninstall()
     check_can_instrument(model)
-    Guard(model, options).install()
+    guard = Guard(model, options)
+    if isinstance(keeper, Keeper):
+        guard.captures.keep(keeper.captures.keeping)
+    guard.install()
     dynamo.compile_again(model)
     return model
 
 
 def remove(model: Module) -> Module:
-    """Undo :func:`instrument`: the model is exactly what it was. Returns the same object.
+    """Undo :func:`instrument` and :func:`keep_float32`: the model is exactly what it was.
+
+    Returns:
+        The same object.
 
     Raises:
-        FxguardError: when the model is not instrumented.
+        FxguardError: when nothing of fxguard is on the model.
     """
-    guard_of(model).uninstall()
+    found = find_guard(model)
+    (found if isinstance(found, Keeper) else guard_of(model)).uninstall()
     dynamo.compile_again(model)
     return model
 

@@ -1,0 +1,78 @@
+"""Copies of weights in float32, for graphs that keep some of their operations there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.measure.at_hand import version_of
+
+__all__ = ["Float32Weights"]
+
+
+class Float32Weights:
+    """Copies of some of a graph's inputs, each made anew when its weight may have changed.
+
+    A weight has changed when its ``_version`` has, or its memory. It may have when a gradient has
+    reached it: some optimizers write in ways that leave the version as it was.
+
+    Args:
+        positions: of the weights among the inputs.
+    """
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self.positions = positions
+        self._copies: dict[int, _Copy] = {}  # by position
+
+    def of(self, args: Sequence[Any]) -> list[Tensor]:
+        """The copies for one run."""
+        return [self._copy_of(position, args[position]) for position in self.positions]
+
+    def _copy_of(self, position: int, weight: Tensor) -> Tensor:
+        copy = self._copies.get(position)
+        if copy is None or not copy.is_of(weight):
+            self._copies[position] = copy = _Copy(weight)
+        if weight.requires_grad and torch.is_grad_enabled():
+            copied: Tensor = _Cast.apply(weight, copy)  # type: ignore[no-untyped-call]
+            return copied
+        return copy.values
+
+
+class _Copy:
+    """One copy, and what it is a copy of."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weakref.ref(weight)
+        self.state = _state_of(weight)
+        self.values = weight.detach().to(torch.float32)
+        self.has_gradient = False  # has reached the weight since
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether it holds what the weight holds."""
+        if self.has_gradient or self.weight() is not weight or self.state is None:
+            return False
+        return self.state == _state_of(weight)
+
+
+class _Cast(torch.autograd.Function):
+    """``weight.to(float32)``, computed before."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, copy: _Copy) -> Tensor:
+        ctx.copy, ctx.dtype = copy, weight.dtype
+        return copy.values.detach()  # autograd changes the object that this returns
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.copy.has_gradient = True
+        return gradients[0].to(ctx.dtype), None
+
+
+def _state_of(weight: Tensor) -> tuple[int, int] | None:
+    """Changes when somebody writes the weight; None where that cannot be told."""
+    version = version_of(weight)
+    return None if version is None else (version, weight.data_ptr())

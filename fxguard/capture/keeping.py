@@ -1,0 +1,95 @@
+"""Which operations of a model are kept in float32: named by globs, looked up in each graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torch.fx import GraphModule
+
+from fxguard.errors import UsageError
+from fxguard.globs import matches
+from fxguard.passes.float32 import InFloat32, in_float32
+from fxguard.plan.plan import Plan, Step
+from fxguard.records import Role
+
+__all__ = ["Keeping", "numbered"]
+
+
+class Keeping:
+    """The operations of one model that are kept in float32.
+
+    Args:
+        globs: ``"encoder.block.*:add#2"``: of modules, and after a colon of operations in them. A
+            number says which one of several that have the same name.
+
+    Attributes:
+        idle: globs that have named no operation yet.
+    """
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self.globs = tuple(globs)
+        self.idle = dict.fromkeys(self.globs)
+        self._is_settled = not self.globs
+
+    def expect_some(self) -> None:
+        """Look, when the model has run for the first time, whether anything was found.
+
+        Raises:
+            FxguardError: where no glob has named an operation.
+        """
+        if self._is_settled:
+            return
+        if len(self.idle) == len(self.globs):
+            raise UsageError(
+                f"keep_float32: {', '.join(self.globs)} names no operation of the graphs that were "
+                "captured; operations that run between graphs cannot be kept"
+            )
+        self._is_settled = True
+        for glob in self.idle:
+            warnings.warn(
+                f"keep_float32: {glob} names no operation of the graphs that were captured",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def rewrite(self, graph_module: GraphModule, plan: Plan) -> InFloat32 | None:
+        """The graph with its kept operations in float32; None where it has none.
+
+        Args:
+            graph_module: the graph.
+            plan: its plan.
+        """
+        kept = []
+        for step, number in numbered(plan):
+            names = step.kind, f"{step.kind}#{number}"
+            found = [
+                glob for glob in self.globs if any(matches(glob, step.module, x) for x in names)
+            ]
+            if found:
+                kept.append(step)
+            for glob in found:
+                self.idle.pop(glob, None)
+        if not kept:
+            return None
+        weights = {
+            value.argument
+            for value in plan.values
+            if value.role is Role.WEIGHT and value.argument is not None
+        }
+        return in_float32(graph_module, {_outermost(step) for step in kept}, weights)
+
+
+def numbered(plan: Plan) -> Iterator[tuple[Step, int]]:
+    """Each operation of a graph, with its number among those of its module that share its name."""
+    count: Counter[tuple[str, str]] = Counter()
+    for step in plan.steps:
+        if step.counts:
+            count[step.module, step.kind] += 1
+            yield step, count[step.module, step.kind]
+
+
+def _outermost(step: Step) -> str:
+    """The node of the graph itself in which an operation stands."""
+    return step.inside[0][0] if step.inside else step.node

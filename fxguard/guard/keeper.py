@@ -1,0 +1,84 @@
+"""What stands in front of a model that is not watched, and keeps operations in float32."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch.nn import Module
+
+from fxguard.batch.events import GraphRun
+from fxguard.capture import dynamo
+from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.keeping import Keeping
+from fxguard.errors import FxguardError
+from fxguard.guard._captures import Captures
+from fxguard.guard._installation import Installation
+from fxguard.guard._names import Names
+from fxguard.guard.instrumented import INSTALLED
+from fxguard.guard.plugins import Methods
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """Keeps operations of one model in float32, and checks nothing.
+
+    Args:
+        model: the model.
+        keeping: the operations.
+    """
+
+    fallback = True  # what TorchDynamo fails to capture runs as it is
+
+    def __init__(self, model: Module, keeping: Keeping) -> None:
+        self.model = model
+        self.installation = Installation(model, Methods())
+        self.names = Names(model, lambda: None)
+        self.captures = Captures(self.installation.original, self.names, _ignore, checks=False)
+        self.captures.keeping = keeping
+        self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
+
+    def install(self) -> None:
+        """Put it in front of the model's methods."""
+        if self.installation.put(self):
+            self.captures.forget_forms()
+
+    def uninstall(self) -> None:
+        """Take it away again."""
+        self.installation.take_away()
+        self.captures.clear()
+
+    def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
+        """One call of the model."""
+        if not self.names.modules:
+            self.names.read()
+        output = self.captures.form_of(method, outer, fallback=self.fallback)(*args, **kwargs)
+        self.captures.expect_kept()
+        return output
+
+    def compiled_around(self, inner: dynamo.Backend) -> CheckingBackend:
+        """The backend for a graph that holds the model and what somebody compiled around it.
+
+        Args:
+            inner: what the graph was meant for.
+        """
+        return self.captures.around(inner, _ignore)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Keeper:
+        assert self.captures.keeping is not None
+        twin = Keeper(memo.get(id(self.model), self.model), self.captures.keeping)
+        memo[id(self)] = twin
+        INSTALLED.add(twin)
+        twin.installation.stands_in_for_copy(self.installation, memo)
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise FxguardError(
+            "what keeps operations in float32 cannot be pickled; save the model's state_dict"
+        )
+
+
+def _ignore(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+    """Nobody hears of the runs of these graphs."""

@@ -1,0 +1,329 @@
+"""A captured graph to one that computes some of its operations in float32.
+
+A kept operation reads its low operands in float32 and hands its result on in float32: to other kept
+operations as it is, to all others in the dtype that it had. So values stay in float32 inside of a
+region, and are cast at its borders only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from fxguard.errors import UsageError
+from fxguard.formats import hides_overflow, limit_of
+from fxguard.graph import marks, nodes, tables
+from fxguard.graph.higher_order import is_higher_order
+from fxguard.graph.operations import is_move, read_node
+from fxguard.graph.wide_form import is_float
+from fxguard.measure.at_hand import dtype_of
+from fxguard.passes.unmark import copy_of
+
+__all__ = ["InFloat32", "in_float32", "is_low", "without_limit"]
+
+LOW = (torch.float16, torch.bfloat16)
+CASTS_TO_LOW = frozenset({"half", "bfloat16"})  # methods
+ENTERS_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+LEAVES_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
+
+class InFloat32(NamedTuple):
+    """What the pass has made."""
+
+    graph_module: GraphModule
+    # Positions of the inputs, weights all of them, of which copies in float32 follow as inputs.
+    weights: tuple[int, ...]
+
+
+def in_float32(
+    graph_module: GraphModule, kept: Collection[str], weights: Collection[int] = ()
+) -> InFloat32:
+    """Keep operations in float32.
+
+    What only moves kept values, looks at them (its result has no floating-point numbers) or writes
+    into them is kept with them. Bounds that are there to hide an overflow of the low dtype are
+    lifted: they would cut off what float32 holds.
+
+    Args:
+        graph_module: from TorchDynamo. It is not changed.
+        kept: names of the nodes.
+        weights: positions of the inputs that are weights: float32 copies of those that are needed
+            become inputs, so that nobody has to cast them at each run.
+
+    Raises:
+        FxguardError: where one runs other graphs: what is inside of those cannot be kept.
+    """
+    return _Rewriting(graph_module, kept, weights).done()
+
+
+def is_low(value: Any) -> bool:
+    """Whether a value is a tensor of float16 or bfloat16."""
+    return isinstance(value, Tensor) and value.dtype in LOW
+
+
+def without_limit(bound: Tensor, limit: float) -> Tensor:
+    """A bound of ``clamp``, infinite where it is there to hide what overflowed.
+
+    Args:
+        bound: of any shape, in float32.
+        limit: the largest number of the dtype that the model has it in.
+    """
+    return torch.where(hides_overflow(bound.abs(), limit), bound * torch.inf, bound)
+
+
+class _Rewriting:
+    """A graph that is being rewritten.
+
+    Attributes:
+        was: what each node of the graph gave before.
+        kept: the nodes that are kept.
+        ours: the kept nodes, and the casts around them.
+    """
+
+    def __init__(
+        self, original: GraphModule, kept: Collection[str], weights: Collection[int]
+    ) -> None:
+        self.original = original
+        self.graph, result, copies = copy_of(original.graph)
+        self.graph.output(result)
+        self.nodes = list(self.graph.nodes)
+        self.was = {node: nodes.example_of(node) for node in self.nodes}
+        self.calls = {
+            node: read_node(node, original)
+            for node in self.nodes
+            if node.op.startswith("call") and node.target not in marks.MARKS
+        }
+        self.written = {each for call in self.calls.values() for each in call.written}
+        self.kept = {copies[node] for node in original.graph.nodes if node.name in kept}
+        self._extend()
+        for node in self.kept:
+            if is_higher_order(node):
+                kind = self.calls[node].kind
+                raise UsageError(f"{kind} runs graphs of its own, and cannot be kept in float32")
+        self.inputs = [node for node in self.nodes if node.op == "placeholder"]
+        self.weights = {
+            node: position
+            for position, node in enumerate(self.inputs)
+            if position in weights and node not in self.written
+        }
+        self.copied: dict[int, Node] = {}  # position of a weight to the input that is its copy
+        self.widened: dict[Node, Node] = {}  # what nobody writes, to its cast
+        self.ours = set(self.kept)
+        # That of the capture; TorchDynamo has another one at hand for its backends.
+        self.fake_mode = next(
+            (was.fake_mode for was in self.was.values() if isinstance(was, FakeTensor)), None
+        )
+
+    def done(self) -> InFloat32:
+        """Rewrite it."""
+        for node in self.nodes:
+            if node in self.kept:
+                self._keep(node)
+        for node in self.nodes:
+            if node in self.kept:
+                self._cast_back(node)
+        self._leave_autocast()
+        self.graph.lint()
+        rewritten = GraphModule(self.original, self.graph)
+        rewritten.meta.update(self.original.meta)
+        if hasattr(self.original, "_param_name_to_source"):  # AOTAutograd asks for it
+            rewritten._param_name_to_source = self.original._param_name_to_source
+        return InFloat32(rewritten, tuple(self.copied))
+
+    # What is kept.
+
+    def _extend(self) -> None:
+        """Keep what goes with kept values."""
+        added = set(self.kept)
+        while added:
+            shared = {nodes.memory_of(self.was[node]) for node in self.kept} - {None}
+            written = {nodes.memory_of(self.was[each]) for each in self.written} & shared
+            added = {
+                node
+                for node in self.calls
+                if node not in self.kept and self._goes_with_kept(node, written)
+            }
+            self.kept |= added
+
+    def _goes_with_kept(self, node: Node, written: set[int | None]) -> bool:
+        """Whether an operation has to be kept for another one that is.
+
+        Args:
+            node: the operation.
+            written: the memory of kept values that somebody writes.
+        """
+        call, was = self.calls[node], self.was[node]
+        if self.kept.isdisjoint(node.all_input_nodes) or is_higher_order(node):
+            return False
+        if call.kind == "getitem" and isinstance(self.was[call.first], (tuple, list)):
+            return True
+        if not any(is_float(x) for _, x in nodes.elements_of(was)) and call.returns:
+            return True
+        if not self.kept.isdisjoint(call.written) or nodes.memory_of(was) in written:
+            return True
+        is_moved = call.first in self.kept and is_move(call, self.was[call.first], was)
+        return is_moved and not self.kept.isdisjoint(node.users)
+
+    # Rewriting.
+
+    def _keep(self, node: Node) -> None:
+        """Let an operation compute in float32."""
+        call = self.calls[node]
+        casts: dict[Node, Node] = {}
+
+        def wide(argument: Any) -> Any:
+            if isinstance(argument, torch.dtype):
+                return torch.float32 if argument in LOW else argument
+            if not isinstance(argument, Node) or argument in self.kept:
+                return argument
+            if not is_low(self.was[argument]):
+                return argument
+            if argument not in casts:
+                casts[argument] = self._widened(argument, node)
+            return casts[argument]
+
+        node.args = map_aggregate(node.args, wide)  # type: ignore[assignment]
+        node.kwargs = map_aggregate(node.kwargs, wide)  # type: ignore[assignment]
+        if node.op == "call_method" and node.target in CASTS_TO_LOW:
+            node.target = "float"
+        if call.kind in tables.LIMITERS and is_low(self.was[call.first]):
+            self._lift_bounds(node, limit_of(dtype_of(self.was[call.first])))
+        self._set_example(node)
+        for operand in casts.keys() & set(call.written):
+            with self.graph.inserting_after(node):
+                self._new(self.graph.call_method("copy_", (operand, casts[operand])), node)
+
+    def _widened(self, operand: Node, before: Node) -> Node:
+        """A low value in float32, for an operation that is kept."""
+        if operand in self.widened:
+            return self.widened[operand]
+        if operand in self.weights:
+            return self._copy_of_weight(operand)
+        with self.graph.inserting_before(before):
+            cast = self.graph.call_method("to", (operand, torch.float32))
+        self._new(cast, before)
+        memory = nodes.memory_of(self.was[operand])
+        if all(nodes.memory_of(self.was[each]) != memory for each in self.written):
+            self.widened[operand] = cast
+        return cast
+
+    def _copy_of_weight(self, weight: Node) -> Node:
+        with self.graph.inserting_after(self.inputs[-1]):
+            copied = self.graph.placeholder(f"{weight.name}_float32")
+        copied._dynamo_source = None  # type: ignore[attr-defined] # it comes from no frame
+        copied.meta = {"example_value": self._as_float32(self.was[weight])}
+        self.inputs.append(copied)
+        self.copied[self.weights[weight]] = copied
+        self.widened[weight] = copied
+        return copied
+
+    def _cast_back(self, node: Node) -> None:
+        """Give the result of a kept operation to all others in the dtype that it had."""
+        if not is_low(self.was[node]):
+            return
+        others = [
+            user for user in node.users if user not in self.ours and user.target not in marks.MARKS
+        ]
+        if not others:
+            return
+        call = self.calls[node]
+        if call.in_place and call.in_place[0] not in self.kept:
+            low = call.in_place[0]  # which has been written
+        else:
+            with self.graph.inserting_after(node):
+                low = self.graph.call_method("to", (node, self.was[node].dtype))
+            self._new(low, node)
+        for user in others:
+            user.replace_input_with(node, low)
+
+    def _lift_bounds(self, node: Node, limit: float) -> None:
+        """Lift what hides an overflow of the low dtype among the bounds of an operation."""
+
+        def lifted(bound: Any) -> Any:
+            if isinstance(bound, Node) and isinstance(bound.meta.get("example_value"), Tensor):
+                with self.graph.inserting_before(node):
+                    free = self.graph.call_function(without_limit, (bound, limit))
+                self._new(free, node)
+                return free
+            is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
+            if is_number and hides_overflow(abs(bound), limit):
+                return bound * torch.inf
+            return bound
+
+        node.args = (*node.args[:1], *map(lifted, node.args[1:]))
+        read = ("input", "self")
+        node.kwargs = {name: x if name in read else lifted(x) for name, x in node.kwargs.items()}
+
+    def _leave_autocast(self) -> None:
+        """Switch autocast off around what is kept, where it is or may be on."""
+        devices = {x.device.type for was in self.was.values() for _, x in nodes.elements_of(was)}
+        is_entered = any(node.target is ENTERS_AUTOCAST for node in self.calls)
+        if not is_entered and not any(map(torch.is_autocast_enabled, devices)):
+            return
+        for first, last in _stretches(self.graph.nodes, self.ours):
+            for device in sorted(devices):
+                with self.graph.inserting_before(first):
+                    vals = (device, None, False, None)
+                    entered = self.graph.call_function(ENTERS_AUTOCAST, vals)
+                with self.graph.inserting_after(last):
+                    self.graph.call_function(LEAVES_AUTOCAST, (entered,))
+
+    # What the new graph knows of its values.
+
+    def _new(self, node: Node, like: Node) -> None:
+        """A node that was put into the graph, for another one."""
+        known = ("nn_module_stack", "stack_trace", "source_fn_stack")
+        node.meta.update({key: like.meta[key] for key in known if key in like.meta})
+        self.ours.add(node)
+        self._set_example(node)
+
+    def _set_example(self, node: Node) -> None:
+        """Say what a node gives now."""
+        before = node.meta.get("example_value")
+        args, kwargs = map_arg((node.args, node.kwargs), nodes.example_of)
+        try:
+            with self._faking():
+                if node.op == "call_method":
+                    example = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                else:
+                    example = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # as far as a fake tensor knows
+            example = pytree.tree_map_only(Tensor, self._as_float32, before)
+        node.meta["example_value"] = example
+
+    def _as_float32(self, example: Tensor) -> Tensor:
+        if not is_low(example):
+            return example
+        with self._faking():
+            return example.detach().to(torch.float32).requires_grad_(example.requires_grad)
+
+    @contextlib.contextmanager
+    def _faking(self) -> Any:
+        with contextlib.ExitStack() as stack:
+            if self.fake_mode is not None:
+                stack.enter_context(self.fake_mode)
+            for device in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+
+
+def _stretches(all_nodes: Iterable[Node], ours: Collection[Node]) -> list[tuple[Node, Node]]:
+    """The first and the last node of each stretch of ours."""
+    stretches: list[tuple[Node, Node]] = []
+    goes_on = False
+    for node in all_nodes:
+        is_ours = node in ours and node.op != "placeholder"
+        if is_ours and goes_on:
+            stretches[-1] = (stretches[-1][0], node)
+        elif is_ours:
+            stretches.append((node, node))
+        goes_on = is_ours
+    return stretches

@@ -1,0 +1,67 @@
+"""Which operations of a model to keep in float32, and what that is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fxguard.report.strict_json import plain_data, strict_json
+
+__all__ = ["PrecisionPlan"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PrecisionPlan:
+    """What to keep in float32, for :func:`fxguard.keep_float32`.
+
+    The errors are the largest of the model's outputs, relative to the largest magnitude of the
+    output in float64; infinite where one is not finite and should be.
+    """
+
+    dtype: str  # all the rest: "float16"
+    mix: str  # how the model runs in it: "model.to(torch.float16)"
+    operations: tuple[str, ...]  # globs
+    kept: int  # how many operations they name
+    of: int  # how many there are in the graphs
+    verified: bool  # whether a run of this mix was finite, and no operation of it failed
+    error: float  # of this mix
+    error_low: float  # of the model in the dtype alone
+    error_wide: float  # of the model in its own dtype
+    runs: int  # of the model, to find this out
+    # What fails all the same: inputs and weights that the dtype does not hold, for example.
+    remains: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.verified
+
+    def __str__(self) -> str:
+        what = f"keep {self.kept} of {self.of} operations in float32, the rest in {self.dtype}"
+        if not self.operations:
+            what = f"nothing has to be kept in float32: {self.dtype} does"
+        lines = [
+            what,
+            *(f"  {glob}" for glob in self.operations),
+            f"{'verified' if self.verified else 'NOT verified'} with {self.mix}: "
+            f"{_worded(self.error)}; {self.dtype} alone: {_worded(self.error_low)}; "
+            f"the model as it is: {_worded(self.error_wide)}; {self.runs} runs",
+        ]
+        lines += [f"still fails: {each}" for each in self.remains]
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what an interactive session shows
+
+    @property
+    def advice(self) -> str:
+        """The change of code."""
+        if not self.operations:
+            return self.mix
+        globs = "".join(f'\n    "{glob}",' for glob in self.operations)
+        return f"{self.mix}\nfxguard.keep_float32(model, [{globs}\n])"
+
+    def to_json(self, indent: int | None = None) -> str:
+        """As strict JSON, with the fields by name."""
+        return strict_json(plain_data(self), indent)
+
+
+def _worded(error: float) -> str:
+    return f"error {error:.2g}" if error != math.inf else "not finite"
