@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 __all__ = [
     "FORMATS",
     "LIMITS",
+    "NEAR_LIMIT",
     "Format",
     "format_of",
     "headroom",
-    "hides_overflow",
     "is_mask",
     "limit_of",
 ]
@@ -86,6 +85,8 @@ FORMATS: dict[str, Format] = {
 # when something is added to them.
 LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
 
+NEAR_LIMIT = 0.98  # of that: a bound of a clamp from here on is there to hide what overflowed
+
 
 # The format of each part of a complex number.
 PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
@@ -104,23 +105,6 @@ def limit_of(dtype: str) -> float:
         True
     """
     return LIMITS.get(dtype, math.nan)
-
-
-NEAR_LIMIT = 0.98  # a bound from here on is there to hide what overflowed
-
-
-def hides_overflow(bound: Any, limit: float) -> Any:
-    """Whether a bound of a clamp is there to hide what overflowed.
-
-    Args:
-        bound: its magnitude, or many of them.
-        limit: the largest finite number of the dtype.
-
-    Example:
-        >>> hides_overflow(64504, 65504.0)
-        True
-    """
-    return bound >= NEAR_LIMIT * limit
 
 
 def is_mask(dtype: str, magnitude: float) -> bool:

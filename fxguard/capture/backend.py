@@ -22,6 +22,7 @@ from fxguard.capture._copies import Copies, Spare
 from fxguard.capture._leaving import Unchecked
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.capture.keeping import Keeping
+from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
@@ -55,7 +56,6 @@ class CheckingBackend:
         has_marks: whether modules leave marks in the graphs; otherwise their frames come from
             data flow.
         keeping: the operations that are kept in float32, where there are any.
-        checks: False to keep those, and check nothing.
     """
 
     def __init__(
@@ -71,11 +71,9 @@ class CheckingBackend:
         follows_python: bool = False,
         has_marks: bool = True,
         keeping: Keeping | None = None,
-        checks: bool = True,
     ) -> None:
         self.has_marks = has_marks
         self.keeping = keeping
-        self.checks = checks
         self.follows_python = follows_python
         self.weights_stay = weights_stay
         self.replay = replay
@@ -112,17 +110,11 @@ class CheckingBackend:
             plan = read(graph_module, arguments=arguments)
             weights = Float32Weights(())
             if self.keeping is not None:
-                kept = self.keeping.rewrite(graph_module, plan)
-                if kept is not None:
-                    graph_module = kept.graph_module
-                    weights = Float32Weights(kept.weights)
-                    given = len(example_inputs)
-                    example_inputs = [*example_inputs, *weights.of(example_inputs)]
-                    for position, original in enumerate(kept.weights, given):
-                        arguments[position] = arguments[original]
-                    plan = read(graph_module, arguments=arguments)
-            if not self.checks:
-                return self._unchecked(graph_module, example_inputs, weights)
+                graph_module, weights = self.keeping.rewritten(graph_module, plan)
+                for position, original in enumerate(weights.positions, len(example_inputs)):
+                    arguments[position] = arguments[original]
+                example_inputs = [*example_inputs, *weights.of(example_inputs)]
+                plan = read(graph_module, arguments=arguments)
             if self.replay:
                 handed_on, cache_keys = without_marks(graph_module), {}
             else:
@@ -176,25 +168,8 @@ class CheckingBackend:
 
         return run
 
-    def _unchecked(
-        self, graph_module: GraphModule, example_inputs: list[Any], weights: Float32Weights
-    ) -> Callable[..., Any]:
-        """What runs a graph without checks."""
-        restores = self.follows_python and changes_settings(graph_module)
-        if not self.way.is_traceable:  # no compiler follows
-            graph_module = with_repeatable_checkpoints(graph_module)
-        compiled = self.inner(graph_module, example_inputs)
 
-        def run(*args: Any) -> Any:
-            restore = settings_now() if restores else None
-            try:
-                return compiled(*args, *weights.of(args))
-            except Exception:
-                if restore is not None:
-                    restore()
-                raise
-
-        return run
+OURS = (CheckingBackend, KeepingBackend)
 
 
 def way_under(backend: dynamo.Backend) -> Way:
@@ -210,7 +185,7 @@ def way_under(backend: dynamo.Backend) -> Way:
 def outer_compiler(callback: Any) -> dynamo.OuterCompiler | None:
     """Who compiles the code that is running, if anybody does, without a backend of ours."""
     outer = dynamo.outer_compiler(callback)
-    if outer is not None and isinstance(outer.backend, CheckingBackend):
+    if outer is not None and isinstance(outer.backend, OURS):
         return dynamo.OuterCompiler(outer.backend.inner, outer.fullgraph)
     return outer
 
@@ -236,8 +211,8 @@ def is_inlined(guard_id: int) -> bool:
 
 
 def is_checked() -> bool:
-    """Whether what TorchDynamo traces now is part of a graph that is checked."""
-    return isinstance(dynamo.backend_of_tracing(), CheckingBackend)
+    """Whether what TorchDynamo traces now is part of a graph that one of our backends gets."""
+    return isinstance(dynamo.backend_of_tracing(), OURS)
 
 
 dynamo.take_for_constant(is_inlined)

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from torch.fx import GraphModule
 
+from fxguard.capture.float32_weights import Float32Weights
 from fxguard.errors import UsageError
 from fxguard.globs import matches
-from fxguard.passes.float32 import InFloat32, in_float32
+from fxguard.passes.float32 import in_float32, is_put_in
 from fxguard.plan.plan import Plan, Step
 from fxguard.records import Role
 
@@ -25,6 +26,8 @@ class Keeping:
             number says which one of several that have the same name.
 
     Attributes:
+        globs: may be replaced, while nobody runs the model; see
+            :class:`~fxguard.capture.keeping_backend.KeepingBackend`.
         idle: globs that have named no operation yet.
     """
 
@@ -54,38 +57,44 @@ class Keeping:
                 stacklevel=2,
             )
 
-    def rewrite(self, graph_module: GraphModule, plan: Plan) -> InFloat32 | None:
-        """The graph with its kept operations in float32; None where it has none.
+    def rewritten(
+        self, graph_module: GraphModule, plan: Plan
+    ) -> tuple[GraphModule, Float32Weights]:
+        """A graph with its kept operations in float32.
 
         Args:
-            graph_module: the graph.
+            graph_module: the graph; itself where nothing of it is kept.
             plan: its plan.
+
+        Returns:
+            What to run, and what gives the inputs that it has besides those of the graph.
         """
-        kept = []
+        kept = set()
         for step, number in numbered(plan):
             names = step.kind, f"{step.kind}#{number}"
-            found = [
-                glob for glob in self.globs if any(matches(glob, step.module, x) for x in names)
-            ]
-            if found:
-                kept.append(step)
-            for glob in found:
-                self.idle.pop(glob, None)
+            for glob in self.globs:
+                if any(matches(glob, step.module, name) for name in names):
+                    kept.add(_outermost(step))
+                    self.idle.pop(glob, None)
         if not kept:
-            return None
+            return graph_module, Float32Weights(())
         weights = {
             value.argument
             for value in plan.values
             if value.role is Role.WEIGHT and value.argument is not None
         }
-        return in_float32(graph_module, {_outermost(step) for step in kept}, weights)
+        made = in_float32(graph_module, kept, weights)
+        return made.graph_module, Float32Weights(made.weights)
 
 
 def numbered(plan: Plan) -> Iterator[tuple[Step, int]]:
-    """Each operation of a graph, with its number among those of its module that share its name."""
+    """Each operation of a graph, with its number among those of its module that share its name.
+
+    Casts that :mod:`fxguard.passes.float32` has put in have none.
+    """
     count: Counter[tuple[str, str]] = Counter()
     for step in plan.steps:
-        if step.counts:
+        if step.counts and not is_put_in(step.node):
             count[step.module, step.kind] += 1
             yield step, count[step.module, step.kind]
 

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxguard.formats import hides_overflow, limit_of
+from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
 from fxguard.graph.operations import Call, is_custom
@@ -192,7 +192,7 @@ def _without_hiding(ran: Ran, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, 
         if isinstance(bound, Tensor):
             return bound.numel() == 1 and hides(float(bound))
         number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-        return number and bool(hides_overflow(abs(bound), limit))
+        return number and NEAR_LIMIT * limit <= abs(bound)
 
     if ran.call.kind in ("nan_to_num", "nan_to_num_"):
         # By default infinities become the largest number.

@@ -12,6 +12,7 @@ from fxguard.batch import observer
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.keeping import Keeping
+from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.guard._names import Names
 from fxguard.guard.plugins import Hear
@@ -34,7 +35,7 @@ class Captures:
         names: of the model.
         hear: called with each run of a graph.
         replay: whether only what leaves a graph is measured, until that turns bad.
-        checks: whether anything is measured.
+        checks: whether anything is measured; otherwise there has to be something to keep.
 
     Attributes:
         keeping: the operations that are kept in float32; None where nobody has asked for it.
@@ -95,7 +96,7 @@ class Captures:
         )
         return inner, compiled
 
-    def around(self, inner: dynamo.Backend, hear: Hear) -> CheckingBackend:
+    def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
         """The backend for a graph that holds the model and what somebody compiled around it.
 
         Args:
@@ -105,8 +106,25 @@ class Captures:
         self.names.read()
         return self._backend(inner, hear, has_marks=False)
 
-    def _backend(self, inner: str | dynamo.Backend, hear: Hear, **how: bool) -> CheckingBackend:
+    def _backend(
+        self,
+        inner: str | dynamo.Backend,
+        hear: Hear,
+        *,
+        follows_python: bool = False,
+        has_marks: bool = True,
+    ) -> dynamo.Backend:
         names = self.names
+        if not self.checks:
+            assert self.keeping is not None
+            return KeepingBackend(
+                inner,
+                self.keeping,
+                names.modules,
+                names.tensors,
+                names.read,
+                follows_python=follows_python,
+            )
         backend = CheckingBackend(
             inner,
             hear,
@@ -115,9 +133,9 @@ class Captures:
             names.read,
             weights_stay=names.weights_stay,
             replay=self.replay,
+            follows_python=follows_python,
+            has_marks=has_marks,
             keeping=self.keeping,
-            checks=self.checks,
-            **how,
         )
         self._backends.append(backend)
         return backend
@@ -133,7 +151,7 @@ class Captures:
         Raises:
             FxguardError: where no glob has named an operation of a graph.
         """
-        if self.keeping is not None and self._backends:
+        if self.keeping is not None and self._compiled:
             self.keeping.expect_some()
 
     @property

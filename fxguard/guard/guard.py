@@ -22,7 +22,6 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
-from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
@@ -375,7 +374,7 @@ class Guard:
             return self.installation.original(method)
         return self.captures.form_of(method, outer, fallback=self.fallback)
 
-    def compiled_around(self, inner: dynamo.Backend) -> CheckingBackend:
+    def compiled_around(self, inner: dynamo.Backend) -> dynamo.Backend:
         """The backend for a graph that holds the model and what somebody compiled around it.
 
         Args:

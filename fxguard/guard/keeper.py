@@ -10,7 +10,6 @@ from torch.nn import Module
 
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
-from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.keeping import Keeping
 from fxguard.errors import FxguardError
 from fxguard.guard._captures import Captures
@@ -47,8 +46,12 @@ class Keeper:
 
     def uninstall(self) -> None:
         """Take it away again."""
-        self.installation.take_away()
+        self.put_away()
         self.captures.clear()
+
+    def put_away(self) -> None:
+        """Take it away, and keep what was captured for the next :meth:`install`."""
+        self.installation.take_away()
 
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
         """One call of the model."""
@@ -58,7 +61,7 @@ class Keeper:
         self.captures.expect_kept()
         return output
 
-    def compiled_around(self, inner: dynamo.Backend) -> CheckingBackend:
+    def compiled_around(self, inner: dynamo.Backend) -> dynamo.Backend:
         """The backend for a graph that holds the model and what somebody compiled around it.
 
         Args:

@@ -8,6 +8,7 @@ region, and are cast at its borders only.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from fxguard.errors import UsageError
-from fxguard.formats import hides_overflow, limit_of
+from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import marks, nodes, tables
 from fxguard.graph.higher_order import is_higher_order
 from fxguard.graph.operations import is_move, read_node
@@ -27,10 +28,11 @@ from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import copy_of
 
-__all__ = ["InFloat32", "in_float32", "is_low", "without_limit"]
+__all__ = ["InFloat32", "in_float32", "is_low", "is_put_in"]
 
 LOW = (torch.float16, torch.bfloat16)
 CASTS_TO_LOW = frozenset({"half", "bfloat16"})  # methods
+PUT_IN = "fxguard_"  # begins the names of new nodes
 ENTERS_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 LEAVES_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 
@@ -64,19 +66,14 @@ def in_float32(
     return _Rewriting(graph_module, kept, weights).done()
 
 
+def is_put_in(node: str) -> bool:
+    """Whether a node, by name, is one that this pass has put into a graph."""
+    return node.startswith(PUT_IN)
+
+
 def is_low(value: Any) -> bool:
     """Whether a value is a tensor of float16 or bfloat16."""
     return isinstance(value, Tensor) and value.dtype in LOW
-
-
-def without_limit(bound: Tensor, limit: float) -> Tensor:
-    """A bound of ``clamp``, infinite where it is there to hide what overflowed.
-
-    Args:
-        bound: of any shape, in float32.
-        limit: the largest number of the dtype that the model has it in.
-    """
-    return torch.where(hides_overflow(bound.abs(), limit), bound * torch.inf, bound)
 
 
 class _Rewriting:
@@ -199,7 +196,7 @@ class _Rewriting:
         self._set_example(node)
         for operand in casts.keys() & set(call.written):
             with self.graph.inserting_after(node):
-                self._new(self.graph.call_method("copy_", (operand, casts[operand])), node)
+                self._put(node, "copy_", operand, casts[operand])
 
     def _widened(self, operand: Node, before: Node) -> Node:
         """A low value in float32, for an operation that is kept."""
@@ -208,8 +205,7 @@ class _Rewriting:
         if operand in self.weights:
             return self._copy_of_weight(operand)
         with self.graph.inserting_before(before):
-            cast = self.graph.call_method("to", (operand, torch.float32))
-        self._new(cast, before)
+            cast = self._put(before, "to", operand, torch.float32)
         memory = nodes.memory_of(self.was[operand])
         if all(nodes.memory_of(self.was[each]) != memory for each in self.written):
             self.widened[operand] = cast
@@ -239,24 +235,24 @@ class _Rewriting:
             low = call.in_place[0]  # which has been written
         else:
             with self.graph.inserting_after(node):
-                low = self.graph.call_method("to", (node, self.was[node].dtype))
-            self._new(low, node)
+                low = self._put(node, "to", node, self.was[node].dtype)
         for user in others:
             user.replace_input_with(node, low)
 
     def _lift_bounds(self, node: Node, limit: float) -> None:
         """Lift what hides an overflow of the low dtype among the bounds of an operation."""
+        nearly = NEAR_LIMIT * limit
 
         def lifted(bound: Any) -> Any:
-            if isinstance(bound, Node) and isinstance(bound.meta.get("example_value"), Tensor):
+            if isinstance(bound, Node):
                 with self.graph.inserting_before(node):
-                    free = self.graph.call_function(without_limit, (bound, limit))
-                self._new(free, node)
-                return free
+                    for compare, infinite in (("ge", torch.inf), ("le", -torch.inf)):
+                        edge = math.copysign(nearly, infinite)
+                        hides = self._put(node, compare, bound, edge)
+                        bound = self._put(node, "masked_fill", bound, hides, infinite)
+                return bound
             is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-            if is_number and hides_overflow(abs(bound), limit):
-                return bound * torch.inf
-            return bound
+            return bound * torch.inf if is_number and abs(bound) >= nearly else bound
 
         node.args = (*node.args[:1], *map(lifted, node.args[1:]))
         read = ("input", "self")
@@ -278,12 +274,14 @@ class _Rewriting:
 
     # What the new graph knows of its values.
 
-    def _new(self, node: Node, like: Node) -> None:
-        """A node that was put into the graph, for another one."""
+    def _put(self, like: Node, method: str, *args: Any) -> Node:
+        """Call a method of a tensor, where something is to be put in for another node."""
+        node = self.graph.create_node("call_method", method, args, name=PUT_IN + method)
         known = ("nn_module_stack", "stack_trace", "source_fn_stack")
         node.meta.update({key: like.meta[key] for key in known if key in like.meta})
         self.ours.add(node)
         self._set_example(node)
+        return node
 
     def _set_example(self, node: Node) -> None:
         """Say what a node gives now."""

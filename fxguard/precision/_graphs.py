@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fxguard.batch.events import GraphRun
+from fxguard.capture.keeping import numbered
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place, Step
 from fxguard.records import title_of
 from fxguard.report.forecast import Forecast, ForecastRow
+from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_dtype import Failure, InDtype, Reference, failure_of
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.rerun.same_start import as_before, copies_of
 
-__all__ = ["Graphs"]
+__all__ = ["Graphs", "Operation"]
+
+
+class Operation(NamedTuple):
+    """What names an operation of a graph, in whichever run."""
+
+    module: str  # with which the graph was captured
+    kind: str
+    number: int  # among those of its module that share its name, from 1
 
 
 class _Known(NamedTuple):
@@ -43,6 +52,9 @@ class Graphs:
 
     Attributes:
         operations: how many ran.
+        beyond: those that fail, and those that work on what the dtype does not hold; each with
+            those that made its operands.
+        counted: all of them.
     """
 
     def __init__(
@@ -51,6 +63,8 @@ class Graphs:
         self.tensors = dict(tensors)  # without those that a graph has written
         self.known: dict[int, _Known] = {}  # by id
         self.operations = 0
+        self.beyond: dict[Operation, set[Operation]] = {}
+        self.counted: set[Operation] = set()
         self.found: dict[str, tuple[Failure, Step | None]] = {}
         self.not_judged: dict[str, str] = {}
         for number, (low, given) in enumerate(inputs):
@@ -68,8 +82,8 @@ class Graphs:
         for position, _ in run.plan.written:  # no longer what the user gave
             self.tensors.pop(names.get(position, ""), None)
         steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-        titles = _titles(run, steps)
-        self.operations += len(steps)
+        titles = _titles(run)
+        self.operations += len(titles)
         reference = Reference()
         form = InDtype(reference.bad)
         try:
@@ -78,6 +92,7 @@ class Graphs:
         except (NotJudged, RaisedOnOther) as reason:
             self.not_judged |= dict.fromkeys(titles.values(), str(reason))
             return
+        self._note_beyond(run, {*form.failures, *form.island})
         for output, other, high in zip(outputs, others, wide, strict=True):
             if is_float(output):
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
@@ -88,6 +103,27 @@ class Graphs:
             self.found[title] = max(known, found, key=lambda pair: pair[0].severity)
         for place, why in form.not_judged.items():
             self.not_judged[titles.get(place, form.kinds[place])] = why
+
+    def _note_beyond(self, run: GraphRun, places: Collection[Place]) -> None:
+        """Keep which operations of a graph need another dtype."""
+        names = {
+            (step.inside, step.node): Operation(step.module, step.kind, number)
+            for step, number in numbered(run.plan)
+        }
+        self.counted.update(names.values())
+        makers: dict[int, set[Operation]] = {}  # of each value
+        for step in run.plan.steps:
+            place = step.inside, step.node
+            read = [makers.get(value, set()) for value in step.inputs]
+            if place in names and place in places:
+                self.beyond.setdefault(names[place], set()).update(*read)
+            made = {names[place]} if place in names else set().union(*read)
+            makers |= dict.fromkeys(step.outputs, made)
+
+    def reference_of(self, output: Tensor) -> Tensor | None:
+        """What a tensor that a graph has returned is in float64; None where that is not known."""
+        known = self.known.get(id(output))
+        return known.wide if known is not None and known.tensor is output else None
 
     def given(self, name: str | None, argument: Any) -> _Known:
         """An argument of a graph."""
@@ -113,12 +149,15 @@ class Graphs:
         is_too_large = failure is not None and failure.problem == "overflow"
         return _Known(low, version, wide if is_too_large else low, wide)
 
-    def forecast(self, dtype: str, between: int) -> Forecast:
+    def forecast(
+        self, dtype: str, between: int, planner: Callable[[], PrecisionPlan] | None = None
+    ) -> Forecast:
         """What was found, the worst first.
 
         Args:
             dtype: the name of it.
             between: how many operations ran between graphs.
+            planner: finds out what to keep in float32.
         """
         worst = sorted(self.found.items(), key=lambda item: item[1][0].severity, reverse=True)
         rows = [
@@ -127,19 +166,16 @@ class Graphs:
             )
             for title, (failure, step) in worst
         ]
-        return Forecast(
-            dtype, tuple(rows), self.operations, between, tuple(self.not_judged.items())
-        )
+        not_judged = tuple(self.not_judged.items())
+        return Forecast(dtype, tuple(rows), self.operations, between, not_judged, planner)
 
 
-def _titles(run: GraphRun, steps: Mapping[Place, Step]) -> dict[Place, str]:
+def _titles(run: GraphRun) -> dict[Place, str]:
     """What each operation is called: a second one of the same name has a number."""
-    count: Counter[str] = Counter()
     titles = {}
-    for place, step in steps.items():
+    for step, number in numbered(run.plan):
         title = title_of(run.running_name(step.module), step.kind)
-        count[title] += 1
-        titles[place] = title if count[title] == 1 else f"{title} #{count[title]}"
+        titles[step.inside, step.node] = title if number == 1 else f"{title} #{number}"
     return titles
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import Tensor
 from torch.nn import Module
 
 from fxguard.errors import UsageError
-from fxguard.graph.random_state import random_state_kept
-from fxguard.graph.wide_form import converted, is_float
-from fxguard.guard.guard import Guard
-from fxguard.guard.instrument import remove
-from fxguard.guard.instrumented import find_guard, unwrapped
-from fxguard.guard.options import Options
-from fxguard.guard.plugins import Plugins
+from fxguard.guard.instrumented import unwrapped
 from fxguard.measure.at_hand import name_of_dtype
-from fxguard.precision._graphs import Graphs
+from fxguard.precision._plan import plan_of
+from fxguard.precision._trials import Trials
 from fxguard.report.forecast import Forecast
 
 __all__ = ["forecast"]
@@ -67,38 +59,6 @@ def forecast(
     """
     if dtype not in DTYPES:
         raise UsageError(f"forecast takes torch.float16 or torch.bfloat16, and got {dtype}")
-    model = unwrapped(model)
-    low = copy.deepcopy(model)
-    if find_guard(low) is not None:
-        remove(low)
-    low = low.to(dtype)
-    given = (args, kwargs)
-    given_low = pytree.tree_map(  # the model may write what it is given
-        lambda x: x.clone() if isinstance(x, Tensor) else x, converted(given, dtype)
-    )
-    graphs = Graphs(_tensors_of(model), _pairs(given_low, given))
-    options = Options(on_detect=lambda report: None, backward=False)
-    guard = Guard(low, options, Plugins(hear=graphs.hear))
-    guard.install()
-    with torch.no_grad(), random_state_kept(given):
-        try:
-            low(*given_low[0], **given_low[1])
-        except RuntimeError as error:
-            name = type(model).__name__
-            raise UsageError(f"{name} does not run in {name_of_dtype(dtype)}: {error}") from error
-    if not graphs.operations:
-        raise UsageError(
-            "there is nothing to forecast: TorchDynamo captured no operation of this "
-            f"{type(model).__name__}"
-        )
-    return graphs.forecast(name_of_dtype(dtype), guard.counted().between)
-
-
-def _tensors_of(model: Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _pairs(low: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
-    """Each floating-point tensor of the inputs, in the dtype and as it was given."""
-    leaves = zip(pytree.tree_leaves(low), pytree.tree_leaves(given), strict=True)
-    return [pair for pair in leaves if is_float(pair[0])]
+    trials = Trials(unwrapped(model), args, kwargs, dtype)
+    found, between = trials.forecast()
+    return found.forecast(name_of_dtype(dtype), between, lambda: plan_of(trials, found))

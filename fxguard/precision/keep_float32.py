@@ -37,7 +37,8 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
             They replace those of an earlier call.
 
     Returns:
-        The same object. :func:`fxguard.remove` takes it off.
+        The same object. :func:`fxguard.remove` takes it off. A plan that has nothing to keep
+        leaves the model as it is.
 
     Raises:
         FxguardError: where there is no glob, or the model is of a kind that cannot be captured; and
@@ -48,6 +49,8 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
     """
     globs = plan.operations if isinstance(plan, PrecisionPlan) else plan
     globs = (globs,) if isinstance(globs, str) else tuple(globs)
+    if not globs and isinstance(plan, PrecisionPlan):
+        return model
     if not globs:
         raise UsageError("keep_float32 needs at least one glob of what to keep")
     there = find_guard(model)

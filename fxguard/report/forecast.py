@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tabulate import tabulate
 
+from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.records import Source
+from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.strict_json import plain_data, strict_json
 
 __all__ = ["Forecast", "ForecastRow"]
@@ -61,6 +64,25 @@ class Forecast:
     operations: int  # that ran in graphs
     between: int = 0  # that ran between graphs, and were not looked at
     not_judged: tuple[tuple[str, str], ...] = ()  # operations, and why there was no float64 form
+    planner: Callable[[], PrecisionPlan] | None = field(default=None, compare=False)
+
+    def plan(self) -> PrecisionPlan:
+        """Find out which operations to keep in float32: as few as possible, tried out.
+
+        Runs the model in the dtype some more times, once for each kind of operation that may have
+        to be kept, on what the forecast was given; so that is kept as long as this object is, with
+        a copy of the model.
+
+        Raises:
+            FxguardError: where this forecast was read from a file.
+
+        Example:
+            >>> plan = fxguard.forecast(model, x).plan()
+            >>> model = fxguard.keep_float32(model.half(), plan)
+        """
+        if self.planner is None:
+            raise UsageError("this forecast has no model at hand; make it with fxguard.forecast")
+        return self.planner()
 
     def __bool__(self) -> bool:
         return not self.rows
@@ -109,4 +131,6 @@ class Forecast:
 
     def to_json(self, indent: int | None = None) -> str:
         """As strict JSON, with the fields by name."""
-        return strict_json(plain_data(self), indent)
+        data = plain_data(self)
+        del data["planner"]
+        return strict_json(data, indent)

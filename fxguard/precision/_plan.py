@@ -1,0 +1,135 @@
+"""The smallest set of operations to keep in float32, found in few runs.
+
+It begins with all that fails, and with what works on values that the dtype does not hold. Where a
+run of that mix fails elsewhere, what fails there is added, and, where an operation fails for the
+roundings before it, what made its operands. Then each kind of operation is left out once. Equal
+layers are one decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import torch
+from torch.nn import Module
+
+from fxguard.measure.at_hand import name_of_dtype
+from fxguard.precision._graphs import Graphs, Operation
+from fxguard.precision._trials import Trials
+from fxguard.report.precision_plan import PrecisionPlan
+
+__all__ = ["plan_of"]
+
+MOST_ROUNDS = 8  # of adding to it
+AS_GOOD = 2.0  # times the error of all that may be kept: a smaller plan is as good
+
+
+def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
+    """Find out what to keep in float32.
+
+    Args:
+        trials: of the model.
+        found: its forecast.
+    """
+    names = _Names(trials.model, found.counted)
+    error_wide = trials.error_wide()
+    error_low = trials.distance(trials.outputs)
+    largest, error = _grown(trials, found, names)
+    globs = largest
+    enough = max(AS_GOOD * error, torch.finfo(trials.dtype).eps)
+    if error < math.inf:
+        for glob in largest:
+            smaller = [each for each in globs if each != glob]
+            tried = trials.error(smaller) if smaller else error_low
+            if tried <= enough:
+                globs, error = smaller, tried
+    kept = {each for each in found.counted if names.glob_of(each) in globs}
+    return PrecisionPlan(
+        dtype=name_of_dtype(trials.dtype),
+        mix=f"model.to({trials.dtype})",
+        operations=tuple(names.shortened(globs)),
+        kept=len(kept),
+        of=len(found.counted),
+        verified=error <= enough < math.inf,
+        error=error,
+        error_low=error_low,
+        error_wide=error_wide,
+        runs=trials.runs,
+        remains=tuple(title for title, (_, step) in found.found.items() if step is None),
+    )
+
+
+def _grown(trials: Trials, found: Graphs, names: _Names) -> tuple[list[str], float]:
+    """All that may have to be kept, in order of execution, and the error with all of it kept."""
+    globs = names.globs_of(found.beyond)
+    if not globs:
+        return [], trials.distance(trials.outputs)
+    error = math.inf
+    for _ in range(MOST_ROUNDS):
+        found, outputs, _ = trials.judged(globs)
+        error = trials.distance(outputs)
+        more = names.globs_of(found.beyond)
+        if set(more) <= set(globs):  # what is kept fails all the same: for what it is given
+            more = names.globs_of(set().union(*found.beyond.values()))
+        added = [glob for glob in more if glob not in globs]
+        if not added:
+            break
+        globs += added
+    return globs, error
+
+
+class _Names:
+    """Which operations are one decision.
+
+    Args:
+        model: whose layers may be equal: children of one class, which have numbers for names.
+        counted: all of its operations.
+    """
+
+    def __init__(self, model: Module, counted: Iterable[Operation]) -> None:
+        self.modules = dict(model.named_modules())
+        self.most: dict[tuple[str, str], int] = {}  # how many of a name a module has
+        self._general: dict[str, str] = {}
+        for module, kind, number in counted:
+            key = self.general(module), kind
+            self.most[key] = max(number, self.most.get(key, 0))
+
+    def globs_of(self, operations: Collection[Operation]) -> list[str]:
+        """What names operations, and those of equal layers."""
+        return list(dict.fromkeys(map(self.glob_of, operations)))
+
+    def glob_of(self, operation: Operation) -> str:
+        """What names an operation, and that of equal layers."""
+        module = self.general(operation.module)
+        glob = f"{module}:{operation.kind}"
+        is_only = self.most.get((module, operation.kind), 1) == 1
+        return glob if is_only else f"{glob}#{operation.number}"
+
+    def shortened(self, globs: Collection[str]) -> list[str]:
+        """Globs, those that name every operation of one name in a module as one."""
+
+        def short(glob: str) -> str:
+            name, _, number = glob.partition("#")
+            module, _, kind = name.rpartition(":")
+            numbers = range(1, self.most[module, kind] + 1)
+            return name if number and all(f"{name}#{n}" in globs for n in numbers) else glob
+
+        return list(dict.fromkeys(map(short, globs)))
+
+    def general(self, module: str) -> str:
+        """A module's name with ``*`` in the place of the numbers of equal layers."""
+        if module not in self._general:
+            parts = module.split(".") if module else []
+            self._general[module] = ".".join(
+                "*" if part.isdigit() and self._are_equal(".".join(parts[:at])) else part
+                for at, part in enumerate(parts)
+            )
+        return self._general[module]
+
+    def _are_equal(self, container: str) -> bool:
+        """Whether the children of a module are layers of one class."""
+        if container not in self.modules:
+            return False
+        children = list(self.modules[container].children())
+        return len(children) > 1 and len({type(each) for each in children}) == 1
