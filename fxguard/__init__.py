@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.plan.plan import Plan as Plan
     from fxguard.precision.forecast import forecast as forecast
+    from fxguard.precision.keep_float32 import keep_float32 as keep_float32
     from fxguard.records import Frame as Frame
     from fxguard.records import Row as Row
     from fxguard.records import Source as Source
     from fxguard.report.errors import NonFiniteError as NonFiniteError
     from fxguard.report.forecast import Forecast as Forecast
+    from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
     from fxguard.report.report import Report as Report
     from fxguard.trace.diff import Diff as Diff
     from fxguard.trace.diff import diff as diff
@@ -74,6 +76,7 @@ _HOME = {
     "Diff": "trace.diff",
     "DebugUnderflowOverflow": "debug_utils",
     "Forecast": "report.forecast",
+    "PrecisionPlan": "report.precision_plan",
     "Frame": "records",
     "FxguardError": "errors",
     "Guard": "guard.guard",
@@ -91,6 +94,7 @@ _HOME = {
     "detect_overflow": "debug_utils",
     "diff": "trace.diff",
     "forecast": "precision.forecast",
+    "keep_float32": "precision.keep_float32",
     "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",
     "guard_of": "guard.instrument",

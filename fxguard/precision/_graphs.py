@@ -120,10 +120,16 @@ class Graphs:
             made = {names[place]} if place in names else set().union(*read)
             makers |= dict.fromkeys(step.outputs, made)
 
-    def reference_of(self, output: Tensor) -> Tensor | None:
-        """What a tensor that a graph has returned is in float64; None where that is not known."""
+    def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What a tensor that a graph has returned is in float64; None where that is not known.
+
+        Returns:
+            That, and what it is in the dtype where all that fails is repaired.
+        """
         known = self.known.get(id(output))
-        return known.wide if known is not None and known.tensor is output else None
+        if known is None or known.tensor is not output:
+            return None
+        return known.wide, known.other
 
     def given(self, name: str | None, argument: Any) -> _Known:
         """An argument of a graph."""

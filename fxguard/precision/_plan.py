@@ -22,7 +22,7 @@ from fxguard.report.precision_plan import PrecisionPlan
 __all__ = ["plan_of"]
 
 MOST_ROUNDS = 8  # of adding to it
-AS_GOOD = 2.0  # times the error of all that may be kept: a smaller plan is as good
+AS_GOOD = 1.5  # times another error is no worse
 
 
 def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
@@ -37,7 +37,10 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     error_low = trials.distance(trials.outputs)
     largest, error = _grown(trials, found, names)
     globs = largest
-    enough = max(AS_GOOD * error, torch.finfo(trials.dtype).eps)
+    eps = torch.finfo(trials.dtype).eps
+    rounding = trials.distance(trials.repaired)
+    is_good = not error > max(AS_GOOD * rounding, eps)  # also where the latter is not known
+    enough = max(AS_GOOD * error, eps)
     if error < math.inf:
         for glob in largest:
             smaller = [each for each in globs if each != glob]
@@ -51,8 +54,9 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         operations=tuple(names.shortened(globs)),
         kept=len(kept),
         of=len(found.counted),
-        verified=error <= enough < math.inf,
+        verified=is_good and error < math.inf,
         error=error,
+        error_rounding=rounding,
         error_low=error_low,
         error_wide=error_wide,
         runs=trials.runs,

@@ -53,7 +53,9 @@ class Trials:
         if find_guard(low) is not None:
             remove(low)
         self.low = low.to(dtype)
-        self.wanted: list[Tensor | None] = []  # each output in float64
+        self.outputs: list[Tensor] = []  # of the copy as it is
+        self.repaired: list[Tensor] = []  # the same, where nothing of it fails
+        self.wanted: list[Tensor | None] = []  # the same in float64
         self.keeping = Keeping(())
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
@@ -73,8 +75,11 @@ class Trials:
                 "there is nothing to forecast: TorchDynamo captured no operation of this "
                 f"{type(self.model).__name__}"
             )
-        self.wanted = [graphs.reference_of(output) for output in outputs]
+        found = [graphs.reference_of(output) for output in outputs]
+        self.wanted = [None if pair is None else pair[0] for pair in found]
         self.outputs = outputs
+        pairs = zip(outputs, found, strict=True)
+        self.repaired = [output if pair is None else pair[1] for output, pair in pairs]
         return graphs, between
 
     def judged(self, globs: Collection[str] = ()) -> tuple[Graphs, list[Tensor], int]:
@@ -123,8 +128,8 @@ class Trials:
                 remove(model)
             given = pytree.tree_map_only(Tensor, torch.clone, self.given)
             outputs = self._run(model, given)
-        self.wanted = [
-            output if wanted is None else wanted
+        self.wanted = [  # the reference took over what the dtype has spoiled, where it had to
+            output if wanted is None or _is_worse(wanted, output) else wanted
             for wanted, output in zip(self.wanted, outputs, strict=True)
         ]
         return self.distance(outputs)
@@ -158,6 +163,10 @@ class Trials:
                 name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
                 raise UsageError(f"{name} does not run in {dtype}: {error}") from error
         return [x for x in pytree.tree_leaves(output) if is_float(x)]
+
+
+def _is_worse(one: Tensor, other: Tensor) -> bool:
+    return int(one.isfinite().sum()) < int(other.isfinite().sum())
 
 
 def _tensors_of(model: Module) -> dict[str, Tensor]:

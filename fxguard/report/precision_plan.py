@@ -14,8 +14,8 @@ __all__ = ["PrecisionPlan"]
 class PrecisionPlan:
     """What to keep in float32, for :func:`fxguard.keep_float32`.
 
-    The errors are the largest of the model's outputs, relative to the largest magnitude of the
-    output in float64; infinite where one is not finite and should be.
+    An error is that of the model's outputs, relative to the largest magnitude of each in float64;
+    infinite where an element is not finite and should be, NaN where it is not known.
     """
 
     dtype: str  # all the rest: "float16"
@@ -23,8 +23,9 @@ class PrecisionPlan:
     operations: tuple[str, ...]  # globs
     kept: int  # how many operations they name
     of: int  # how many there are in the graphs
-    verified: bool  # whether a run of this mix was finite, and no operation of it failed
+    verified: bool  # whether a run of this mix was finite, with no larger error than roundings make
     error: float  # of this mix
+    error_rounding: float  # of the dtype where nothing fails: of its roundings alone
     error_low: float  # of the model in the dtype alone
     error_wide: float  # of the model in its own dtype
     runs: int  # of the model, to find this out
@@ -41,9 +42,10 @@ class PrecisionPlan:
         lines = [
             what,
             *(f"  {glob}" for glob in self.operations),
-            f"{'verified' if self.verified else 'NOT verified'} with {self.mix}: "
-            f"{_worded(self.error)}; {self.dtype} alone: {_worded(self.error_low)}; "
-            f"the model as it is: {_worded(self.error_wide)}; {self.runs} runs",
+            f"{'verified' if self.verified else 'NOT verified'} with {self.mix} in {self.runs} runs:"
+            f" {_worded(self.error)} from float64",
+            f"  {self.dtype} alone: {_worded(self.error_low)}; its roundings alone: "
+            f"{_worded(self.error_rounding)}; the model as it is: {_worded(self.error_wide)}",
         ]
         lines += [f"still fails: {each}" for each in self.remains]
         return "\n".join(lines)
@@ -64,4 +66,6 @@ class PrecisionPlan:
 
 
 def _worded(error: float) -> str:
-    return f"error {error:.2g}" if error != math.inf else "not finite"
+    if math.isnan(error):
+        return "not known"
+    return f"{error:.2g}" if error < math.inf else "not finite"

@@ -70,8 +70,15 @@ class Reference(WideForm):
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         result = super().follow(step, node, ran, args, kwargs)
         place = step.place(node)
+        if place in self.taken_over and not ran.call.written:
+            # What the model made there may be bad for what it was given.
+            low = rounded((args, kwargs), (ran.args, ran.kwargs))
+            result = widened(_AS_THE_MODEL.follow(step, node, ran, *low), self.dtype)
         self.bad[place] = max(_count_of_bad(result), self.bad.get(place, 0))
         return result
+
+
+_AS_THE_MODEL = AsTheModel()
 
 
 class InDtype(Repaired):
