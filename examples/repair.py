@@ -31,7 +31,7 @@ def main() -> None:
     print("float32:", *train(copy.deepcopy(model), batches))
     print("float16:", *train(copy.deepcopy(model).half(), batches))
 
-    forecast = fxguard.forecast(model, input_ids=batches[0], labels=batches[0])
+    forecast = fxguard.forecast(model, input_ids=batches[0], labels=batches[0], loss="loss")
     print(forecast, end="\n\n")
     plan = forecast.plan()
     print(plan, end="\n\n")

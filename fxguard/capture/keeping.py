@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch.fx import GraphModule
+from torch.nn import Module
 
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.errors import UsageError
 from fxguard.globs import matches
 from fxguard.passes.float32 import in_float32, is_put_in
 from fxguard.plan.plan import Plan, Step
+from fxguard.plan.reader import make_plan
 from fxguard.records import Role
 
-__all__ = ["Keeping", "numbered"]
+__all__ = ["Keeping", "numbered", "seen_from_outside"]
+
+AROUND = "<the model>"  # in a graph that holds more than it
 
 
 class Keeping:
@@ -24,6 +28,7 @@ class Keeping:
     Args:
         globs: ``"encoder.block.*:add#2"``: of modules, and after a colon of operations in them. A
             number says which one of several that have the same name.
+        names: ``id(module)`` to what a glob calls it; None for what the plan of a graph calls it.
 
     Attributes:
         globs: may be replaced, while nobody runs the model; see
@@ -31,17 +36,21 @@ class Keeping:
         idle: globs that have named no operation yet.
     """
 
-    def __init__(self, globs: Sequence[str]) -> None:
+    def __init__(self, globs: Sequence[str], names: Mapping[int, str] | None = None) -> None:
         self.globs = tuple(globs)
+        self.names = names
         self.idle = dict.fromkeys(self.globs)
+        self.refusal: UsageError | None = None
         self._is_settled = not self.globs
 
     def expect_some(self) -> None:
-        """Look, when the model has run for the first time, whether anything was found.
+        """Look, when the model has run, whether anything was found.
 
         Raises:
-            FxguardError: where no glob has named an operation.
+            FxguardError: where no glob has named an operation, or one that cannot be kept.
         """
+        if self.refusal is not None:
+            raise self.refusal
         if self._is_settled:
             return
         if len(self.idle) == len(self.globs):
@@ -57,6 +66,16 @@ class Keeping:
                 stacklevel=2,
             )
 
+    def around(self, model: Module) -> Keeping:
+        """The same for a graph that somebody has compiled around the model."""
+        # A name that no other module has.
+        names = {
+            id(module): f"{AROUND}.{name}" if name else AROUND
+            for name, module in model.named_modules()
+        }
+        seen = [each for glob in self.globs for each in seen_from_outside(glob, AROUND)]
+        return Keeping(seen, names)
+
     def rewritten(
         self, graph_module: GraphModule, plan: Plan
     ) -> tuple[GraphModule, Float32Weights]:
@@ -69,22 +88,47 @@ class Keeping:
         Returns:
             What to run, and what gives the inputs that it has besides those of the graph.
         """
-        kept = set()
-        for step, number in numbered(plan):
-            names = step.kind, f"{step.kind}#{number}"
-            for glob in self.globs:
-                if any(matches(glob, step.module, name) for name in names):
-                    kept.add(_outermost(step))
-                    self.idle.pop(glob, None)
-        if not kept:
-            return graph_module, Float32Weights(())
         weights = {
             value.argument
             for value in plan.values
             if value.role is Role.WEIGHT and value.argument is not None
         }
-        made = in_float32(graph_module, kept, weights)
+        if self.names is not None:
+            plan = make_plan(graph_module, self.names, has_marks=False)
+        kept, used = set(), set()
+        for step, number in numbered(plan):
+            names = step.kind, f"{step.kind}#{number}"
+            for glob in self.globs:
+                if any(matches(glob, step.module, name) for name in names):
+                    kept.add(_outermost(step))
+                    used.add(glob)
+        if not kept:
+            return graph_module, Float32Weights(())
+        try:
+            made = in_float32(graph_module, kept, weights)
+        except UsageError as error:
+            self.refusal = error  # TorchDynamo may leave to Python what its backend does not take
+            raise
+        for glob in used:
+            self.idle.pop(glob, None)
         return made.graph_module, Float32Weights(made.weights)
+
+
+def seen_from_outside(glob: str, part: str) -> tuple[str, ...]:
+    """The glob of a part of a model, as globs of the model.
+
+    Example:
+        >>> seen_from_outside("*:add", "encoder")
+        ('encoder.*:add', 'encoder:add')
+    """
+    of_module, colon, of_operation = glob.partition(":")
+    operation = colon + of_operation
+    if not part:
+        return (glob,)
+    if not of_module:
+        return (part + operation,)
+    inside = f"{part}.{of_module}{operation}"
+    return (inside, part + operation) if matches(of_module, "", "") else (inside,)
 
 
 def numbered(plan: Plan) -> Iterator[tuple[Step, int]]:

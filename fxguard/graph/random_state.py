@@ -43,6 +43,14 @@ class RandomState:
         for generator, state in self.generators:
             generator.set_state(state)
 
+    def is_same(self, other: RandomState) -> bool:
+        """Whether nobody has drawn between two states of the same generators."""
+        pairs = [(self.cpu, other.cpu)]
+        pairs += [(state, other.devices[device]) for device, state in self.devices.items()]
+        given = zip(self.generators, other.generators, strict=True)
+        pairs += [(mine, theirs) for (_, mine), (_, theirs) in given]
+        return all(torch.equal(a, b) for a, b in pairs)
+
 
 @contextlib.contextmanager
 def random_state_kept(args: Any) -> Iterator[None]:

@@ -87,7 +87,7 @@ class Captures:
         self, method: str, outer: dynamo.OuterCompiler | None, fallback: bool
     ) -> tuple[Any, Callable[..., Any]]:
         inner = "eager" if outer is None else outer.backend
-        backend = self._backend(inner, self.hear, follows_python=outer is None)
+        backend = self._backend(inner, self.hear, self.keeping, follows_python=outer is None)
         compiled = dynamo.compile_forward(
             self.original(method),
             backend,
@@ -104,22 +104,24 @@ class Captures:
             hear: called with each run of it.
         """
         self.names.read()
-        return self._backend(inner, hear, has_marks=False)
+        keeping = None if self.keeping is None else self.keeping.around(self.names.model)
+        return self._backend(inner, hear, keeping, has_marks=False)
 
     def _backend(
         self,
         inner: str | dynamo.Backend,
         hear: Hear,
+        keeping: Keeping | None,
         *,
         follows_python: bool = False,
         has_marks: bool = True,
     ) -> dynamo.Backend:
         names = self.names
         if not self.checks:
-            assert self.keeping is not None
+            assert keeping is not None
             return KeepingBackend(
                 inner,
-                self.keeping,
+                keeping,
                 names.modules,
                 names.tensors,
                 names.read,
@@ -135,7 +137,7 @@ class Captures:
             replay=self.replay,
             follows_python=follows_python,
             has_marks=has_marks,
-            keeping=self.keeping,
+            keeping=keeping,
         )
         self._backends.append(backend)
         return backend

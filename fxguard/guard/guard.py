@@ -22,6 +22,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
+from fxguard.capture.keeping import Keeping
 from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
@@ -43,7 +44,8 @@ from fxguard.guard._names import Names
 from fxguard.guard._stand_in import RUN_LATER
 from fxguard.guard._whole_step import WholeStep
 from fxguard.guard._zero_gradients import ZeroGradients
-from fxguard.guard.instrumented import INSTALLED
+from fxguard.guard.instrumented import INSTALLED, find_installed
+from fxguard.guard.keeper import Keeper, kept_in
 from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
@@ -81,6 +83,8 @@ class Guard:
             Set it in your training loop, or let an integration.
     """
 
+    checks = True
+
     # Whether an eager model that TorchDynamo fails to capture runs all the same. Switched off in
     # fxguard's own tests, which would not see a fault of fxguard itself otherwise.
     fallback = True
@@ -97,6 +101,7 @@ class Guard:
         self.captures = Captures(
             self.installation.original, self.names, self._graph_ran, replay=options.replay
         )
+        self._keeper: Keeper | None = None  # what kept operations in float32 before, and will again
         self.whole_step: WholeStep | None = None  # while a script is watched
         self.backward: BackwardPasses | None = None
         if options.backward and plugins.watches_operations:
@@ -231,6 +236,12 @@ class Guard:
 
     def install(self) -> None:
         """Put the guard in front of the model's methods."""
+        keeping, below = kept_in(self.model), find_installed(self.model)
+        if isinstance(below, Keeper):
+            self._keeper = below
+            below.put_away()
+        if keeping is not None and (self.captures.keeping or Keeping(())).globs != keeping.globs:
+            self.captures.keep(keeping)
         if self.installation.put(self):
             self.captures.forget_forms()
 
@@ -241,10 +252,19 @@ class Guard:
         self.stop_listening()
         self.stop_watching_steps()
 
+    def keep(self, keeping: Keeping) -> None:
+        """Keep operations in float32 from now on, also when the guard is gone."""
+        if self._keeper is None:
+            self._keeper = Keeper(self.model, keeping)
+        self._keeper.keep(keeping)
+        self.captures.keep(keeping)
+
     def put_away(self) -> None:
         """Take it away, and keep what was captured for the next :meth:`install`."""
         self.installation.take_away()
         self.recorder.standing.close()
+        if self._keeper is not None:
+            self._keeper.install()
 
     def stop_listening(self) -> None:
         """Take away what listens to the gradients of weights."""

@@ -11,8 +11,7 @@ from torch.nn import Module
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import check_can_instrument, find_guard
-from fxguard.guard.keeper import Keeper
+from fxguard.guard.instrumented import check_can_instrument, find_guard, find_installed
 from fxguard.guard.options import Options
 from fxguard.report.report import Report
 
@@ -94,20 +93,16 @@ def instrument(
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )
-    keeper = find_guard(model)
-    if isinstance(keeper, Keeper):
-        keeper.uninstall()
     check_can_instrument(model)
-    guard = Guard(model, options)
-    if isinstance(keeper, Keeper):
-        guard.captures.keep(keeper.captures.keeping)
-    guard.install()
+    Guard(model, options).install()
     dynamo.compile_again(model)
     return model
 
 
 def remove(model: Module) -> Module:
-    """Undo :func:`instrument` and :func:`keep_float32`: the model is exactly what it was.
+    """Undo :func:`instrument`: the model is exactly what it was.
+
+    Where it was not instrumented, undo :func:`keep_float32`.
 
     Returns:
         The same object.
@@ -115,8 +110,10 @@ def remove(model: Module) -> Module:
     Raises:
         FxguardError: when nothing of fxguard is on the model.
     """
-    found = find_guard(model)
-    (found if isinstance(found, Keeper) else guard_of(model)).uninstall()
+    found = find_installed(model)
+    if found is None:
+        raise UsageError(f"this {type(model).__name__} is not instrumented")
+    found.uninstall()
     dynamo.compile_again(model)
     return model
 

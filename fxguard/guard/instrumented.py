@@ -18,6 +18,7 @@ __all__ = [
     "check_can_instrument",
     "check_kind",
     "find_guard",
+    "find_installed",
     "unwrapped",
 ]
 
@@ -26,9 +27,10 @@ GUARD = "_fxguard"
 
 
 class Installed(Protocol):
-    """A guard, as far as it matters here."""
+    """What stands in front of a model, as far as it matters here."""
 
     model: Module
+    checks: bool  # a guard does, a keeper only keeps operations in float32
 
 
 INSTALLED: weakref.WeakSet[Installed] = weakref.WeakSet()
@@ -36,6 +38,12 @@ INSTALLED: weakref.WeakSet[Installed] = weakref.WeakSet()
 
 def find_guard(model: Any) -> Any:
     """The guard of a model, None where it has none."""
+    found = find_installed(model)
+    return found if found is not None and found.checks else None
+
+
+def find_installed(model: Any) -> Any:
+    """What stands in front of a model: a guard, or what keeps operations in float32; else None."""
     return model.__dict__.get(GUARD) if isinstance(model, Module) else None
 
 
@@ -58,7 +66,7 @@ def check_can_instrument(model: Any) -> None:
             what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
             raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
     for guard in INSTALLED:
-        if any(module is model for module in guard.model.modules()):
+        if guard.checks and any(module is model for module in guard.model.modules()):
             raise UsageError(
                 f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
                 "instrumented already"

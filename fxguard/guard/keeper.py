@@ -10,15 +10,15 @@ from torch.nn import Module
 
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
-from fxguard.capture.keeping import Keeping
+from fxguard.capture.keeping import Keeping, seen_from_outside
 from fxguard.errors import FxguardError
 from fxguard.guard._captures import Captures
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
-from fxguard.guard.instrumented import INSTALLED
+from fxguard.guard.instrumented import INSTALLED, find_installed
 from fxguard.guard.plugins import Methods
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "kept_in"]
 
 
 class Keeper:
@@ -29,15 +29,22 @@ class Keeper:
         keeping: the operations.
     """
 
+    checks = False
     fallback = True  # what TorchDynamo fails to capture runs as it is
 
     def __init__(self, model: Module, keeping: Keeping) -> None:
         self.model = model
+        self.keeping = keeping
         self.installation = Installation(model, Methods())
         self.names = Names(model, lambda: None)
         self.captures = Captures(self.installation.original, self.names, _ignore, checks=False)
-        self.captures.keeping = keeping
+        self.captures.keep(keeping)
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
+
+    def keep(self, keeping: Keeping) -> None:
+        """Keep other operations from now on."""
+        self.keeping = keeping
+        self.captures.keep(keeping)
 
     def install(self) -> None:
         """Put it in front of the model's methods."""
@@ -70,8 +77,7 @@ class Keeper:
         return self.captures.around(inner, _ignore)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Keeper:
-        assert self.captures.keeping is not None
-        twin = Keeper(memo.get(id(self.model), self.model), self.captures.keeping)
+        twin = Keeper(memo.get(id(self.model), self.model), self.keeping)
         memo[id(self)] = twin
         INSTALLED.add(twin)
         twin.installation.stands_in_for_copy(self.installation, memo)
@@ -81,6 +87,21 @@ class Keeper:
         raise FxguardError(
             "what keeps operations in float32 cannot be pickled; save the model's state_dict"
         )
+
+
+def kept_in(model: Module) -> Keeping | None:
+    """What is kept in float32 in a model and its parts; None where nothing is.
+
+    A graph of the whole model holds its parts, and nobody else rewrites it.
+    """
+    globs = tuple(
+        each
+        for name, module in model.named_modules()
+        if isinstance(keeper := find_installed(module), Keeper)
+        for glob in keeper.keeping.globs
+        for each in seen_from_outside(glob, name)
+    )
+    return Keeping(globs) if globs else None
 
 
 def _ignore(run: GraphRun, outputs: Sequence[Any] | None) -> None:

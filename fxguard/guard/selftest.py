@@ -124,7 +124,7 @@ def made_up_inputs(
         example = nodes.example_of(node)
         tensor = standing.get(position)
         if tensor is not None:
-            inputs.append(tensor.detach())
+            inputs.append(tensor.detach().to(example.dtype))  # of some weights there are copies
         elif isinstance(example, Tensor):
             shape = [_hint(size) for size in example.shape]
             is_float = example.dtype.is_floating_point or example.dtype.is_complex

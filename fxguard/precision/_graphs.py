@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.capture.keeping import numbered
+from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
 from fxguard.passes.unmark import without_marks
@@ -52,9 +53,10 @@ class Graphs:
 
     Attributes:
         operations: how many ran.
-        beyond: those that fail, and those that work on what the dtype does not hold; each with
-            those that made its operands.
+        beyond: those that fail, and those that work on what the dtype does not hold.
+        makers: of each operation those that made its operands.
         counted: all of them.
+        draws: whether one of them draws random numbers.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Graphs:
         self.tensors = dict(tensors)  # without those that a graph has written
         self.known: dict[int, _Known] = {}  # by id
         self.operations = 0
-        self.beyond: dict[Operation, set[Operation]] = {}
+        self.beyond: dict[Operation, None] = {}
+        self.makers: dict[Operation, set[Operation]] = {}
         self.counted: set[Operation] = set()
+        self.draws = False
         self.found: dict[str, tuple[Failure, Step | None]] = {}
         self.not_judged: dict[str, str] = {}
         for number, (low, given) in enumerate(inputs):
@@ -83,6 +87,8 @@ class Graphs:
             self.tensors.pop(names.get(position, ""), None)
         steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
         titles = _titles(run)
+        if run.random_state is not None and not run.random_state.is_same(RandomState.now(run.args)):
+            self.draws = True
         self.operations += len(titles)
         reference = Reference()
         form = InDtype(reference.bad)
@@ -114,11 +120,13 @@ class Graphs:
         makers: dict[int, set[Operation]] = {}  # of each value
         for step in run.plan.steps:
             place = step.inside, step.node
-            read = [makers.get(value, set()) for value in step.inputs]
-            if place in names and place in places:
-                self.beyond.setdefault(names[place], set()).update(*read)
-            made = {names[place]} if place in names else set().union(*read)
-            makers |= dict.fromkeys(step.outputs, made)
+            read = set().union(*(makers.get(value, set()) for value in step.inputs))
+            name = names.get(place)
+            if name is not None:
+                self.makers.setdefault(name, set()).update(read)
+                if place in places:
+                    self.beyond[name] = None
+            makers |= dict.fromkeys(step.outputs, read if name is None else {name})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a tensor that a graph has returned is in float64; None where that is not known.

@@ -22,7 +22,6 @@ from fxguard.report.precision_plan import PrecisionPlan
 __all__ = ["plan_of"]
 
 MOST_ROUNDS = 8  # of adding to it
-AS_GOOD = 1.5  # times another error is no worse
 
 
 def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
@@ -34,18 +33,16 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     """
     names = _Names(trials.model, found.counted)
     error_wide = trials.error_wide()
-    error_low = trials.distance(trials.outputs)
-    largest, error = _grown(trials, found, names)
-    globs = largest
+    error_low = trials.error(())
+    globs = largest = _grown(trials, found, names)
+    error = trials.error(globs) if globs else error_low
     eps = torch.finfo(trials.dtype).eps
-    rounding = trials.distance(trials.repaired)
-    is_good = not error > max(AS_GOOD * rounding, eps)  # also where the latter is not known
-    enough = max(AS_GOOD * error, eps)
-    if error < math.inf:
+    most, rounding = error, trials.distance(trials.repaired, {})
+    if most.is_finite:
         for glob in largest:
             smaller = [each for each in globs if each != glob]
             tried = trials.error(smaller) if smaller else error_low
-            if tried <= enough:
+            if tried.is_as_good(most, eps):
                 globs, error = smaller, tried
     kept = {each for each in found.counted if names.glob_of(each) in globs}
     return PrecisionPlan(
@@ -54,33 +51,43 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         operations=tuple(names.shortened(globs)),
         kept=len(kept),
         of=len(found.counted),
-        verified=is_good and error < math.inf,
-        error=error,
-        error_rounding=rounding,
-        error_low=error_low,
-        error_wide=error_wide,
+        # Other random numbers are not comparable.
+        verified=error.is_finite
+        and (found.draws or error._replace(gradients=math.nan).is_as_good(rounding, eps)),
+        error=error.outputs,
+        gradient_error=error.gradients,
+        error_rounding=rounding.outputs,
+        error_low=error_low.outputs if error_low.is_finite else math.inf,
+        error_wide=error_wide.outputs,
         runs=trials.runs,
+        draws=found.draws,
         remains=tuple(title for title, (_, step) in found.found.items() if step is None),
     )
 
 
-def _grown(trials: Trials, found: Graphs, names: _Names) -> tuple[list[str], float]:
-    """All that may have to be kept, in order of execution, and the error with all of it kept."""
+def _grown(trials: Trials, found: Graphs, names: _Names) -> list[str]:
+    """All that may have to be kept, in order of execution."""
     globs = names.globs_of(found.beyond)
-    if not globs:
-        return [], trials.distance(trials.outputs)
-    error = math.inf
-    for _ in range(MOST_ROUNDS):
-        found, outputs, _ = trials.judged(globs)
-        error = trials.distance(outputs)
+    for _ in range(MOST_ROUNDS if globs else 0):
+        found, _, _ = trials.judged(globs)
         more = names.globs_of(found.beyond)
         if set(more) <= set(globs):  # what is kept fails all the same: for what it is given
-            more = names.globs_of(set().union(*found.beyond.values()))
+            more = names.globs_of(_before(found, names, globs))
         added = [glob for glob in more if glob not in globs]
         if not added:
             break
         globs += added
-    return globs, error
+    return globs
+
+
+def _before(found: Graphs, names: _Names, globs: Collection[str]) -> list[Operation]:
+    """What made the operands of operations that fail, behind all that is kept already."""
+    reached = list(found.beyond)
+    for operation in reached:
+        if names.glob_of(operation) in globs:
+            makers = found.makers.get(operation, set())
+            reached += [each for each in makers if each not in reached]
+    return reached
 
 
 class _Names:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -18,7 +18,7 @@ from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import remove
-from fxguard.guard.instrumented import find_guard
+from fxguard.guard.instrumented import find_installed
 from fxguard.guard.keeper import Keeper
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
@@ -26,7 +26,42 @@ from fxguard.measure.at_hand import name_of_dtype
 from fxguard.precision._graphs import Graphs
 from fxguard.rerun.differences import relative_error
 
-__all__ = ["Trials"]
+__all__ = ["Error", "Loss", "Trials"]
+
+Loss = Callable[[Any], Tensor] | str | int
+
+
+class Error(NamedTuple):
+    """How far a run is from what it should be.
+
+    The largest error of a tensor, relative to its largest magnitude; inf where an element is not
+    finite and should be, NaN where nothing is known.
+    """
+
+    outputs: float  # from float64
+    gradients: float  # of weights, from those of the model in its own dtype
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all is that should be."""
+        return self.outputs != math.inf and self.gradients != math.inf
+
+    def is_as_good(self, other: Error, eps: float) -> bool:
+        """Whether it is no worse than another one.
+
+        Args:
+            other: the other one.
+            eps: of the dtype: an error that is smaller is none.
+        """
+        return self.is_finite and not any(
+            mine > max(AS_GOOD * theirs, eps) for mine, theirs in zip(self, other, strict=True)
+        )
+
+
+AS_GOOD = 1.5  # times another error is no worse
+
+# Gradients below this share of the largest one of all weights may be nothing but roundings.
+SMALL_GRADIENT = 1e-3
 
 
 class Trials:
@@ -37,25 +72,31 @@ class Trials:
         args: what it is given.
         kwargs: likewise.
         dtype: the other one.
+        loss: of what the model returns, or what that calls it; None for a forward alone.
 
     Attributes:
         runs: how often the model or its copy has run.
     """
 
     def __init__(
-        self, model: Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+        self,
+        model: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+        loss: Loss | None = None,
     ) -> None:
+        self.loss = loss
         self.model = model
         self.dtype = dtype
         self.runs = 0
         self.given = (args, kwargs)
         low = copy.deepcopy(model)
-        if find_guard(low) is not None:
-            remove(low)
+        _make_plain(low)
         self.low = low.to(dtype)
-        self.outputs: list[Tensor] = []  # of the copy as it is
-        self.repaired: list[Tensor] = []  # the same, where nothing of it fails
+        self.repaired: list[Tensor] = []  # outputs of the copy, where nothing of it fails
         self.wanted: list[Tensor | None] = []  # the same in float64
+        self.gradients: dict[str, Tensor] = {}  # of weights, in the model's own dtype
         self.keeping = Keeping(())
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
@@ -77,7 +118,6 @@ class Trials:
             )
         found = [graphs.reference_of(output) for output in outputs]
         self.wanted = [None if pair is None else pair[0] for pair in found]
-        self.outputs = outputs
         pairs = zip(outputs, found, strict=True)
         self.repaired = [output if pair is None else pair[1] for output, pair in pairs]
         return graphs, between
@@ -98,51 +138,51 @@ class Trials:
         guard.captures.keep(Keeping(tuple(globs)))
         guard.install()
         try:
-            outputs = self._run(self.low, given)
+            outputs, _ = self._run(self.low, given)
         finally:
             guard.uninstall()
         return graphs, outputs, guard.counted().between
 
-    def error(self, globs: Collection[str]) -> float:
-        """How far the outputs are from those in float64, where operations are kept in float32.
+    def error(self, globs: Collection[str]) -> Error:
+        """How far the copy is from what it should be, where operations are kept in float32.
 
         Args:
             globs: which ones.
-
-        Returns:
-            The largest error of an output, relative to its largest magnitude; inf where one is not
-            finite and should be.
         """
         self.keeping.globs = tuple(globs)
         self.keeper.install()
         try:
-            return self.distance(self._run(self.low, self._start()))
+            return self.distance(*self._run(self.low, self._start(), self.loss))
         finally:
             self.keeper.put_away()
 
-    def error_wide(self) -> float:
-        """The same of the model in its own dtype."""
-        with torch.no_grad(), random_state_kept(self.given):
-            model = copy.deepcopy(self.model)  # whose buffers may be written
-            if find_guard(model) is not None:
-                remove(model)
-            given = pytree.tree_map_only(Tensor, torch.clone, self.given)
-            outputs = self._run(model, given)
+    def error_wide(self) -> Error:
+        """The same of the model in its own dtype; from then on gradients are compared with its."""
+        model = copy.deepcopy(self.model)  # whose buffers may be written
+        _make_plain(model)
+        given = pytree.tree_map_only(Tensor, torch.clone, self.given)
+        outputs, self.gradients = self._run(model, given, self.loss)
         self.wanted = [  # the reference took over what the dtype has spoiled, where it had to
             output if wanted is None or _is_worse(wanted, output) else wanted
             for wanted, output in zip(self.wanted, outputs, strict=True)
         ]
-        return self.distance(outputs)
+        return self.distance(outputs, {})
 
-    def distance(self, outputs: list[Tensor]) -> float:
-        """How far outputs are from those in float64."""
+    def distance(self, outputs: list[Tensor], gradients: Mapping[str, Tensor]) -> Error:
+        """How far outputs are from those in float64, and gradients from those of the model."""
         pairs = zip(outputs, self.wanted, strict=True)
-        errors = (
+        of_outputs = [
             relative_error(output, wanted.to(torch.float64))
             for output, wanted in pairs
             if wanted is not None
-        )
-        return max(errors, default=math.nan)
+        ]
+        largest = max((float(x.abs().max()) for x in self.gradients.values()), default=0.0)
+        of_gradients = [
+            relative_error(gradient, self.gradients[name].double(), SMALL_GRADIENT * largest)
+            for name, gradient in gradients.items()
+            if name in self.gradients
+        ]
+        return Error(max(of_outputs, default=math.nan), max(of_gradients, default=math.nan))
 
     def _start(self) -> Any:
         """Put the copy back to where it began, and give what it is given."""
@@ -154,15 +194,40 @@ class Trials:
             lambda x: x.clone() if isinstance(x, Tensor) else x, converted(self.given, self.dtype)
         )
 
-    def _run(self, model: Module, given: Any) -> list[Tensor]:
+    def _run(
+        self, model: Module, given: Any, loss: Loss | None = None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """What a model returns, and the gradients of its weights where there is a loss."""
         self.runs += 1
-        with torch.no_grad(), random_state_kept(given):
+        with torch.set_grad_enabled(loss is not None), random_state_kept(given):
             try:
                 output = model(*given[0], **given[1])
             except RuntimeError as error:
                 name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
                 raise UsageError(f"{name} does not run in {dtype}: {error}") from error
-        return [x for x in pytree.tree_leaves(output) if is_float(x)]
+            gradients = {}
+            if loss is not None:
+                weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+                found = torch.autograd.grad(
+                    loss_of(output, loss), list(weights.values()), allow_unused=True
+                )
+                pairs = zip(weights, found, strict=True)
+                gradients = {name: x for name, x in pairs if x is not None}
+        outputs = [x for x in pytree.tree_leaves(output) if is_float(x)]
+        return [x.detach() if x.requires_grad else x for x in outputs], gradients
+
+
+def loss_of(output: Any, loss: Loss) -> Tensor:
+    """The loss of what a model has returned."""
+    if callable(loss):
+        return loss(output)
+    is_attribute = isinstance(loss, str) and hasattr(output, loss)
+    return getattr(output, loss) if is_attribute else output[loss]  # type: ignore[no-any-return, arg-type]
+
+
+def _make_plain(model: Module) -> None:
+    while find_installed(model) is not None:
+        remove(model)
 
 
 def _is_worse(one: Tensor, other: Tensor) -> bool:

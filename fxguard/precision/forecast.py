@@ -11,7 +11,7 @@ from fxguard.errors import UsageError
 from fxguard.guard.instrumented import unwrapped
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.precision._plan import plan_of
-from fxguard.precision._trials import Trials
+from fxguard.precision._trials import Loss, Trials
 from fxguard.report.forecast import Forecast
 
 __all__ = ["forecast"]
@@ -20,7 +20,11 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 def forecast(
-    model: Module, *args: Any, dtype: torch.dtype = torch.float16, **kwargs: Any
+    model: Module,
+    *args: Any,
+    dtype: torch.dtype = torch.float16,
+    loss: Loss | None = None,
+    **kwargs: Any,
 ) -> Forecast:
     """Say which operations of a forward would fail in another dtype, before anybody tries.
 
@@ -43,6 +47,8 @@ def forecast(
         model: healthy in its own dtype, in the mode that it is to run in.
         args: what it is given.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
+        loss: for :meth:`Forecast.plan`, which runs backward then, too: a function of what the model
+            returns, or the key or attribute of it that is the loss.
         kwargs: what it is given by name.
 
     Returns:
@@ -59,6 +65,6 @@ def forecast(
     """
     if dtype not in DTYPES:
         raise UsageError(f"forecast takes torch.float16 or torch.bfloat16, and got {dtype}")
-    trials = Trials(unwrapped(model), args, kwargs, dtype)
+    trials = Trials(unwrapped(model), args, kwargs, dtype, loss)
     found, between = trials.forecast()
     return found.forecast(name_of_dtype(dtype), between, lambda: plan_of(trials, found))

@@ -9,9 +9,8 @@ from torch.nn import Module
 from fxguard.capture import dynamo
 from fxguard.capture.keeping import Keeping
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import check_can_instrument, find_guard
-from fxguard.guard.keeper import Keeper
+from fxguard.guard.instrumented import check_can_instrument, find_installed
+from fxguard.guard.keeper import Keeper, kept_in
 from fxguard.report.precision_plan import PrecisionPlan
 
 __all__ = ["keep_float32"]
@@ -37,7 +36,8 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
             They replace those of an earlier call.
 
     Returns:
-        The same object. :func:`fxguard.remove` takes it off. A plan that has nothing to keep
+        The same object. :func:`fxguard.remove` takes it off; where the model is instrumented, the
+        first call takes off the guard, the second one this. A plan that has nothing to keep
         leaves the model as it is.
 
     Raises:
@@ -53,11 +53,14 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
         return model
     if not globs:
         raise UsageError("keep_float32 needs at least one glob of what to keep")
-    there = find_guard(model)
+    there = find_installed(model)
     if there is None:
         check_can_instrument(model)
+        of_parts = kept_in(model)
+        if of_parts is not None:
+            globs = (*globs, *of_parts.globs)
         Keeper(model, Keeping(globs)).install()
-    elif isinstance(there, (Guard, Keeper)):
-        there.captures.keep(Keeping(globs))
+    else:
+        there.keep(Keeping(globs))
     dynamo.compile_again(model)
     return model

@@ -15,7 +15,8 @@ class PrecisionPlan:
     """What to keep in float32, for :func:`fxguard.keep_float32`.
 
     An error is that of the model's outputs, relative to the largest magnitude of each in float64;
-    infinite where an element is not finite and should be, NaN where it is not known.
+    infinite where an element is not finite and should be, NaN where it is not known. That of the
+    gradients of weights is relative to those of the model in its own dtype.
     """
 
     dtype: str  # all the rest: "float16"
@@ -25,10 +26,12 @@ class PrecisionPlan:
     of: int  # how many there are in the graphs
     verified: bool  # whether a run of this mix was finite, with no larger error than roundings make
     error: float  # of this mix
+    gradient_error: float  # likewise; NaN where there is no loss
     error_rounding: float  # of the dtype where nothing fails: of its roundings alone
     error_low: float  # of the model in the dtype alone
     error_wide: float  # of the model in its own dtype
     runs: int  # of the model, to find this out
+    draws: bool = False  # random numbers, which may be others in another dtype
     # What fails all the same: inputs and weights that the dtype does not hold, for example.
     remains: tuple[str, ...] = ()
 
@@ -42,11 +45,15 @@ class PrecisionPlan:
         lines = [
             what,
             *(f"  {glob}" for glob in self.operations),
-            f"{'verified' if self.verified else 'NOT verified'} with {self.mix} in {self.runs} runs:"
-            f" {_worded(self.error)} from float64",
-            f"  {self.dtype} alone: {_worded(self.error_low)}; its roundings alone: "
-            f"{_worded(self.error_rounding)}; the model as it is: {_worded(self.error_wide)}",
+            f"{'verified' if self.verified else 'NOT verified'} with {self.mix}, {self.runs} runs",
+            f"  error of the outputs: {_worded(self.error)}; {self.dtype} alone: "
+            f"{_worded(self.error_low)}; its roundings alone: {_worded(self.error_rounding)}; "
+            f"the model as it is: {_worded(self.error_wide)}",
         ]
+        if not math.isnan(self.gradient_error):
+            lines.append(f"  error of the gradients of weights: {_worded(self.gradient_error)}")
+        if self.draws:
+            lines.append("  it draws random numbers, and perhaps others in each dtype")
         lines += [f"still fails: {each}" for each in self.remains]
         return "\n".join(lines)
 

@@ -190,7 +190,7 @@ class Lockstep(Interpreter):
         if not wants:
             self.keep(node, low, low)
             return
-        if before is not None and _equal(before, RandomState.now((args, kwargs))):
+        if before is not None and before.is_same(RandomState.now((args, kwargs))):
             before = None
 
         ran = self.ran(node, args, kwargs, low, before)
@@ -295,12 +295,6 @@ def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
         return copy.as_strided(x.size(), x.stride(), x.storage_offset())
 
     return pytree.tree_map(moved, value)
-
-
-def _equal(one: RandomState, other: RandomState) -> bool:
-    pairs = [(one.cpu, other.cpu), *((s, other.devices[d]) for d, s in one.devices.items())]
-    pairs += [(a[1], b[1]) for a, b in zip(one.generators, other.generators, strict=True)]
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _positions(node: Node, kind: higher_order.HigherOrder, module: Any) -> set[int]:

@@ -1,0 +1,384 @@
+"""Operations that are kept in float32: what they give, in every way a model runs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import fxguard
+from fxguard.errors import FxguardError
+from support.masks import Function
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Residual(nn.Module):
+    """A stream that float16 does not hold, and a norm behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.norm = Norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.norm(x)
+
+
+KEPT = ["layers.*:linear", ":add", "norm:*"]
+
+
+def residual() -> Residual:
+    torch.manual_seed(0)
+    model = Residual()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.weight *= 4
+    return model
+
+
+X = torch.linspace(-4e4, 4e4, 32).view(4, 8)
+
+WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+    "eager": lambda model: model,
+    "compiled": lambda model: torch.compile(model, backend="aot_eager"),
+    "whole": lambda model: torch.compile(model, backend="aot_eager", fullgraph=True),
+    "around": lambda model: torch.compile(
+        lambda x: model(x) * 1, backend="aot_eager", fullgraph=True
+    ),
+    "instrumented": lambda model: fxguard.instrument(model),
+    "instrumented and compiled": lambda model: torch.compile(
+        fxguard.instrument(model), backend="aot_eager"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_in_float16_gives_what_it_gives_in_float32(way: str) -> None:
+    model = residual()
+    wanted = model(X)
+    low = copy.deepcopy(model).half()
+    assert not low(X.half()).isfinite().all()
+    run = WAYS[way](fxguard.keep_float32(low, KEPT))
+    found = run(X.half())
+    assert found.dtype is torch.float16
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-3, atol=2e-3)
+    found.float().pow(2).sum().backward()
+    assert {p.grad.dtype for p in low.parameters() if p.grad is not None} == {torch.float16}
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in low.parameters())
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_weights_are_cast_again_when_an_optimizer_has_changed_them(way: str) -> None:
+    model = fxguard.keep_float32(residual().half(), KEPT)
+    run = WAYS[way](model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        run(X.half()).float()[0, 0].backward()
+        optimizer.step()
+        fresh = fxguard.keep_float32(fxguard.remove(copy.deepcopy(model)), KEPT)
+        assert torch.equal(run(X.half()), fresh(X.half()))
+
+
+def test_a_write_through_data_is_seen_after_a_backward() -> None:
+    """Optimizers of others write so, and leave the version of a weight as it was."""
+    model = fxguard.keep_float32(nn.Linear(4, 4).half(), [":linear"])
+    x = torch.ones(2, 4).half()
+    model(x).sum().backward()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert not model(x).any()
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled", "whole"])
+def test_under_autocast(way: str) -> None:
+    model = residual()
+    wanted = model(X)
+    run = WAYS[way](fxguard.keep_float32(copy.deepcopy(model), KEPT))
+    with torch.autocast("cpu", torch.float16):
+        assert not model(X).isfinite().all()
+        found = run(X)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_autocast_inside_of_the_model() -> None:
+    model = residual()
+    wanted = model(X)
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.float16):
+                return self.model(x)
+
+    inside = fxguard.keep_float32(Inside(), ["model.layers.*:linear", "model:add"])
+    torch.testing.assert_close(inside(X), wanted)
+
+
+def test_with_a_grad_scaler() -> None:
+    model = fxguard.keep_float32(residual(), KEPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    before = [p.detach().clone() for p in model.parameters()]
+    with torch.autocast("cpu", torch.float16):
+        loss = model(X).float().pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**8  # no step was skipped
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+# Rewriting.
+
+BIG = torch.full((4,), 300.0)
+
+
+def clamped(x: Tensor) -> Tensor:
+    return (x * x).clamp(-65504.0, 65504.0) / 1e3
+
+
+def clamped_by_tensors(x: Tensor) -> Tensor:
+    y = x * x
+    limit = torch.where(torch.isinf(y).any(), 64504.0, 65504.0)
+    return y.clamp(min=-limit, max=limit) / 1e3
+
+
+def written(x: Tensor) -> Tensor:
+    y = x.clone()
+    y *= x
+    y[0] = 1.0
+    return y / 1e3
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    y = x * x
+    y.view(2, 2)[0] /= 2
+    return y / 1e3
+
+
+def of_two(x: Tensor) -> Tensor:
+    low, high = torch.split(x * x, 2)
+    return (low + high) / 1e3
+
+
+def cast(x: Tensor) -> Tensor:
+    return ((x * x).to(x.dtype).half().type_as(x).contiguous().view(2, 2) / 1e3).view(4)
+
+
+def made(x: Tensor) -> Tensor:
+    return (torch.full((4,), 9e4, dtype=x.dtype) + torch.zeros_like(x)) / 1e3 + x * 0
+
+
+REWRITTEN: list[tuple[Callable[[Tensor], Tensor], list[str]]] = [
+    (clamped, [":mul", ":clamp", ":div"]),
+    (clamped_by_tensors, [":mul", ":clamp", ":div"]),
+    (written, [":mul_", ":div"]),
+    (written_through_a_view, [":mul", ":div"]),
+    (of_two, [":mul", ":split", ":add", ":div"]),
+    (cast, [":mul", ":div"]),
+    (made, [":full", ":add#1", ":div"]),
+]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("function", "kept"), REWRITTEN, ids=[function.__name__ for function, _ in REWRITTEN]
+)
+def test_what_goes_with_kept_values(
+    function: Callable[[Tensor], Tensor], kept: list[str], backend: str
+) -> None:
+    model: Any = fxguard.keep_float32(Function(function), kept)
+    if backend != "eager":
+        model = torch.compile(model, backend=backend)
+    found = model(BIG.half())
+    wanted = function(BIG) if function is not clamped else BIG * BIG / 1e3
+    if function is clamped_by_tensors:
+        wanted = BIG * BIG / 1e3
+    torch.testing.assert_close(found, wanted.half())
+
+
+def test_an_input_that_is_written_holds_what_was_computed() -> None:
+    x = torch.full((4,), 200.0).half()
+    model = fxguard.keep_float32(Function(lambda y: y.mul_(2.0)), [":mul_"])
+    found = model(x)
+    assert torch.equal(found, torch.full((4,), 400.0).half())
+    assert torch.equal(x, found)
+
+
+def test_running_statistics_are_updated() -> None:
+    torch.manual_seed(0)
+    plain = nn.BatchNorm1d(3).half()
+    kept = fxguard.keep_float32(copy.deepcopy(plain), ["*"])
+    x = torch.randn(8, 3).half()
+    plain(x), kept(x)
+    torch.testing.assert_close(kept.running_mean, plain.running_mean)
+    torch.testing.assert_close(kept.running_var, plain.running_var, rtol=2e-3, atol=2e-3)
+
+
+def test_dropout_draws_what_it_draws_without() -> None:
+    x = torch.ones(64).half()
+    model = Function(lambda x: F.dropout(x, 0.5) * 2)
+    torch.manual_seed(0)
+    wanted = model(x)
+    after = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(fxguard.keep_float32(model, [":dropout"])(x), wanted)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_the_second_of_two_is_meant() -> None:
+    def twice(x: Tensor) -> Tensor:
+        return (x * x / 1e4) * 1e5 / 1e5
+
+    x = torch.full((4,), 200.0).half()  # 40000, 4, 4e5
+    first = fxguard.keep_float32(Function(twice), [":mul#1"])
+    assert not first(x).isfinite().all()
+    second = fxguard.keep_float32(Function(twice), [":mul#2", ":div#2"])
+    torch.testing.assert_close(second(x), torch.full((4,), 4.0).half())
+
+
+def test_the_checks_see_the_graph_that_runs() -> None:
+    model = fxguard.instrument(fxguard.keep_float32(residual().half(), KEPT))
+    model(X.half())
+    rows = {f.name: f.rows[-1] for f in fxguard.guard_of(model).frames() if f.kind == "pow"}
+    assert rows["norm"].abs_max > 65504
+    assert fxguard.guard_of(model).selftest()
+
+
+# Who asks for it, and how.
+
+
+def test_what_names_nothing_is_an_error_when_the_model_runs() -> None:
+    model = fxguard.keep_float32(nn.Linear(2, 2), ["encoder:linear"])
+    with pytest.raises(FxguardError, match=r"encoder:linear names no operation"):
+        model(torch.ones(1, 2))
+
+
+def test_one_glob_of_two_that_names_nothing_is_warned_of() -> None:
+    model = fxguard.keep_float32(nn.Linear(2, 2), [":linear", ":softmax"])
+    with pytest.warns(RuntimeWarning, match=":softmax names no operation"):
+        model(torch.ones(1, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.ones(1, 2))
+
+
+def test_no_glob_is_an_error() -> None:
+    with pytest.raises(FxguardError, match="at least one"):
+        fxguard.keep_float32(nn.Linear(2, 2), [])
+
+
+def test_what_runs_other_graphs_is_refused() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False)
+
+    model = fxguard.keep_float32(Checkpointed(), ["linear:linear"])
+    with pytest.raises(Exception, match="cannot be kept in float32"):
+        model(torch.ones(1, 2))
+
+
+def test_a_later_call_replaces_an_earlier_one() -> None:
+    model = fxguard.keep_float32(residual().half(), [":add"])
+    assert not model(X.half()).isfinite().all()
+    assert fxguard.keep_float32(model, KEPT)(X.half()).isfinite().all()
+
+
+def test_remove_takes_it_off() -> None:
+    model = residual().half()
+    before = set(model.__dict__)
+    wanted = model(X.half())
+    fxguard.keep_float32(model, KEPT)(X.half())
+    fxguard.remove(model)
+    assert set(model.__dict__) == before
+    torch.testing.assert_close(model(X.half()), wanted, equal_nan=True)
+    with pytest.raises(FxguardError):
+        fxguard.remove(model)
+
+
+def test_the_guard_comes_off_first() -> None:
+    for model in (
+        fxguard.instrument(fxguard.keep_float32(residual().half(), KEPT)),
+        fxguard.keep_float32(fxguard.instrument(residual().half()), KEPT),
+    ):
+        assert fxguard.remove(model)(X.half()).isfinite().all()
+        with pytest.raises(FxguardError, match="not instrumented"):
+            fxguard.guard_of(model)
+        assert not fxguard.remove(model)(X.half()).isfinite().all()
+
+
+def test_a_copy_keeps_what_its_original_keeps() -> None:
+    model = fxguard.keep_float32(residual().half(), KEPT)
+    wanted = model(X.half())
+    assert torch.equal(copy.deepcopy(model)(X.half()), wanted)
+    assert torch.equal(copy.deepcopy(fxguard.instrument(model))(X.half()), wanted)
+
+
+def test_it_is_pickled_as_the_plain_model() -> None:
+    model = fxguard.keep_float32(residual().half(), KEPT)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert not any(name.startswith("_fxguard") for name in loaded.__dict__)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+
+
+def test_another_shape_and_mode_are_kept_too() -> None:
+    model = fxguard.keep_float32(residual().half(), KEPT)
+    for rows in (4, 3, 2):
+        assert model(X[:rows].half()).isfinite().all()
+    with torch.inference_mode():
+        assert model.eval()(X.half()).isfinite().all()
+
+
+def test_a_script_that_is_watched_keeps_it_too() -> None:
+    model = fxguard.keep_float32(residual().half(), KEPT)
+    with fxguard.watch(model):
+        found = model(X.half())
+    assert found.isfinite().all()
+    assert torch.equal(model(X.half()), found)
+    fxguard.remove(model)
+    assert not model(X.half()).isfinite().all()
+
+
+def test_a_kept_part_of_an_instrumented_model() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = fxguard.keep_float32(residual().half(), KEPT)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x) * 1
+
+    model = Outer()
+    wanted = model(X.half())
+    assert wanted.isfinite().all()
+    assert torch.equal(fxguard.instrument(model)(X.half()), wanted)
+    assert torch.equal(fxguard.remove(model)(X.half()), wanted)
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.equal(whole(X.half()), wanted)
+    model = fxguard.keep_float32(Outer(), [":mul"])
+    assert torch.equal(model(X.half()), wanted)
