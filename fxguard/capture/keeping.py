@@ -93,15 +93,7 @@ class Keeping:
             for value in plan.values
             if value.role is Role.WEIGHT and value.argument is not None
         }
-        if self.names is not None:
-            plan = make_plan(graph_module, self.names, has_marks=False)
-        kept, used = set(), set()
-        for step, number in numbered(plan):
-            names = step.kind, f"{step.kind}#{number}"
-            for glob in self.globs:
-                if any(matches(glob, step.module, name) for name in names):
-                    kept.add(_outermost(step))
-                    used.add(glob)
+        kept = self.kept_of(graph_module, plan)
         if not kept:
             return graph_module, Float32Weights(())
         try:
@@ -109,9 +101,20 @@ class Keeping:
         except UsageError as error:
             self.refusal = error  # TorchDynamo may leave to Python what its backend does not take
             raise
-        for glob in used:
-            self.idle.pop(glob, None)
         return made.graph_module, Float32Weights(made.weights)
+
+    def kept_of(self, graph_module: GraphModule, plan: Plan) -> frozenset[str]:
+        """The nodes of a graph that are kept, by name."""
+        if self.names is not None:
+            plan = make_plan(graph_module, self.names, has_marks=False)
+        kept = set()
+        for step, number in numbered(plan):
+            names = step.kind, f"{step.kind}#{number}"
+            for glob in self.globs:
+                if any(matches(glob, step.module, name) for name in names):
+                    kept.add(_outermost(step))
+                    self.idle.pop(glob, None)
+        return frozenset(kept)
 
 
 def seen_from_outside(glob: str, part: str) -> tuple[str, ...]:

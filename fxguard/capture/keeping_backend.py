@@ -70,13 +70,16 @@ class KeepingBackend:
             plan = make_plan(graph_module, self.names, arguments, has_marks=False)
         restores = self.follows_python and changes_settings(graph_module)
         globs = self.keeping.globs
+        kept = self.keeping.kept_of(graph_module, plan)
         compiled, weights = self.compiled(graph_module, plan, example_inputs)
 
         def run(*args: Any) -> Any:
-            nonlocal compiled, weights, globs
+            nonlocal compiled, weights, globs, kept
             if self.is_eager and globs is not self.keeping.globs:
-                globs = self.keeping.globs
-                compiled, weights = self.compiled(graph_module, plan, args)
+                globs, before = self.keeping.globs, kept
+                kept = self.keeping.kept_of(graph_module, plan)
+                if kept != before:
+                    compiled, weights = self.compiled(graph_module, plan, args)
             restore = settings_now() if restores else None
             try:
                 return compiled(*args, *weights.of(args))

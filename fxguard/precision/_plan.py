@@ -41,7 +41,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     if most.is_finite:
         for glob in largest:
             smaller = [each for each in globs if each != glob]
-            tried = trials.error(smaller) if smaller else error_low
+            tried = trials.error(smaller, most) if smaller else error_low
             if tried.is_as_good(most, eps):
                 globs, error = smaller, tried
     kept = {each for each in found.counted if names.glob_of(each) in globs}
@@ -61,7 +61,10 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         error_wide=error_wide.outputs,
         runs=trials.runs,
         draws=found.draws,
-        remains=tuple(title for title, (_, step) in found.found.items() if step is None),
+        remains=(
+            *(title for title, (_, step) in found.found.items() if step is None),
+            *trials.outputs_beyond(),
+        ),
     )
 
 

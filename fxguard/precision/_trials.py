@@ -94,6 +94,7 @@ class Trials:
         low = copy.deepcopy(model)
         _make_plain(low)
         self.low = low.to(dtype)
+        self.dtypes: list[torch.dtype] = []  # of each output of the copy
         self.repaired: list[Tensor] = []  # outputs of the copy, where nothing of it fails
         self.wanted: list[Tensor | None] = []  # the same in float64
         self.gradients: dict[str, Tensor] = {}  # of weights, in the model's own dtype
@@ -116,6 +117,7 @@ class Trials:
                 "there is nothing to forecast: TorchDynamo captured no operation of this "
                 f"{type(self.model).__name__}"
             )
+        self.dtypes = [output.dtype for output in outputs]
         found = [graphs.reference_of(output) for output in outputs]
         self.wanted = [None if pair is None else pair[0] for pair in found]
         pairs = zip(outputs, found, strict=True)
@@ -143,15 +145,20 @@ class Trials:
             guard.uninstall()
         return graphs, outputs, guard.counted().between
 
-    def error(self, globs: Collection[str]) -> Error:
+    def error(self, globs: Collection[str], enough: Error | None = None) -> Error:
         """How far the copy is from what it should be, where operations are kept in float32.
 
         Args:
             globs: which ones.
+            enough: where outputs are worse than these, gradients do not matter any more.
         """
         self.keeping.globs = tuple(globs)
         self.keeper.install()
         try:
+            if enough is not None and self.loss is not None:
+                error = self.distance(*self._run(self.low, self._start()))
+                if not error.is_as_good(enough, torch.finfo(self.dtype).eps):
+                    return error
             return self.distance(*self._run(self.low, self._start(), self.loss))
         finally:
             self.keeper.put_away()
@@ -183,6 +190,17 @@ class Trials:
             if name in self.gradients
         ]
         return Error(max(of_outputs, default=math.nan), max(of_gradients, default=math.nan))
+
+    def outputs_beyond(self) -> list[str]:
+        """What the model returns in the dtype and the dtype does not hold, whatever is kept."""
+        found = []
+        for number, (dtype, wanted) in enumerate(zip(self.dtypes, self.wanted, strict=True)):
+            if wanted is None or wanted.is_complex() or not wanted.numel():
+                continue
+            needed = float(wanted.abs().where(wanted.isfinite(), 0).max())
+            if needed > torch.finfo(dtype).max:
+                found.append(f"output {number}, which needs {needed:.6g}")
+        return found
 
     def _start(self) -> Any:
         """Put the copy back to where it began, and give what it is given."""

@@ -32,7 +32,7 @@ class PrecisionPlan:
     error_wide: float  # of the model in its own dtype
     runs: int  # of the model, to find this out
     draws: bool = False  # random numbers, which may be others in another dtype
-    # What fails all the same: inputs and weights that the dtype does not hold, for example.
+    # What fails all the same: inputs, weights and outputs that the dtype does not hold.
     remains: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -54,7 +54,7 @@ class PrecisionPlan:
             lines.append(f"  error of the gradients of weights: {_worded(self.gradient_error)}")
         if self.draws:
             lines.append("  it draws random numbers, and perhaps others in each dtype")
-        lines += [f"still fails: {each}" for each in self.remains]
+        lines += [f"  {self.dtype} does not hold: {each}" for each in self.remains]
         return "\n".join(lines)
 
     __repr__ = __str__  # what an interactive session shows

@@ -79,7 +79,14 @@ def test_an_input_that_does_not_fit_cannot_be_kept() -> None:
     plan = fxguard.forecast(Function(lambda x: x / 1e3), torch.full((4,), 1e5)).plan()
     assert not plan
     assert plan.remains == ("input 0",)
-    assert "still fails: input 0" in str(plan)
+    assert "float16 does not hold: input 0" in str(plan)
+
+
+def test_neither_can_an_output() -> None:
+    plan = fxguard.forecast(Function(lambda x: x * 1e3), torch.full((4,), 1e3)).plan()
+    assert not plan
+    assert "NOT verified" in str(plan)
+    assert "float16 does not hold: output 0, which needs 1e+06" in str(plan)
 
 
 class Activation(nn.Module):
