@@ -13,6 +13,10 @@ Watching a model:
     DebugUnderflowOverflow                the class of transformers, as a drop-in
     detect_overflow, get_abs_min_max      one tensor
 
+Before a switch to float16 or bfloat16:
+    forecast                              what would fail there; its plan(): what to keep in float32
+    keep_float32                          keeps it there, without an edit of the model
+
 What it says:
     NonFiniteError                        str(error) is the verdict, error.report the Report
     Report, Frame, Row, Origin, Source    plain data: to_table(), to_json(), to_html()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.errors import FxguardError
-from precision.test_keep_float32 import X, residual
 from support.masks import Function
+from support.residual import X, residual
 
 
 def test_the_plan_of_a_stream_that_does_not_fit() -> None:

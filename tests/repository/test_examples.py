@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ EXAMPLES = {
     (*FXGUARD_RUN, BYT5): (3, "Detected inf/nan during batch_number=0"),
     ("examples/compiled_training.py",): (0, "operations in 1 graph"),
     ("-m", "pytest", "-q", "examples/numerical_tests.py"): (0, "5 passed"),
+    ("examples/repair.py",): (0, "verified with model.to(torch.float16)"),
     ("examples/trace_two_batches.py",): (0, "*** Finished batch number=3 ***"),
 }
 
@@ -93,3 +95,12 @@ def test_byt5_overflow_ends_at_the_multiplication():
     # The one line of advice names the same place.
     assert f"modeling_t5.py:{line}: {MULTIPLICATION}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_repaired_training_goes_on():
+    """In float16 the loss was NaN in the first step."""
+    printed = run_python("examples/repair.py").stdout
+    assert printed.startswith("in float16: batch 0: mul in encoder.block.0")
+    losses = printed.partition("losses in float16, repaired: ")[2].split()
+    assert len(losses) == 3
+    assert all(math.isfinite(float(loss)) for loss in losses)

@@ -58,7 +58,11 @@ def test_readme_shows_python_code():
 
 
 # What comments and sentences of a page say that its code prints.
+KEPT = (
+    "keep 2 of 5 operations in float32, the rest in float16\n  :mul\n  down:linear\nverified with"
+)
 PRINTED = {
+    "README.md": (KEPT,),
     "docs/recipes.md": (
         "batch 1: log made inf",
         "then mul made NaN",
@@ -67,6 +71,7 @@ PRINTED = {
         "in float16 2 of 5 operations fail",
         "  mul (shown_in_recipes.py:",
         "in bfloat16 none of 5 operations fails",
+        KEPT,
         "found 3 of 3 planted NaN in 1 graph",
     ),
     "docs/several-processes.md": ("rank 0: batch 0: argument `input` of Linear.forward: 8 +inf",),
@@ -129,7 +134,7 @@ def test_shown_output_is_the_real_one(tmp_path):
     """README.md's first Python block, saved as gated.py, prints what the page says."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = readme.partition("```python\n")[2].partition("```")[0]
-    verdict, frames = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    verdict, frames, plan = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
     (tmp_path / "gated.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "gated.py"],
@@ -140,4 +145,5 @@ def test_shown_output_is_the_real_one(tmp_path):
         check=False,
     )
     assert done.stdout == verdict, done.stderr
+    assert plan.startswith(KEPT)  # the second block, of which the numbers are one machine's
     assert done.stderr == f"{verdict.removeprefix('batch 0: ')}\n{frames}"
