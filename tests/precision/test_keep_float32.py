@@ -18,7 +18,6 @@ from fxguard.errors import FxguardError
 from support.masks import Function
 from support.residual import X, residual
 
-
 KEPT = ["layers.*:linear", ":add", "norm:*"]
 
 WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
