@@ -190,7 +190,7 @@ def _without_hiding(ran: Ran, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, 
 
     def hides(bound: Any) -> bool:
         if isinstance(bound, Tensor):
-            return bound.numel() == 1 and hides(float(bound))
+            return bound.numel() == 1 and hides(float(bound.detach()))
         number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
         return number and NEAR_LIMIT * limit <= abs(bound)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.capture.keeping import numbered
+from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
@@ -19,6 +20,7 @@ from fxguard.plan.plan import Place, Step
 from fxguard.records import title_of
 from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.report.precision_plan import PrecisionPlan
+from fxguard.rerun.backward_in_dtype import BackwardInDtype, gradients_in_float64
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_dtype import Failure, InDtype, Reference, failure_of
 from fxguard.rerun.other_values import RaisedOnOther
@@ -44,12 +46,25 @@ class _Known(NamedTuple):
     wide: Any  # the same in a run in float64 from the beginning
 
 
+@dataclasses.dataclass(slots=True)
+class _KeptRun:
+    """A run of a graph whose backward is to be looked at."""
+
+    run: GraphRun
+    wide: list[Any]  # its arguments in float64
+    others: list[Any]  # its arguments where all that failed before is repaired
+    outputs: list[Any]
+    bad: Mapping[Place, int]  # see Reference.bad
+    versions: list[int | None]  # of its arguments
+
+
 class Graphs:
     """The graphs of one forward in a dtype, each with what fails in it.
 
     Args:
         tensors: the weights and buffers of the model in its own dtype, by name.
         inputs: each tensor that the forward is given, and the same as the user gave it.
+        keeps_runs: whether :meth:`look_back` follows.
 
     Attributes:
         operations: how many ran.
@@ -60,8 +75,13 @@ class Graphs:
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], inputs: Sequence[tuple[Tensor, Tensor]]
+        self,
+        tensors: Mapping[str, Tensor],
+        inputs: Sequence[tuple[Tensor, Tensor]],
+        *,
+        keeps_runs: bool = False,
     ) -> None:
+        self.keeps_runs = keeps_runs
         self.tensors = dict(tensors)  # without those that a graph has written
         self.known: dict[int, _Known] = {}  # by id
         self.operations = 0
@@ -69,6 +89,8 @@ class Graphs:
         self.makers: dict[Operation, set[Operation]] = {}
         self.counted: set[Operation] = set()
         self.draws = False
+        self.backward: dict[str, tuple[Failure, Step | None]] = {}
+        self._kept: list[_KeptRun] = []  # where a backward is to be looked at
         self.found: dict[str, tuple[Failure, Step | None]] = {}
         self.not_judged: dict[str, str] = {}
         for number, (low, given) in enumerate(inputs):
@@ -99,6 +121,17 @@ class Graphs:
             self.not_judged |= dict.fromkeys(titles.values(), str(reason))
             return
         self._note_beyond(run, {*form.failures, *form.island})
+        if self.keeps_runs:
+            self._kept.append(
+                _KeptRun(
+                    dataclasses.replace(run),
+                    [each.wide for each in given],
+                    [each.other for each in given],
+                    list(outputs),
+                    reference.bad,
+                    [version_of(x) if is_float(x) else None for x in run.args],
+                )
+            )
         for output, other, high in zip(outputs, others, wide, strict=True):
             if is_float(output):
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
@@ -127,6 +160,57 @@ class Graphs:
                 if place in places:
                     self.beyond[name] = None
             makers |= dict.fromkeys(step.outputs, read if name is None else {name})
+
+    def look_back(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Look at the backward of each graph, the last one first.
+
+        Args:
+            gradients: what the model has returned, with the gradient of each.
+        """
+        for number, (output, gradient) in enumerate(gradients):
+            failure = failure_of(gradient.to(output.dtype), widened(gradient, torch.float64))
+            if failure is not None:
+                self.backward[f"output {number}"] = failure, None
+        incoming = {id(output): gradient for output, gradient in gradients}
+        while self._kept:
+            kept = self._kept.pop()
+            run = kept.run
+            titles = _titles(run)
+            come = {
+                position: incoming[id(output)]
+                for position, output in enumerate(leaves(kept.outputs))
+                if id(output) in incoming
+            }
+            if not come:
+                continue
+            assert run.args is not None
+            try:
+                if [version_of(x) if is_float(x) else None for x in run.args] != kept.versions:
+                    raise NotJudged("an input of the graph was changed before its backward")
+                made, found = gradients_in_float64(run, kept.wide, come)
+                form = BackwardInDtype(kept.bad, made)
+                _again(run, form, kept.others)
+            except (NotJudged, RaisedOnOther) as reason:
+                self.not_judged |= {f"backward of {x}": str(reason) for x in titles.values()}
+                continue
+            for position, gradient in found.items():
+                argument = run.args[position]
+                before = incoming.get(id(argument))
+                incoming[id(argument)] = gradient if before is None else before + gradient
+            self._note_backward(run, form, titles)
+
+    def _note_backward(
+        self, run: GraphRun, form: BackwardInDtype, titles: Mapping[Place, str]
+    ) -> None:
+        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+        for place, failure in form.backward.items():
+            title = titles.get(place, form.kinds[place])
+            found = failure, steps.get(place)
+            known = self.backward.get(title, found)
+            self.backward[title] = max(known, found, key=lambda pair: pair[0].severity)
+        # A gradient that vanishes is a matter of the scale of the loss.
+        grave = {p for p, failure in form.backward.items() if failure.problem != "underflow"}
+        self._note_beyond(run, {*grave, *form.beyond})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a tensor that a graph has returned is in float64; None where that is not known.
@@ -179,6 +263,17 @@ class Graphs:
                 title, source=None if step is None else step.source, **dataclasses.asdict(failure)
             )
             for title, (failure, step) in worst
+        ]
+        rows += [
+            ForecastRow(
+                title,
+                source=None if step is None else step.source,
+                backward=True,
+                **dataclasses.asdict(failure),
+            )
+            for title, (failure, step) in sorted(
+                self.backward.items(), key=lambda item: item[1][0].severity, reverse=True
+            )
         ]
         not_judged = tuple(self.not_judged.items())
         return Forecast(dtype, tuple(rows), self.operations, between, not_judged, planner)

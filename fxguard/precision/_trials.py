@@ -111,30 +111,37 @@ class Trials:
         Raises:
             FxguardError: where it does not run, or nothing of it was captured.
         """
-        graphs, outputs, between = self.judged()
+        graphs, outputs, between = self.judged(keeps_runs=self.loss is not None)
         if not graphs.operations:
             raise UsageError(
                 "there is nothing to forecast: TorchDynamo captured no operation of this "
                 f"{type(self.model).__name__}"
             )
+        if self.loss is not None:
+            pairs = zip(outputs, self._output_gradients(), strict=True)
+            graphs.look_back([(output, x) for output, x in pairs if x is not None])
         self.dtypes = [output.dtype for output in outputs]
         found = [graphs.reference_of(output) for output in outputs]
         self.wanted = [None if pair is None else pair[0] for pair in found]
-        pairs = zip(outputs, found, strict=True)
-        self.repaired = [output if pair is None else pair[1] for output, pair in pairs]
+        self.repaired = [
+            output if pair is None else pair[1] for output, pair in zip(outputs, found, strict=True)
+        ]
         return graphs, between
 
-    def judged(self, globs: Collection[str] = ()) -> tuple[Graphs, list[Tensor], int]:
+    def judged(
+        self, globs: Collection[str] = (), *, keeps_runs: bool = False
+    ) -> tuple[Graphs, list[Tensor], int]:
         """Run the copy with operations kept in float32, and look at each operation.
 
         Args:
             globs: which ones.
+            keeps_runs: whether a look at the backward follows.
 
         Returns:
             What was found, what the model returned, how many operations ran between graphs.
         """
         given = self._start()
-        graphs = Graphs(_tensors_of(self.model), _pairs(given, self.given))
+        graphs = Graphs(_tensors_of(self.model), _pairs(given, self.given), keeps_runs=keeps_runs)
         options = Options(on_detect=lambda report: None, backward=False)
         guard = Guard(self.low, options, Plugins(hear=graphs.hear))
         guard.captures.keep(Keeping(tuple(globs)))
@@ -144,6 +151,16 @@ class Trials:
         finally:
             guard.uninstall()
         return graphs, outputs, guard.counted().between
+
+    def _output_gradients(self) -> list[Tensor | None]:
+        """The gradient of the loss with respect to each output, in the model's own dtype."""
+        assert self.loss is not None
+        output = self._plain_output()
+        apart = pytree.tree_map(lambda x: x.detach().requires_grad_() if is_float(x) else x, output)
+        with torch.enable_grad():
+            loss = loss_of(apart, self.loss)
+            leaves = [x for x in pytree.tree_leaves(apart) if is_float(x)]
+            return list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
     def error(self, globs: Collection[str], enough: Error | None = None) -> Error:
         """How far the copy is from what it should be, where operations are kept in float32.
@@ -165,15 +182,24 @@ class Trials:
 
     def error_wide(self) -> Error:
         """The same of the model in its own dtype; from then on gradients are compared with its."""
-        model = copy.deepcopy(self.model)  # whose buffers may be written
-        _make_plain(model)
-        given = pytree.tree_map_only(Tensor, torch.clone, self.given)
-        outputs, self.gradients = self._run(model, given, self.loss)
+        outputs, self.gradients = self._run(*self._plain(), self.loss)
         self.wanted = [  # the reference took over what the dtype has spoiled, where it had to
             output if wanted is None or _is_worse(wanted, output) else wanted
             for wanted, output in zip(self.wanted, outputs, strict=True)
         ]
         return self.distance(outputs, {})
+
+    def _plain(self) -> tuple[Module, Any]:
+        """A copy of the model in its own dtype, whose buffers may be written, and its inputs."""
+        model = copy.deepcopy(self.model)
+        _make_plain(model)
+        return model, pytree.tree_map_only(Tensor, torch.clone, self.given)
+
+    def _plain_output(self) -> Any:
+        model, (args, kwargs) = self._plain()
+        self.runs += 1
+        with torch.no_grad(), random_state_kept((args, kwargs)):
+            return model(*args, **kwargs)
 
     def distance(self, outputs: list[Tensor], gradients: Mapping[str, Tensor]) -> Error:
         """How far outputs are from those in float64, and gradients from those of the model."""
@@ -236,11 +262,22 @@ class Trials:
 
 
 def loss_of(output: Any, loss: Loss) -> Tensor:
-    """The loss of what a model has returned."""
+    """The loss of what a model has returned.
+
+    Raises:
+        FxguardError: where it is not one number that can be differentiated.
+    """
+    found: Any
     if callable(loss):
-        return loss(output)
-    is_attribute = isinstance(loss, str) and hasattr(output, loss)
-    return getattr(output, loss) if is_attribute else output[loss]  # type: ignore[no-any-return, arg-type]
+        found = loss(output)
+    elif isinstance(loss, str) and hasattr(output, loss):
+        found = getattr(output, loss)
+    else:
+        found = output[loss]
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise UsageError(f"the loss has to be one number that has a gradient, and is of {what}")
+    return found
 
 
 def _make_plain(model: Module) -> None:

@@ -30,10 +30,16 @@ class ForecastRow:
     share: float  # of its elements: not finite, or 0, that should not be
     error: float  # the largest, relative to the largest magnitude; inf where one is not finite
     source: Source | None = None
+    backward: bool = False  # it is the gradient that this operation hands back to its operands
 
     def __str__(self) -> str:
         where = f" ({self.source.place})" if self.source else ""
-        return f"{self.operation}{where}: {self.problem}, {self.why}"
+        return f"{self.title}{where}: {self.problem}, {self.why}"
+
+    @property
+    def title(self) -> str:
+        """``encoder.block.0 linear``, ``backward of encoder.block.0 linear``."""
+        return f"backward of {self.operation}" if self.backward else self.operation
 
     @property
     def why(self) -> str:
@@ -97,12 +103,13 @@ class Forecast:
     __repr__ = __str__  # what an interactive session shows
 
     def _headline(self) -> str:
-        found = (
-            f"{len(self.rows)} of {self.operations} operations fail"
-            if self.rows
-            else (f"none of {self.operations} operations fails")
-        )
+        forward = sum(not row.backward for row in self.rows)
+        found = f"{forward} of {self.operations} operations fail"
+        if not forward:
+            found = f"none of {self.operations} operations fails"
         line = f"in {self.dtype} {found}"
+        if backward := len(self.rows) - forward:
+            line += f", and the backward of {backward}"
         if self.between:
             line += f"; not looked at: {self.between} between graphs"
         if self.not_judged:
@@ -118,7 +125,7 @@ class Forecast:
         headers = ("operation", "problem", "needed", "share", "error", "line")
         cells = [
             (
-                row.operation,
+                row.title,
                 row.problem,
                 f"{row.needed:.3g}",
                 f"{row.share:.2g}",

@@ -28,7 +28,7 @@ from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.other_values import AsTheModel, Repaired, rounded
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["Failure", "InDtype", "Reference", "failure_of"]
+__all__ = ["ROUNDINGS", "Failure", "InDtype", "Reference", "failure_of"]
 
 ROUNDINGS = 32  # in units of the dtype's eps: an error from here on is none of one operation alone
 SHARE = 0.5  # of elements that are not 0 in float64, and 0 in the dtype
