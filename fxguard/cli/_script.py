@@ -11,7 +11,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["find_module", "run_module", "run_script"]
+__all__ = ["find_module", "run_any", "run_module", "run_script"]
+
+
+def run_any(module: str | None, rest: list[str]) -> None:
+    """Run a module with its arguments; without one, the script that these begin with."""
+    if module is not None:
+        run_module(module, rest)
+    else:
+        run_script(Path(rest[0]), rest[1:])
 
 
 def run_script(path: Path, args: list[str]) -> None:

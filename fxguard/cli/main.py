@@ -16,7 +16,7 @@ import fxguard
 from fxguard import netcheck
 from fxguard.cli._ending import DETECTED, end, last_line, say
 from fxguard.cli._processes import SWITCH
-from fxguard.cli._script import find_module, run_module, run_script
+from fxguard.cli._script import find_module, run_any
 from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
 from fxguard.cli._traces import add_commands
 from fxguard.guard.options import Options
@@ -70,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also write the last report here: a page where the name ends in .html, JSON where it "
         "ends in .json, else text",
+    )
+    run.add_argument(
+        "--forecast",
+        choices=("float16", "bfloat16"),
+        help="say what would overflow, underflow or be rounded away in this dtype in the first "
+        "step of the script, and end it there with status 0",
     )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -158,6 +164,8 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         settings = {}
     except fxguard.FxguardError as error:
         return _wrong(str(error))
+    if given.forecast is not None:
+        return _forecast(given.forecast, given.module, rest)
     settings |= {name: value for name, value in vars(given).items() if name in NAMES}
     if (problem := _cannot_write(settings)) is not None:
         return _wrong(problem)
@@ -203,6 +211,16 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv, []
 
 
+def _forecast(dtype: str, module: str | None, rest: list[str]) -> int:
+    os.environ.pop(SWITCH, None)
+    from fxguard.cli._forecast import FirstStep
+
+    with FirstStep(dtype).watching():
+        run_any(module, rest)
+    say(f"no model was called: there is nothing to forecast in {dtype}")
+    return 0
+
+
 def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
     os.environ.pop(SWITCH, None)  # or importing torch would watch this process, too
     from fxguard.cli._session import Session
@@ -215,10 +233,7 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
     own_end: SystemExit | None = None
     try:
         with session.watching():
-            if module is not None:
-                run_module(module, rest)
-            else:
-                run_script(Path(rest[0]), rest[1:])
+            run_any(module, rest)
     except SystemExit as raised:
         own_end = raised
     except Exception as raised_by_script:

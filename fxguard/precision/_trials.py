@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -102,8 +102,11 @@ class Trials:
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
 
-    def forecast(self) -> tuple[Graphs, int]:
+    def forecast(self, gradients: Sequence[Tensor | None] | None = None) -> tuple[Graphs, int]:
         """Run the copy as it is.
+
+        Args:
+            gradients: of its outputs, where they are known; else they are those of the loss.
 
         Returns:
             What was found, and how many operations ran between graphs.
@@ -111,14 +114,16 @@ class Trials:
         Raises:
             FxguardError: where it does not run, or nothing of it was captured.
         """
-        graphs, outputs, between = self.judged(keeps_runs=self.loss is not None)
+        if gradients is None and self.loss is not None:
+            gradients = self._output_gradients()
+        graphs, outputs, between = self.judged(keeps_runs=gradients is not None)
         if not graphs.operations:
             raise UsageError(
                 "there is nothing to forecast: TorchDynamo captured no operation of this "
                 f"{type(self.model).__name__}"
             )
-        if self.loss is not None:
-            pairs = zip(outputs, self._output_gradients(), strict=True)
+        if gradients is not None:
+            pairs = zip(outputs, gradients, strict=True)
             graphs.look_back([(output, x) for output, x in pairs if x is not None])
         self.dtypes = [output.dtype for output in outputs]
         found = [graphs.reference_of(output) for output in outputs]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from fxguard.errors import UsageError
@@ -14,7 +16,7 @@ from fxguard.precision._plan import plan_of
 from fxguard.precision._trials import Loss, Trials
 from fxguard.report.forecast import Forecast
 
-__all__ = ["forecast"]
+__all__ = ["DTYPES", "forecast", "forecast_of_step"]
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -26,7 +28,7 @@ def forecast(
     loss: Loss | None = None,
     **kwargs: Any,
 ) -> Forecast:
-    """Say which operations of a forward would fail in another dtype, before anybody tries.
+    """Say which operations of a model would fail in another dtype, before anybody tries.
 
     A copy of the model runs in ``dtype``, so that its casts, masks and branches are those of
     ``dtype``. Each operation of its graphs runs on what the operations before it left, and once
@@ -40,6 +42,9 @@ def forecast(
       of an operation that was given a number (an eps) that is 0 in ``dtype``.
     - *rounding*: the largest error is over 32 ``eps`` of the largest element.
 
+    With a loss each operation's backward runs likewise: alone, on the gradient that it has in
+    float64. An error there is none where what is summed cancels.
+
     Weights and inputs that ``dtype`` does not hold are listed, too. The model, its buffers and the
     random state stay as they were. What is said holds for the device that the model is on.
 
@@ -47,16 +52,16 @@ def forecast(
         model: healthy in its own dtype, in the mode that it is to run in.
         args: what it is given.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
-        loss: for :meth:`Forecast.plan`, which runs backward then, too: a function of what the model
-            returns, or the key or attribute of it that is the loss.
+        loss: to look at the backward, too, and for :meth:`Forecast.plan` to run it: a function of
+            what the model returns, or the key or attribute of it that is the loss.
         kwargs: what it is given by name.
 
     Returns:
         What fails, the worst first.
 
     Raises:
-        FxguardError: for another dtype, and when the model does not run in ``dtype`` or TorchDynamo
-            captured nothing of it.
+        FxguardError: for another dtype, where the loss is not one number, when the model does not
+            run in ``dtype``, and when TorchDynamo captured nothing of it.
 
     Example:
         >>> print(fxguard.forecast(model, x))
@@ -68,3 +73,23 @@ def forecast(
     trials = Trials(unwrapped(model), args, kwargs, dtype, loss)
     found, between = trials.forecast()
     return found.forecast(name_of_dtype(dtype), between, lambda: plan_of(trials, found))
+
+
+def forecast_of_step(
+    model: Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype,
+    gradients: Sequence[Tensor | None] | None,
+) -> Forecast:
+    """A forecast of a step whose backward has run: what came to the model's outputs is known.
+
+    Args:
+        model: as it was before the step.
+        args: what it was given.
+        kwargs: likewise.
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        gradients: of the floating-point tensors that it returned; None without a backward.
+    """
+    found, between = Trials(model, args, kwargs, dtype).forecast(gradients)
+    return found.forecast(name_of_dtype(dtype), between)

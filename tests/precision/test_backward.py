@@ -176,7 +176,5 @@ def test_a_key_or_an_attribute_names_the_loss() -> None:
     assert fxguard.forecast(model, torch.ones(1, 2), loss="loss").rows
     both = Function(lambda x: (x.sum(), x))
     assert fxguard.forecast(both, torch.ones(2), loss=0).operations == 1
-    with pytest.raises(
-        FxguardError, match=r"has a gradient, and is of shape \[2\]"
-    ):
+    with pytest.raises(FxguardError, match=r"has a gradient, and is of shape \[2\]"):
         fxguard.forecast(both, torch.ones(2), loss=1)

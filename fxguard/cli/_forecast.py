@@ -1,0 +1,151 @@
+"""``fxguard run --forecast``: what the first step of a script would do in another dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard.capture.dynamo import leave_to_python
+from fxguard.errors import FxguardError
+from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import is_float
+from fxguard.guard.instrumented import unwrapped
+from fxguard.guard.outermost import is_traced, pays_to_capture
+from fxguard.precision.forecast import DTYPES, forecast_of_step
+
+__all__ = ["NAMES", "FirstStep"]
+
+NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+
+
+@dataclass(eq=False)
+class Call:
+    """The first call of a model, as it was before it ran."""
+
+    module: Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    training: dict[str, bool]  # of each module
+    buffers: dict[str, Tensor]
+    random_state: RandomState
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # of its outputs, by position
+    outputs: int = 0
+
+
+class FirstStep:
+    """Runs a script up to the end of its first backward, prints forecasts, and ends it.
+
+    Each outermost module that has weights or buffers has one, of its first call. Without a backward
+    the second call of a module ends the script, or the script itself does.
+
+    Args:
+        dtype: "float16" or "bfloat16".
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self._calls: dict[int, Call] = {}
+        self._local = threading.local()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While a script runs; raises SystemExit when its first step has ended."""
+        call, backward = Module.__call__, torch.autograd.backward
+        Module.__call__ = self._make_call(call)  # type: ignore[method-assign]
+
+        def backward_and_end(*args: Any, **kwargs: Any) -> None:
+            backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            if self._calls:
+                self._end()
+
+        torch.autograd.backward = backward_and_end
+        try:
+            yield
+            if self._calls:
+                self._end()
+        finally:
+            Module.__call__ = call  # type: ignore[method-assign]
+            torch.autograd.backward = backward
+
+    def _make_call(self, original: Any) -> Any:
+        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+            inside = torch.compiler.is_dynamo_compiling() or getattr(self._local, "inside", False)
+            target = unwrapped(module)
+            if inside or is_traced() or not pays_to_capture(target):
+                return original(module, *args, **kwargs)
+            if id(target) in self._calls:
+                self._end()
+            self._local.inside = True
+            try:
+                entered = self._entered(target, args, kwargs)
+                output = original(module, *args, **kwargs)
+                self._listen(entered, output)
+            finally:
+                self._local.inside = False
+            self._calls[id(target)] = entered
+            return output
+
+        leave_to_python(call)
+        return call
+
+    def _entered(self, target: Module, args: Any, kwargs: Any) -> Call:
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda x: x.detach().clone(), copy.copy((args, kwargs))
+        )
+        return Call(
+            target,
+            args,
+            kwargs,
+            {name: part.training for name, part in target.named_modules()},
+            {name: x.detach().clone() for name, x in target.named_buffers()},
+            RandomState.now((args, kwargs)),
+        )
+
+    def _listen(self, entered: Call, output: Any) -> None:
+        """Keep the gradient of each output, as it comes from outside of the model."""
+        leaves = [x for x in pytree.tree_leaves(output) if is_float(x)]
+        entered.outputs = len(leaves)
+        for position, leaf in enumerate(leaves):
+            if leaf.requires_grad:
+
+                def keep(gradient: Tensor, position: int = position) -> None:
+                    entered.gradients[position] = gradient.detach().clone()
+
+                leaf.register_hook(keep)
+
+    def _end(self) -> NoReturn:
+        """Print what would happen, and end the script."""
+        calls, self._calls = list(self._calls.values()), {}
+        self._local.inside = True  # what follows is no part of the script
+        for each in calls:
+            model = copy.deepcopy(each.module)
+            for name, part in model.named_modules():
+                part.training = each.training.get(name, part.training)
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    if name in each.buffers:
+                        buffer.copy_(each.buffers[name])
+            each.random_state.restore()
+            gradients = None
+            if each.gradients:
+                gradients = [each.gradients.get(position) for position in range(each.outputs)]
+            try:
+                with contextlib.ExitStack() as stack:
+                    for device in ("cpu", "cuda"):
+                        stack.enter_context(torch.autocast(device, enabled=False))
+                    found = forecast_of_step(model, each.args, each.kwargs, self.dtype, gradients)
+            except FxguardError as error:
+                print(f"{type(each.module).__name__}: {error}", flush=True)
+                continue
+            print(f"{type(each.module).__name__}: {found}", flush=True)
+        sys.exit(0)

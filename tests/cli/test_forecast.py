@@ -1,0 +1,106 @@
+"""``fxguard run --forecast``: what the first step of a script would do in another dtype."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.up(x) * {factor}).pow(2)
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    loss = model(torch.randn(8, 4)).sum() * {scale}
+    loss.backward()
+    optimizer.step()
+    print("step", step)
+"""
+
+
+def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(code, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-m", "fxguard", "run", *options, "train.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_first_step_is_forecast_and_ends_the_script(tmp_path: Path) -> None:
+    done = run(tmp_path, TRAIN.format(factor=1e5, scale=1), "--forecast", "float16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Net: in float16 1 of 4 operations fail")
+    assert "mul (train.py:11): overflow, needs " in done.stdout
+    assert "step" not in done.stdout
+
+
+def test_the_gradient_that_the_script_hands_in_is_looked_at(tmp_path: Path) -> None:
+    done = run(tmp_path, TRAIN.format(factor=1, scale=1e-9), "--forecast", "float16")
+    assert done.returncode == 0, done.stderr
+    assert "none of 4 operations fails, and the backward of " in done.stdout
+    assert "underflow" in done.stdout
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    done = run(tmp_path, TRAIN.format(factor=1e5, scale=1), "--forecast", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    assert "Net: in bfloat16 none of 4 operations fails" in done.stdout
+
+
+def test_without_a_backward_the_second_call_ends_it(tmp_path: Path) -> None:
+    code = """
+import torch
+model = torch.nn.Linear(2, 2).eval()
+for step in range(3):
+    with torch.no_grad():
+        model(torch.ones(1, 2) * 1e5)
+    print("step", step)
+"""
+    done = run(tmp_path, code, "--forecast", "float16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step 0\nLinear: in float16 ")
+    assert "input 0: overflow, needs 100000, float16 holds 65504" in done.stdout
+    assert "step 1" not in done.stdout
+
+
+def test_two_models_of_one_step(tmp_path: Path) -> None:
+    code = """
+import torch
+first, last = torch.nn.Linear(2, 2), torch.compile(torch.nn.Bilinear(2, 2, 1), backend="aot_eager")
+x = first(torch.ones(1, 2))
+last(x, x).sum().backward()
+raise AssertionError("not reached")
+"""
+    done = run(tmp_path, code, "--forecast", "float16")
+    assert done.returncode == 0, done.stderr
+    assert "Linear: in float16 none of 1 operations fails" in done.stdout
+    assert "Bilinear: in float16 none of 1 operations fails" in done.stdout
+
+
+def test_a_script_without_a_model_says_so(tmp_path: Path) -> None:
+    done = run(tmp_path, "print('done')", "--forecast", "float16")
+    assert done.returncode == 0
+    assert "no model was called" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8"])
+def test_another_dtype_is_refused(tmp_path: Path, dtype: str) -> None:
+    done = run(tmp_path, "", "--forecast", dtype)
+    assert done.returncode == 2
+    assert "float16" in done.stderr
