@@ -110,7 +110,9 @@ class CheckingBackend:
             plan = read(graph_module, arguments=arguments)
             weights = Float32Weights(())
             if self.keeping is not None:
-                graph_module, weights = self.keeping.rewritten(graph_module, plan)
+                graph_module, weights = self.keeping.rewritten(
+                    graph_module, plan, weights_stay=self.weights_stay
+                )
                 for position, original in enumerate(weights.positions, len(example_inputs)):
                     arguments[position] = arguments[original]
                 example_inputs = [*example_inputs, *weights.of(example_inputs)]

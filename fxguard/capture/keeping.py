@@ -77,13 +77,15 @@ class Keeping:
         return Keeping(seen, names)
 
     def rewritten(
-        self, graph_module: GraphModule, plan: Plan
+        self, graph_module: GraphModule, plan: Plan, *, weights_stay: bool
     ) -> tuple[GraphModule, Float32Weights]:
         """A graph with its kept operations in float32.
 
         Args:
             graph_module: the graph; itself where nothing of it is kept.
             plan: its plan.
+            weights_stay: whether weights are there between two runs. FSDP frees them, and copies
+                would hold them together: they are cast at each run.
 
         Returns:
             What to run, and what gives the inputs that it has besides those of the graph.
@@ -91,7 +93,7 @@ class Keeping:
         weights = {
             value.argument
             for value in plan.values
-            if value.role is Role.WEIGHT and value.argument is not None
+            if value.role is Role.WEIGHT and value.argument is not None and weights_stay
         }
         kept = self.kept_of(graph_module, plan)
         if not kept:

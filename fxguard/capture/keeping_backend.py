@@ -35,6 +35,7 @@ class KeepingBackend:
         names: ``id(module)`` to qualified name.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         refresh: brings both up to date; called before a graph is read.
+        weights_stay: whether weights are there between two runs.
         follows_python: whether nobody asked for a compiler.
     """
 
@@ -46,6 +47,7 @@ class KeepingBackend:
         tensors: Mapping[int, tuple[Role, str]],
         refresh: Callable[[], None],
         *,
+        weights_stay: bool = True,
         follows_python: bool = False,
     ) -> None:
         self.is_eager = inner == "eager"
@@ -54,6 +56,7 @@ class KeepingBackend:
         self.names = names
         self.tensors = tensors
         self.refresh = refresh
+        self.weights_stay = weights_stay
         self.follows_python = follows_python
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -95,7 +98,9 @@ class KeepingBackend:
     ) -> tuple[Callable[..., Any], Float32Weights]:
         """What runs a graph, and what gives the inputs that it has besides those of the graph."""
         with torch._C.DisableTorchFunction():
-            rewritten, weights = self.keeping.rewritten(graph_module, plan)
+            rewritten, weights = self.keeping.rewritten(
+                graph_module, plan, weights_stay=self.weights_stay
+            )
             if self.is_eager:
                 rewritten = with_repeatable_checkpoints(without_marks(rewritten))
             given = [*example_inputs, *weights.of(example_inputs)]

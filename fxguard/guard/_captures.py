@@ -125,6 +125,7 @@ class Captures:
                 names.modules,
                 names.tensors,
                 names.read,
+                weights_stay=names.weights_stay,
                 follows_python=follows_python,
             )
         backend = CheckingBackend(

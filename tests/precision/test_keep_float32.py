@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import fxguard
 from fxguard.errors import FxguardError
 from support.masks import Function
 from support.residual import X, residual
+from support.torchrun import torchrun
 
 KEPT = ["layers.*:linear", ":add", "norm:*"]
 
@@ -347,3 +349,53 @@ def test_a_kept_part_of_an_instrumented_model() -> None:
     assert torch.equal(whole(X.half()), wanted)
     model = fxguard.keep_float32(Outer(), [":mul"])
     assert torch.equal(model(X.half()), wanted)
+
+
+RANKS = """
+import sys
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+import fxguard
+from support.residual import X, residual
+from support.torchrun import torchrun
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+model = fxguard.keep_float32(residual().half(), ["layers.*:linear", ":add", "norm:*"])
+wrapped = nn.parallel.DistributedDataParallel(model) if "ddp" in sys.argv else fully_shard(model)
+optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+for step in range(3):
+    optimizer.zero_grad()
+    loss = wrapped(X[rank * 2 : rank * 2 + 2].half()).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite(), loss
+if "ddp" in sys.argv:  # one process that sees both halves does the same
+    alone = fxguard.keep_float32(residual().half(), ["layers.*:linear", ":add", "norm:*"])
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        alone(X.half()).float().pow(2).mean().backward()
+        optimizer.step()
+    for a, b in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3)
+print("rank", rank, "is done")
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch was built without gloo",
+)
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_on_two_ranks(wrapper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    script = tmp_path / "train.py"
+    script.write_text(RANKS, encoding="utf-8")
+    ran = torchrun(script, wrapper)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.count("is done") == 2
