@@ -113,6 +113,7 @@ class _Rewriting:
         }
         self.copied: dict[int, Node] = {}  # position of a weight to the input that is its copy
         self.widened: dict[Node, Node] = {}  # what nobody writes, to its cast
+        self.bounded: dict[Node, tuple[Any, Any]] = {}  # what is clamped: its arguments before
         self.ours = set(self.kept)
         # That of the capture; TorchDynamo has another one at hand for its backends.
         self.fake_mode = next(
@@ -192,6 +193,7 @@ class _Rewriting:
         if node.op == "call_method" and node.target in CASTS_TO_LOW:
             node.target = "float"
         if call.kind in tables.LIMITERS and is_low(self.was[call.first]):
+            self.bounded[node] = (node.args, node.kwargs)
             self._lift_bounds(node, limit_of(dtype_of(self.was[call.first])))
         self._set_example(node)
         for operand in casts.keys() & set(call.written):
@@ -234,10 +236,23 @@ class _Rewriting:
         if call.in_place and call.in_place[0] not in self.kept:
             low = call.in_place[0]  # which has been written
         else:
-            with self.graph.inserting_after(node):
-                low = self._put(node, "to", node, self.was[node].dtype)
+            last = self._bounded(node)
+            with self.graph.inserting_after(last):
+                low = self._put(node, "to", last, self.was[node].dtype)
         for user in others:
             user.replace_input_with(node, low)
+
+    def _bounded(self, node: Node) -> Node:
+        """A kept value as others are to have it: within bounds that were lifted for kept ones."""
+        if node not in self.bounded or self.calls[node].in_place:
+            return node
+        args, kwargs = self.bounded[node]
+        with self.graph.inserting_after(node):
+            bounded = self.graph.create_node(node.op, node.target, args, kwargs, f"{PUT_IN}bounded")
+        bounded.replace_input_with(args[0] if args else kwargs["input"], node)
+        bounded.meta.update(node.meta)
+        self.ours.add(bounded)
+        return bounded
 
     def _lift_bounds(self, node: Node, limit: float) -> None:
         """Lift what hides an overflow of the low dtype among the bounds of an operation."""

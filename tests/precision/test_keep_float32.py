@@ -185,6 +185,19 @@ def test_what_goes_with_kept_values(
     torch.testing.assert_close(found, wanted.half())
 
 
+def test_others_have_a_clamped_value_within_its_bounds() -> None:
+    """What hides an overflow is lifted for kept operations only."""
+    model = fxguard.keep_float32(
+        Function(
+            lambda x: ((x * x).clamp(-65504.0, 65504.0), (x * x).clamp(-65504.0, 65504.0) / 4)
+        ),
+        [":mul", ":clamp", ":div"],
+    )
+    clamped, quarter = model(BIG.half())
+    assert torch.equal(clamped, torch.full((4,), 65504.0).half())
+    assert torch.equal(quarter, torch.full((4,), 22500.0).half())
+
+
 def test_an_input_that_is_written_holds_what_was_computed() -> None:
     x = torch.full((4,), 200.0).half()
     model = fxguard.keep_float32(Function(lambda y: y.mul_(2.0)), [":mul_"])
