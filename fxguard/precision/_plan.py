@@ -44,6 +44,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
             tried = trials.error(smaller, most) if smaller else error_low
             if tried.is_as_good(most, eps):
                 globs, error = smaller, tried
+    beyond = trials.outputs_beyond()
     kept = {each for each in found.counted if names.glob_of(each) in globs}
     return PrecisionPlan(
         dtype=name_of_dtype(trials.dtype),
@@ -63,7 +64,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         draws=found.draws,
         remains=(
             *(title for title, (_, step) in found.found.items() if step is None),
-            *trials.outputs_beyond(),
+            *beyond,
         ),
     )
 

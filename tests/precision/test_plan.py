@@ -89,6 +89,14 @@ def test_neither_can_an_output() -> None:
     assert "float16 does not hold: output 0, which needs 1e+06" in str(plan)
 
 
+def test_an_output_that_a_clamp_cuts_off_is_not_verified() -> None:
+    plan = fxguard.forecast(
+        Function(lambda x: (x * x).clamp(-65504.0, 65504.0)), torch.full((4,), 400.0)
+    ).plan()
+    assert not plan
+    assert plan.remains == ("output 0, which needs 160000",)
+
+
 class Activation(nn.Module):
     """Forward is well: the tanh of inf is 1. Backward multiplies 0 with inf."""
 
