@@ -96,6 +96,8 @@ class Keeping:
             if value.role is Role.WEIGHT and value.argument is not None and weights_stay
         }
         kept = self.kept_of(graph_module, plan)
+        if self.names is not None:  # a graph around the model is all that there is of it
+            self.expect_some()
         if not kept:
             return graph_module, Float32Weights(())
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import copy_of
 
-__all__ = ["InFloat32", "in_float32", "is_low", "is_put_in"]
+__all__ = ["InFloat32", "in_float32", "is_put_in"]
 
 LOW = (torch.float16, torch.bfloat16)
 CASTS_TO_LOW = frozenset({"half", "bfloat16"})  # methods
@@ -71,7 +71,7 @@ def is_put_in(node: str) -> bool:
     return node.startswith(PUT_IN)
 
 
-def is_low(value: Any) -> bool:
+def _is_low(value: Any) -> bool:
     """Whether a value is a tensor of float16 or bfloat16."""
     return isinstance(value, Tensor) and value.dtype in LOW
 
@@ -182,7 +182,7 @@ class _Rewriting:
                 return torch.float32 if argument in LOW else argument
             if not isinstance(argument, Node) or argument in self.kept:
                 return argument
-            if not is_low(self.was[argument]):
+            if not _is_low(self.was[argument]):
                 return argument
             if argument not in casts:
                 casts[argument] = self._widened(argument, node)
@@ -192,7 +192,7 @@ class _Rewriting:
         node.kwargs = map_aggregate(node.kwargs, wide)  # type: ignore[assignment]
         if node.op == "call_method" and node.target in CASTS_TO_LOW:
             node.target = "float"
-        if call.kind in tables.LIMITERS and is_low(self.was[call.first]):
+        if call.kind in tables.LIMITERS and _is_low(self.was[call.first]):
             self.bounded[node] = (node.args, node.kwargs)
             self._lift_bounds(node, limit_of(dtype_of(self.was[call.first])))
         self._set_example(node)
@@ -225,7 +225,7 @@ class _Rewriting:
 
     def _cast_back(self, node: Node) -> None:
         """Give the result of a kept operation to all others in the dtype that it had."""
-        if not is_low(self.was[node]):
+        if not _is_low(self.was[node]):
             return
         others = [
             user for user in node.users if user not in self.ours and user.target not in marks.MARKS
@@ -278,7 +278,7 @@ class _Rewriting:
         devices = {x.device.type for was in self.was.values() for _, x in nodes.elements_of(was)}
         is_entered = any(node.target is ENTERS_AUTOCAST for node in self.calls)
         if not is_entered and not any(map(torch.is_autocast_enabled, devices)):
-            return
+            return  # a graph is captured anew when that changes
         for first, last in _stretches(self.graph.nodes, self.ours):
             for device in sorted(devices):
                 with self.graph.inserting_before(first):
@@ -313,13 +313,13 @@ class _Rewriting:
         node.meta["example_value"] = example
 
     def _as_float32(self, example: Tensor) -> Tensor:
-        if not is_low(example):
+        if not _is_low(example):
             return example
         with self._faking():
             return example.detach().to(torch.float32).requires_grad_(example.requires_grad)
 
     @contextlib.contextmanager
-    def _faking(self) -> Any:
+    def _faking(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)

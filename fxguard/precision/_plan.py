@@ -45,6 +45,8 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
             if tried.is_as_good(most, eps):
                 globs, error = smaller, tried
     beyond = trials.outputs_beyond()
+    # Other random numbers are not comparable, and of gradients nobody knows what roundings make.
+    is_good = found.draws or error._replace(gradients=math.nan).is_as_good(rounding, eps)
     kept = {each for each in found.counted if names.glob_of(each) in globs}
     return PrecisionPlan(
         dtype=name_of_dtype(trials.dtype),
@@ -52,9 +54,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         operations=tuple(names.shortened(globs)),
         kept=len(kept),
         of=len(found.counted),
-        # Other random numbers are not comparable.
-        verified=error.is_finite
-        and (found.draws or error._replace(gradients=math.nan).is_as_good(rounding, eps)),
+        verified=error.is_finite and is_good and not beyond,
         error=error.outputs,
         gradient_error=error.gradients,
         error_rounding=rounding.outputs,
@@ -62,10 +62,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         error_wide=error_wide.outputs,
         runs=trials.runs,
         draws=found.draws,
-        remains=(
-            *(title for title, (_, step) in found.found.items() if step is None),
-            *beyond,
-        ),
+        remains=(*(title for title, (_, step) in found.found.items() if step is None), *beyond),
     )
 
 

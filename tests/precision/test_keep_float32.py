@@ -255,6 +255,13 @@ def test_what_names_nothing_is_an_error_when_the_model_runs() -> None:
         model(torch.ones(1, 2))
 
 
+def test_so_it_is_in_a_graph_around_the_model() -> None:
+    model = fxguard.keep_float32(nn.Linear(2, 2), ["encoder:linear"])
+    around = torch.compile(lambda x: model(x) + 1, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"names no operation"):
+        around(torch.ones(1, 2))
+
+
 def test_one_glob_of_two_that_names_nothing_is_warned_of() -> None:
     model = fxguard.keep_float32(nn.Linear(2, 2), [":linear", ":softmax"])
     with pytest.warns(RuntimeWarning, match=":softmax names no operation"):
