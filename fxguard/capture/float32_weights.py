@@ -18,7 +18,8 @@ class Float32Weights:
     """Copies of some of a graph's inputs, each made anew when its weight may have changed.
 
     A weight has changed when its ``_version`` has, or its memory. It may have when a gradient has
-    reached it: some optimizers write in ways that leave the version as it was.
+    reached it, or grad mode is another one: optimizers, and averages of weights that are swapped in
+    for an evaluation, write in ways that leave the version as it was.
 
     Args:
         positions: of the weights among the inputs.
@@ -72,7 +73,7 @@ class _Cast(torch.autograd.Function):
         return gradients[0].to(ctx.dtype), None
 
 
-def _state_of(weight: Tensor) -> tuple[int, int] | None:
+def _state_of(weight: Tensor) -> tuple[int, int, bool] | None:
     """Changes when somebody writes the weight; None where that cannot be told."""
     version = version_of(weight)
-    return None if version is None else (version, weight.data_ptr())
+    return None if version is None else (version, weight.data_ptr(), torch.is_grad_enabled())

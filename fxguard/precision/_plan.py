@@ -54,7 +54,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         operations=tuple(names.shortened(globs)),
         kept=len(kept),
         of=len(found.counted),
-        verified=error.is_finite and is_good and not beyond,
+        verified=error.is_finite and not math.isnan(error.outputs) and is_good and not beyond,
         error=error.outputs,
         gradient_error=error.gradients,
         error_rounding=rounding.outputs,

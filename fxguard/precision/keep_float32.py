@@ -27,7 +27,8 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
 
     It holds in training, too: gradients have the dtypes of their parameters. Weights that are
     needed in float32 are copied once, and again when they have changed; a write through ``.data``
-    is seen after the next backward only. What TorchDynamo leaves to Python stays as it is.
+    is seen after the next backward, or when grad mode is switched. What TorchDynamo leaves to
+    Python, exports or traces stays as it is.
 
     Args:
         model: any ``nn.Module``, instrumented or not. Its ``forward`` is wrapped.

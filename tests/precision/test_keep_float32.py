@@ -74,6 +74,19 @@ def test_a_write_through_data_is_seen_after_a_backward() -> None:
     assert not model(x).any()
 
 
+def test_an_average_of_weights_is_swapped_in_and_out() -> None:
+    """As for an evaluation between two training steps, through ``.data``."""
+    model = fxguard.keep_float32(nn.Linear(4, 4).half(), [":linear"])
+    x = torch.ones(2, 4).half()
+    wanted = model(x)
+    own = model.weight.detach().clone()
+    model.weight.data.zero_()
+    with torch.no_grad():
+        assert torch.equal(model(x), model.bias.expand(2, 4))
+    model.weight.data.copy_(own)
+    assert torch.equal(model(x), wanted)
+
+
 @pytest.mark.parametrize("way", ["eager", "compiled", "whole"])
 def test_under_autocast(way: str) -> None:
     model = residual()

@@ -97,6 +97,12 @@ def test_an_output_that_a_clamp_cuts_off_is_not_verified() -> None:
     assert plan.remains == ("output 0, which needs 160000",)
 
 
+def test_nothing_is_verified_where_no_output_can_be_compared() -> None:
+    plan = fxguard.forecast(Function(lambda x: (x * 2).argmax()), torch.ones(4)).plan()
+    assert not plan
+    assert "error of the outputs: not known" in str(plan)
+
+
 class Activation(nn.Module):
     """Forward is well: the tanh of inf is 1. Backward multiplies 0 with inf."""
 
