@@ -209,7 +209,7 @@ class Graphs:
             known = self.backward.get(title, found)
             self.backward[title] = max(known, found, key=lambda pair: pair[0].severity)
         # A gradient that vanishes is a matter of the scale of the loss.
-        grave = {p for p, failure in form.backward.items() if failure.problem != "underflow"}
+        grave = {p for p, f in form.backward.items() if f.problem in ("overflow", "nan")}
         self._note_beyond(run, {*grave, *form.beyond})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:

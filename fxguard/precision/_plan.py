@@ -16,12 +16,13 @@ from torch.nn import Module
 
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.precision._graphs import Graphs, Operation
-from fxguard.precision._trials import Trials
+from fxguard.precision._trials import Error, Trials
 from fxguard.report.precision_plan import PrecisionPlan
 
 __all__ = ["plan_of"]
 
 MOST_ROUNDS = 8  # of adding to it
+LIKE_ROUNDING = 1.5  # times the error that roundings alone make
 
 
 def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
@@ -34,10 +35,10 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     names = _Names(trials.model, found.counted)
     error_wide = trials.error_wide()
     error_low = trials.error(())
-    globs = largest = _grown(trials, found, names)
-    error = trials.error(globs) if globs else error_low
     eps = torch.finfo(trials.dtype).eps
-    most, rounding = error, trials.distance(trials.repaired, {})
+    rounding = trials.distance(trials.repaired, {})
+    globs = largest = _grown(trials, found, names, rounding)
+    error = most = trials.error(globs) if globs else error_low
     if most.is_finite:
         for glob in largest:
             smaller = [each for each in globs if each != glob]
@@ -46,7 +47,8 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
                 globs, error = smaller, tried
     beyond = trials.outputs_beyond()
     # Other random numbers are not comparable, and of gradients nobody knows what roundings make.
-    is_good = found.draws or error._replace(gradients=math.nan).is_as_good(rounding, eps)
+    of_outputs = error._replace(gradients=math.nan)
+    is_good = found.draws or of_outputs.is_as_good(rounding, eps, LIKE_ROUNDING)
     kept = {each for each in found.counted if names.glob_of(each) in globs}
     return PrecisionPlan(
         dtype=name_of_dtype(trials.dtype),
@@ -66,13 +68,23 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     )
 
 
-def _grown(trials: Trials, found: Graphs, names: _Names) -> list[str]:
-    """All that may have to be kept, in order of execution."""
+def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> list[str]:
+    """All that may have to be kept, in order of execution.
+
+    Args:
+        trials: of the model.
+        found: its forecast.
+        names: of its operations.
+        rounding: the error of the dtype's roundings alone.
+    """
     globs = names.globs_of(found.beyond)
     for _ in range(MOST_ROUNDS if globs else 0):
-        found, _, _ = trials.judged(globs)
+        found, outputs, _ = trials.judged(globs)
         more = names.globs_of(found.beyond)
         if set(more) <= set(globs):  # what is kept fails all the same: for what it is given
+            eps = torch.finfo(trials.dtype).eps
+            if trials.distance(outputs, {}).is_as_good(rounding, eps, LIKE_ROUNDING):
+                break
             more = names.globs_of(_before(found, names, globs))
         added = [glob for glob in more if glob not in globs]
         if not added:

@@ -46,19 +46,18 @@ class Error(NamedTuple):
         """Whether all is that should be."""
         return self.outputs != math.inf and self.gradients != math.inf
 
-    def is_as_good(self, other: Error, eps: float) -> bool:
+    def is_as_good(self, other: Error, eps: float, factor: float = 1.1) -> bool:
         """Whether it is no worse than another one.
 
         Args:
             other: the other one.
             eps: of the dtype: an error that is smaller is none.
+            factor: how many times the other one it may be.
         """
         return self.is_finite and not any(
-            mine > max(AS_GOOD * theirs, eps) for mine, theirs in zip(self, other, strict=True)
+            mine > max(factor * theirs, eps) for mine, theirs in zip(self, other, strict=True)
         )
 
-
-AS_GOOD = 1.5  # times another error is no worse
 
 # Gradients below this share of the largest one of all weights may be nothing but roundings.
 SMALL_GRADIENT = 1e-3
