@@ -87,7 +87,7 @@ class Graphs:
         self.operations = 0
         self.beyond: dict[Operation, None] = {}
         self.makers: dict[Operation, set[Operation]] = {}
-        self.counted: set[Operation] = set()
+        self.counted: dict[Operation, None] = {}
         self.draws = False
         self.backward: dict[str, tuple[Failure, Step | None]] = {}
         self._kept: list[_KeptRun] = []  # where a backward is to be looked at
@@ -149,7 +149,7 @@ class Graphs:
             (step.inside, step.node): Operation(step.module, step.kind, number)
             for step, number in numbered(run.plan)
         }
-        self.counted.update(names.values())
+        self.counted |= dict.fromkeys(names.values())
         makers: dict[int, set[Operation]] = {}  # of each value
         for step in run.plan.steps:
             place = step.inside, step.node
