@@ -110,13 +110,14 @@ class CheckingBackend:
             plan = read(graph_module, arguments=arguments)
             weights = Float32Weights(())
             if self.keeping is not None:
-                graph_module, weights = self.keeping.rewritten(
+                rewritten, weights = self.keeping.rewritten(
                     graph_module, plan, weights_stay=self.weights_stay
                 )
-                for position, original in enumerate(weights.positions, len(example_inputs)):
-                    arguments[position] = arguments[original]
-                example_inputs = [*example_inputs, *weights.of(example_inputs)]
-                plan = read(graph_module, arguments=arguments)
+                if rewritten is not graph_module:
+                    for position, original in enumerate(weights.positions, len(example_inputs)):
+                        arguments[position] = arguments[original]
+                    example_inputs = [*example_inputs, *weights.of(example_inputs)]
+                    graph_module, plan = rewritten, read(rewritten, arguments=arguments)
             if self.replay:
                 handed_on, cache_keys = without_marks(graph_module), {}
             else:
@@ -134,7 +135,8 @@ class CheckingBackend:
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
-            args = (*args, *weights.of(args))
+            if weights.positions:
+                args = (*args, *weights.of(args))
             forward = active.current()
             random_state = RandomState.now(args) if plan.random else None
             names = (captured_in, forward.batch.module if forward is not None else "")

@@ -50,8 +50,8 @@ class KeepingBackend:
         weights_stay: bool = True,
         follows_python: bool = False,
     ) -> None:
-        self.is_eager = inner == "eager"
         self.inner: dynamo.Backend = lookup_backend(inner) if isinstance(inner, str) else inner
+        self.is_eager = self.inner is lookup_backend("eager")
         self.keeping = keeping
         self.names = names
         self.tensors = tensors

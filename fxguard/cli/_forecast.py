@@ -21,11 +21,9 @@ from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
 from fxguard.guard.instrumented import unwrapped
 from fxguard.guard.outermost import is_traced, pays_to_capture
-from fxguard.precision.forecast import DTYPES, forecast_of_step
+from fxguard.precision.forecast import forecast_of_step
 
-__all__ = ["NAMES", "FirstStep"]
-
-NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+__all__ = ["FirstStep"]
 
 
 @dataclass(eq=False)
@@ -99,9 +97,7 @@ class FirstStep:
         return call
 
     def _entered(self, target: Module, args: Any, kwargs: Any) -> Call:
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda x: x.detach().clone(), copy.copy((args, kwargs))
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
         return Call(
             target,
             args,
@@ -140,9 +136,7 @@ class FirstStep:
             if each.gradients:
                 gradients = [each.gradients.get(position) for position in range(each.outputs)]
             try:
-                with contextlib.ExitStack() as stack:
-                    for device in ("cpu", "cuda"):
-                        stack.enter_context(torch.autocast(device, enabled=False))
+                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                     found = forecast_of_step(model, each.args, each.kwargs, self.dtype, gradients)
             except FxguardError as error:
                 print(f"{type(each.module).__name__}: {error}", flush=True)

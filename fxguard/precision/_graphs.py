@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxguard.batch.events import GraphRun
+from fxguard.batch.kept_run import versions_of
 from fxguard.capture.keeping import numbered
 from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
@@ -55,7 +56,7 @@ class _KeptRun:
     others: list[Any]  # its arguments where all that failed before is repaired
     outputs: list[Any]
     bad: Mapping[Place, int]  # see Reference.bad
-    versions: list[int | None]  # of its arguments
+    versions: tuple[int | None, ...]  # of its arguments
 
 
 class Graphs:
@@ -107,7 +108,6 @@ class Graphs:
         ]
         for position, _ in run.plan.written:  # no longer what the user gave
             self.tensors.pop(names.get(position, ""), None)
-        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
         titles = _titles(run)
         if run.random_state is not None and not run.random_state.is_same(RandomState.now(run.args)):
             self.draws = True
@@ -129,17 +129,13 @@ class Graphs:
                     [each.other for each in given],
                     list(outputs),
                     reference.bad,
-                    [version_of(x) if is_float(x) else None for x in run.args],
+                    versions_of(run.args),
                 )
             )
         for output, other, high in zip(outputs, others, wide, strict=True):
             if is_float(output):
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
-        for place, failure in form.failures.items():
-            title = titles.get(place, form.kinds[place])
-            found = failure, steps.get(place)
-            known = self.found.get(title, found)
-            self.found[title] = max(known, found, key=lambda pair: pair[0].severity)
+        _keep_worst(self.found, run, form.failures, form.kinds)
         for place, why in form.not_judged.items():
             self.not_judged[titles.get(place, form.kinds[place])] = why
 
@@ -185,7 +181,7 @@ class Graphs:
                 continue
             assert run.args is not None
             try:
-                if [version_of(x) if is_float(x) else None for x in run.args] != kept.versions:
+                if versions_of(run.args) != kept.versions:
                     raise NotJudged("an input of the graph was changed before its backward")
                 made, found = gradients_in_float64(run, kept.wide, come)
                 form = BackwardInDtype(kept.bad, made)
@@ -197,20 +193,10 @@ class Graphs:
                 argument = run.args[position]
                 before = incoming.get(id(argument))
                 incoming[id(argument)] = gradient if before is None else before + gradient
-            self._note_backward(run, form, titles)
-
-    def _note_backward(
-        self, run: GraphRun, form: BackwardInDtype, titles: Mapping[Place, str]
-    ) -> None:
-        steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-        for place, failure in form.backward.items():
-            title = titles.get(place, form.kinds[place])
-            found = failure, steps.get(place)
-            known = self.backward.get(title, found)
-            self.backward[title] = max(known, found, key=lambda pair: pair[0].severity)
-        # A gradient that vanishes is a matter of the scale of the loss.
-        grave = {p for p, f in form.backward.items() if f.problem in ("overflow", "nan")}
-        self._note_beyond(run, {*grave, *form.beyond})
+            _keep_worst(self.backward, run, form.backward, form.kinds)
+            # A gradient that vanishes is a matter of the scale of the loss.
+            grave = {p for p, f in form.backward.items() if f.problem in ("overflow", "nan")}
+            self._note_beyond(run, {*grave, *form.beyond})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a tensor that a graph has returned is in float64; None where that is not known.
@@ -257,26 +243,38 @@ class Graphs:
             between: how many operations ran between graphs.
             planner: finds out what to keep in float32.
         """
-        worst = sorted(self.found.items(), key=lambda item: item[1][0].severity, reverse=True)
         rows = [
-            ForecastRow(
-                title, source=None if step is None else step.source, **dataclasses.asdict(failure)
-            )
-            for title, (failure, step) in worst
-        ]
-        rows += [
             ForecastRow(
                 title,
                 source=None if step is None else step.source,
-                backward=True,
+                backward=found is self.backward,
                 **dataclasses.asdict(failure),
             )
-            for title, (failure, step) in sorted(
-                self.backward.items(), key=lambda item: item[1][0].severity, reverse=True
-            )
+            for found in (self.found, self.backward)
+            for title, (failure, step) in sorted(found.items(), key=_severity, reverse=True)
         ]
         not_judged = tuple(self.not_judged.items())
         return Forecast(dtype, tuple(rows), self.operations, between, not_judged, planner)
+
+
+def _severity(item: tuple[str, tuple[Failure, Step | None]]) -> tuple[int, float]:
+    return item[1][0].severity
+
+
+def _keep_worst(
+    found: dict[str, tuple[Failure, Step | None]],
+    run: GraphRun,
+    failures: Mapping[Place, Failure],
+    kinds: Mapping[Place, str],
+) -> None:
+    """Add the failures of a run; an operation that has one keeps the worse."""
+    steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+    titles = _titles(run)
+    for place, failure in failures.items():
+        title = titles.get(place, kinds[place])
+        known = found.get(title)
+        if known is None or known[0].severity < failure.severity:
+            found[title] = failure, steps.get(place)
 
 
 def _titles(run: GraphRun) -> dict[Place, str]:

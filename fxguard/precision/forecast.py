@@ -16,7 +16,7 @@ from fxguard.precision._plan import plan_of
 from fxguard.precision._trials import Loss, Trials
 from fxguard.report.forecast import Forecast
 
-__all__ = ["DTYPES", "forecast", "forecast_of_step"]
+__all__ = ["forecast", "forecast_of_step"]
 
 DTYPES = (torch.float16, torch.bfloat16)
 

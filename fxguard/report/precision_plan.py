@@ -42,6 +42,8 @@ class PrecisionPlan:
         what = f"keep {self.kept} of {self.of} operations in float32, the rest in {self.dtype}"
         if not self.operations:
             what = f"nothing has to be kept in float32: {self.dtype} does"
+            if not self.verified:
+                what = f"nothing that is kept in float32 makes {self.dtype} do"
         lines = [
             what,
             *(f"  {glob}" for glob in self.operations),

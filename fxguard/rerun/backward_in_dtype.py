@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
@@ -186,7 +187,7 @@ def _backward(
         return operand.view_as(operand) if not ran.call.written else operand.clone()
 
     with torch.enable_grad():
-        args, kwargs = torch.utils._pytree.tree_map(leaf, given)
+        args, kwargs = pytree.tree_map(leaf, given)
         after = RandomState.now(given)
         try:
             if dtype is not None:
@@ -195,26 +196,23 @@ def _backward(
                 if ran.before is not None:
                     ran.before.restore()
                 result = ran.run(*args, **kwargs)
-        except NotJudged:
-            raise
-        except Exception as error:
-            raise NotJudged(f"no backward of {ran.call.kind} alone") from error
-        finally:
-            after.restore()
-        made = leaves(result)
-        starts = [at for at in gradients if is_differentiable(made[at])]
-        if not operands or not starts:
-            return [None] * len(operands)
-        try:
+            made = leaves(result)
+            starts = [at for at in gradients if is_differentiable(made[at])]
+            if not operands or not starts:
+                return [None] * len(operands)
             found = torch.autograd.grad(
                 [made[at] for at in starts],
                 operands,
                 [gradients[at].to(made[at].dtype) for at in starts],
                 allow_unused=True,
             )
-        except Exception as error:
+            return list(found)
+        except NotJudged:
+            raise
+        except Exception as error:  # no such kernel, or one that wants its neighbours
             raise NotJudged(f"no backward of {ran.call.kind} alone") from error
-        return list(found)
+        finally:
+            after.restore()
 
 
 def _cancels(failure: Failure, gradient: Tensor, size: Tensor | None) -> bool:
@@ -235,4 +233,4 @@ def _cancels(failure: Failure, gradient: Tensor, size: Tensor | None) -> bool:
 
 
 def _copied(values: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(Tensor, torch.clone, values)
+    return pytree.tree_map_only(Tensor, torch.clone, values)

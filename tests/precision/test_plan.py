@@ -94,6 +94,7 @@ def test_an_output_that_a_clamp_cuts_off_is_not_verified() -> None:
         Function(lambda x: (x * x).clamp(-65504.0, 65504.0)), torch.full((4,), 400.0)
     ).plan()
     assert not plan
+    assert str(plan).startswith("nothing that is kept in float32 makes float16 do\nNOT verified")
     assert plan.remains == ("output 0, which needs 160000",)
 
 
