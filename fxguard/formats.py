@@ -130,7 +130,8 @@ def headroom(dtype: str, magnitude: float) -> float:
 
     Returns:
         Infinity where that says nothing: the limit of the dtype is not known, the tensor holds
-        zeros only, or a mask. Minus infinity where it holds an inf or a NaN.
+        zeros only, or a mask. Minus infinity where it holds an inf or a NaN. Less than 0 where the
+        dtype does not hold the magnitude: in a forecast.
 
     Example:
         >>> round(headroom("float16", 8188.0), 1)
@@ -139,6 +140,6 @@ def headroom(dtype: str, magnitude: float) -> float:
     if not math.isfinite(magnitude):
         return -math.inf
     limit = FORMATS.get(dtype)
-    if limit is None or not 0 < magnitude < limit.max or is_mask(dtype, magnitude):
+    if limit is None or magnitude <= 0 or is_mask(dtype, magnitude):
         return math.inf
     return limit.bits_below_max(magnitude)

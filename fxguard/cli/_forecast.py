@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard.capture.dynamo import leave_to_python
+from fxguard.cli._session import write
 from fxguard.errors import FxguardError
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
@@ -47,11 +49,14 @@ class FirstStep:
     the second call of a module ends the script, or the script itself does.
 
     Args:
-        dtype: "float16" or "bfloat16".
+        dtype: "float16", "float8_e4m3fn".
+        report: a file to write the forecast to, as a page where its name ends in .html, as JSON
+            where it ends in .json, else as text. That of a second model has a number in its name.
     """
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, report: Path | None = None) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.report = report
         self._calls: dict[int, Call] = {}
         self._local = threading.local()
 
@@ -123,7 +128,7 @@ class FirstStep:
         """Print what would happen, and end the script."""
         calls, self._calls = list(self._calls.values()), {}
         self._local.inside = True  # what follows is no part of the script
-        for each in calls:
+        for number, each in enumerate(calls, 1):
             model = copy.deepcopy(each.module)
             for name, part in model.named_modules():
                 part.training = each.training.get(name, part.training)
@@ -142,4 +147,7 @@ class FirstStep:
                 print(f"{type(each.module).__name__}: {error}", flush=True)
                 continue
             print(f"{type(each.module).__name__}: {found}", flush=True)
+            if self.report is not None:
+                more = "" if number == 1 else f"-{number}"
+                write(found, self.report.with_stem(self.report.stem + more))
         sys.exit(0)

@@ -23,6 +23,7 @@ from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Range
+from fxguard.report.forecast import Forecast
 from fxguard.report.report import Report
 
 __all__ = ["Session"]
@@ -157,8 +158,8 @@ def headroom_of(guard: Guard) -> Headroom | None:
     return least
 
 
-def write(report: Report, path: Path) -> None:
-    """Write a report, as the name of the file says."""
+def write(report: Report | Forecast, path: Path) -> None:
+    """Write a report or a forecast, as the name of the file says."""
     try:
         if path.suffix == ".html":
             report.to_html(path)

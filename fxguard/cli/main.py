@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--forecast",
-        choices=("float16", "bfloat16"),
+        choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
         help="say what would overflow, underflow or be rounded away in this dtype in the first "
         "step of the script, and end it there with status 0",
     )
@@ -164,11 +164,11 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         settings = {}
     except fxguard.FxguardError as error:
         return _wrong(str(error))
-    if given.forecast is not None:
-        return _forecast(given.forecast, given.module, rest)
     settings |= {name: value for name, value in vars(given).items() if name in NAMES}
     if (problem := _cannot_write(settings)) is not None:
         return _wrong(problem)
+    if given.forecast is not None:
+        return _forecast(given.forecast, settings.get("report"), given.module, rest)
     return _run(given.module, rest, settings)
 
 
@@ -211,11 +211,11 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv, []
 
 
-def _forecast(dtype: str, module: str | None, rest: list[str]) -> int:
+def _forecast(dtype: str, report: str | None, module: str | None, rest: list[str]) -> int:
     os.environ.pop(SWITCH, None)
     from fxguard.cli._forecast import FirstStep
 
-    with FirstStep(dtype).watching():
+    with FirstStep(dtype, None if report is None else Path(report)).watching():
         run_any(module, rest)
     say(f"no model was called: there is nothing to forecast in {dtype}")
     return 0

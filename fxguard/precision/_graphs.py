@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +17,13 @@ from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
 from fxguard.passes.unmark import without_marks
-from fxguard.plan.plan import Place, Step
-from fxguard.records import title_of
-from fxguard.report.forecast import Forecast, ForecastRow
-from fxguard.report.precision_plan import PrecisionPlan
+from fxguard.plan.plan import Place
+from fxguard.precision._found import Found, titles_of
 from fxguard.rerun.backward_in_dtype import BackwardInDtype, gradients_in_float64
+from fxguard.rerun.failure import failure_of
+from fxguard.rerun.in_float8 import BackwardInFloat8, InFloat8
 from fxguard.rerun.lockstep import Lockstep, SecondForm
-from fxguard.rerun.other_dtype import Failure, InDtype, Reference, failure_of
+from fxguard.rerun.other_dtype import InDtype, Reference
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.rerun.same_start import as_before, copies_of
 
@@ -66,8 +66,11 @@ class Graphs:
         tensors: the weights and buffers of the model in its own dtype, by name.
         inputs: each tensor that the forward is given, and the same as the user gave it.
         keeps_runs: whether :meth:`look_back` follows.
+        float8: the format that matrix products are to compute in; None where all is in the dtype
+            of the graphs.
 
     Attributes:
+        found: what fails.
         operations: how many ran.
         beyond: those that fail, and those that work on what the dtype does not hold.
         makers: of each operation those that made its operands.
@@ -81,19 +84,19 @@ class Graphs:
         inputs: Sequence[tuple[Tensor, Tensor]],
         *,
         keeps_runs: bool = False,
+        float8: torch.dtype | None = None,
     ) -> None:
         self.keeps_runs = keeps_runs
+        self.float8 = float8
         self.tensors = dict(tensors)  # without those that a graph has written
         self.known: dict[int, _Known] = {}  # by id
+        self.found = Found()
         self.operations = 0
         self.beyond: dict[Operation, None] = {}
         self.makers: dict[Operation, set[Operation]] = {}
         self.counted: dict[Operation, None] = {}
         self.draws = False
-        self.backward: dict[str, tuple[Failure, Step | None]] = {}
         self._kept: list[_KeptRun] = []  # where a backward is to be looked at
-        self.found: dict[str, tuple[Failure, Step | None]] = {}
-        self.not_judged: dict[str, str] = {}
         for number, (low, given) in enumerate(inputs):
             self.known[id(low)] = self.entering(f"input {number}", low, given)
 
@@ -108,19 +111,24 @@ class Graphs:
         ]
         for position, _ in run.plan.written:  # no longer what the user gave
             self.tensors.pop(names.get(position, ""), None)
-        titles = _titles(run)
+        titles = titles_of(run)
         if run.random_state is not None and not run.random_state.is_same(RandomState.now(run.args)):
             self.draws = True
         self.operations += len(titles)
         reference = Reference()
-        form = InDtype(reference.bad)
+        form = InDtype(reference.bad) if self.float8 is None else InFloat8(self.float8)
         try:
             _, wide = _again(run, reference, [each.wide for each in given])
             _, others = _again(run, form, [each.other for each in given])
         except (NotJudged, RaisedOnOther) as reason:
-            self.not_judged |= dict.fromkeys(titles.values(), str(reason))
+            self.found.operations += len(titles)
+            self.found.not_judged |= dict.fromkeys(titles.values(), str(reason))
             return
-        self._note_beyond(run, {*form.failures, *form.island})
+        looked_at = form.products if isinstance(form, InFloat8) else titles
+        self.found.operations += len(looked_at)
+        self.found.add(run, form.failures)
+        self.found.add_frames(run, reference.rows)
+        self._note_beyond(run, {*form.failures.found, *form.island})
         if self.keeps_runs:
             self._kept.append(
                 _KeptRun(
@@ -135,9 +143,6 @@ class Graphs:
         for output, other, high in zip(outputs, others, wide, strict=True):
             if is_float(output):
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
-        _keep_worst(self.found, run, form.failures, form.kinds)
-        for place, why in form.not_judged.items():
-            self.not_judged[titles.get(place, form.kinds[place])] = why
 
     def _note_beyond(self, run: GraphRun, places: Collection[Place]) -> None:
         """Keep which operations of a graph need another dtype."""
@@ -166,12 +171,11 @@ class Graphs:
         for number, (output, gradient) in enumerate(gradients):
             failure = failure_of(gradient.to(output.dtype), widened(gradient, torch.float64))
             if failure is not None:
-                self.backward[f"output {number}"] = failure, None
+                self.found.backward[f"output {number}"] = failure, None
         incoming = {id(output): gradient for output, gradient in gradients}
         while self._kept:
             kept = self._kept.pop()
             run = kept.run
-            titles = _titles(run)
             come = {
                 position: incoming[id(output)]
                 for position, output in enumerate(leaves(kept.outputs))
@@ -184,18 +188,25 @@ class Graphs:
                 if versions_of(run.args) != kept.versions:
                     raise NotJudged("an input of the graph was changed before its backward")
                 made, found = gradients_in_float64(run, kept.wide, come)
-                form = BackwardInDtype(kept.bad, made)
+                form = (
+                    BackwardInDtype(kept.bad, made)
+                    if self.float8 is None
+                    else BackwardInFloat8(self.float8, made)
+                )
                 _again(run, form, kept.others)
             except (NotJudged, RaisedOnOther) as reason:
-                self.not_judged |= {f"backward of {x}": str(reason) for x in titles.values()}
+                titles = titles_of(run).values()
+                self.found.not_judged |= {f"backward of {x}": str(reason) for x in titles}
                 continue
             for position, gradient in found.items():
                 argument = run.args[position]
                 before = incoming.get(id(argument))
                 incoming[id(argument)] = gradient if before is None else before + gradient
-            _keep_worst(self.backward, run, form.backward, form.kinds)
+            self.found.add(run, form.backward, backward=True)
+            self.found.add_frames(run, form.rows, backward=True)
             # A gradient that vanishes is a matter of the scale of the loss.
-            grave = {p for p, f in form.backward.items() if f.problem in ("overflow", "nan")}
+            failures = form.backward.found.items()
+            grave = {place for place, f in failures if f.problem in ("overflow", "nan")}
             self._note_beyond(run, {*grave, *form.beyond})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -229,61 +240,9 @@ class Graphs:
         wide = widened(given, torch.float64)
         failure = failure_of(low, wide)
         if failure is not None:
-            self.found.setdefault(name, (failure, None))
+            self.found.forward.setdefault(name, (failure, None))
         is_too_large = failure is not None and failure.problem == "overflow"
         return _Known(low, version, wide if is_too_large else low, wide)
-
-    def forecast(
-        self, dtype: str, between: int, planner: Callable[[], PrecisionPlan] | None = None
-    ) -> Forecast:
-        """What was found, the worst first.
-
-        Args:
-            dtype: the name of it.
-            between: how many operations ran between graphs.
-            planner: finds out what to keep in float32.
-        """
-        rows = [
-            ForecastRow(
-                title,
-                source=None if step is None else step.source,
-                backward=found is self.backward,
-                **dataclasses.asdict(failure),
-            )
-            for found in (self.found, self.backward)
-            for title, (failure, step) in sorted(found.items(), key=_severity, reverse=True)
-        ]
-        not_judged = tuple(self.not_judged.items())
-        return Forecast(dtype, tuple(rows), self.operations, between, not_judged, planner)
-
-
-def _severity(item: tuple[str, tuple[Failure, Step | None]]) -> tuple[int, float]:
-    return item[1][0].severity
-
-
-def _keep_worst(
-    found: dict[str, tuple[Failure, Step | None]],
-    run: GraphRun,
-    failures: Mapping[Place, Failure],
-    kinds: Mapping[Place, str],
-) -> None:
-    """Add the failures of a run; an operation that has one keeps the worse."""
-    steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-    titles = _titles(run)
-    for place, failure in failures.items():
-        title = titles.get(place, kinds[place])
-        known = found.get(title)
-        if known is None or known[0].severity < failure.severity:
-            found[title] = failure, steps.get(place)
-
-
-def _titles(run: GraphRun) -> dict[Place, str]:
-    """What each operation is called: a second one of the same name has a number."""
-    titles = {}
-    for step, number in numbered(run.plan):
-        title = title_of(run.running_name(step.module), step.kind)
-        titles[step.inside, step.node] = title if number == 1 else f"{title} #{number}"
-    return titles
 
 
 def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any, Any]:

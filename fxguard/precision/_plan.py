@@ -52,7 +52,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     kept = {each for each in found.counted if names.glob_of(each) in globs}
     return PrecisionPlan(
         dtype=name_of_dtype(trials.dtype),
-        mix=f"model.to({trials.dtype})",
+        mix=trials.mix,
         operations=tuple(names.shortened(globs)),
         kept=len(kept),
         of=len(found.counted),
@@ -64,7 +64,10 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         error_wide=error_wide.outputs,
         runs=trials.runs,
         draws=found.draws,
-        remains=(*(title for title, (_, step) in found.found.items() if step is None), *beyond),
+        remains=(
+            *(title for title, (_, step) in found.found.forward.items() if step is None),
+            *beyond,
+        ),
     )
 
 

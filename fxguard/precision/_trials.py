@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.precision._graphs import Graphs
 from fxguard.rerun.differences import relative_error
+from fxguard.rerun.in_float8 import FLOAT8
 
 __all__ = ["Error", "Loss", "Trials"]
 
@@ -66,14 +68,19 @@ SMALL_GRADIENT = 1e-3
 class Trials:
     """A copy of a model in a dtype, and what it is given.
 
+    In float8 there are matrix products only: the copy has the model's own dtype then, and runs in
+    it, as it does under autocast.
+
     Args:
         model: in its own dtype.
         args: what it is given.
         kwargs: likewise.
         dtype: the other one.
         loss: of what the model returns, or what that calls it; None for a forward alone.
+        autocast: whether the model runs under autocast to that dtype.
 
     Attributes:
+        mix: how the copy runs in the dtype, in the user's words.
         runs: how often the model or its copy has run.
     """
 
@@ -84,15 +91,22 @@ class Trials:
         kwargs: dict[str, Any],
         dtype: torch.dtype,
         loss: Loss | None = None,
+        *,
+        autocast: bool = False,
     ) -> None:
         self.loss = loss
+        self.autocast = autocast
         self.model = model
         self.dtype = dtype
         self.runs = 0
         self.given = (args, kwargs)
         low = copy.deepcopy(model)
         _make_plain(low)
-        self.low = low.to(dtype)
+        self.float8 = dtype if dtype in FLOAT8 else None
+        self.converts = not autocast and self.float8 is None
+        self.low = low.to(dtype) if self.converts else low
+        self.device = next((x.device.type for x in _tensors_of(low).values()), "cpu")
+        self.mix = f"torch.autocast({self.device!r}, {dtype})" if autocast else f"model.to({dtype})"
         self.dtypes: list[torch.dtype] = []  # of each output of the copy
         self.repaired: list[Tensor] = []  # outputs of the copy, where nothing of it fails
         self.wanted: list[Tensor | None] = []  # the same in float64
@@ -145,7 +159,12 @@ class Trials:
             What was found, what the model returned, how many operations ran between graphs.
         """
         given = self._start()
-        graphs = Graphs(_tensors_of(self.model), _pairs(given, self.given), keeps_runs=keeps_runs)
+        graphs = Graphs(
+            _tensors_of(self.model),
+            _pairs(given, self.given),
+            keeps_runs=keeps_runs,
+            float8=self.float8,
+        )
         options = Options(on_detect=lambda report: None, backward=False)
         guard = Guard(self.low, options, Plugins(hear=graphs.hear))
         guard.captures.keep(Keeping(tuple(globs)))
@@ -238,9 +257,14 @@ class Trials:
             for name, buffer in self.low.named_buffers():
                 if name in self._buffers:
                     buffer.copy_(self._buffers[name])
-        return pytree.tree_map(  # the model may write what it is given
-            lambda x: x.clone() if isinstance(x, Tensor) else x, converted(self.given, self.dtype)
-        )
+        given = converted(self.given, self.dtype) if self.converts else self.given
+        # The model may write what it is given.
+        return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+
+    def _in_dtype(self, model: Module) -> contextlib.AbstractContextManager[object]:
+        if self.autocast and model is self.low:
+            return torch.autocast(self.device, self.dtype)
+        return contextlib.nullcontext()
 
     def _run(
         self, model: Module, given: Any, loss: Loss | None = None
@@ -249,7 +273,8 @@ class Trials:
         self.runs += 1
         with torch.set_grad_enabled(loss is not None), random_state_kept(given):
             try:
-                output = model(*given[0], **given[1])
+                with self._in_dtype(model):
+                    output = model(*given[0], **given[1])
             except RuntimeError as error:
                 name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
                 raise UsageError(f"{name} does not run in {dtype}: {error}") from error

@@ -15,10 +15,12 @@ from fxguard.measure.at_hand import name_of_dtype
 from fxguard.precision._plan import plan_of
 from fxguard.precision._trials import Loss, Trials
 from fxguard.report.forecast import Forecast
+from fxguard.report.precision_plan import PrecisionPlan
+from fxguard.rerun.in_float8 import FLOAT8
 
 __all__ = ["forecast", "forecast_of_step"]
 
-DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float16, torch.bfloat16, *FLOAT8)
 
 
 def forecast(
@@ -40,7 +42,11 @@ def forecast(
     - *nan*: an element is NaN, and finite in float64.
     - *underflow*: half of all elements that are not 0 in float64 are 0, softmax aside; or one is,
       of an operation that was given a number (an eps) that is 0 in ``dtype``.
-    - *rounding*: the largest error is over 32 ``eps`` of the largest element.
+    - *rounding*: the largest error is over 32 ``eps`` of the largest element; or an addend or a
+      factor is lost, all of it, that would count in float32.
+
+    In float8 matrix products compute, and nothing else: on operands that are cast with one scale
+    for each tensor, as their results are. There the largest error may be 1.5 ``eps``.
 
     With a loss each operation's backward runs likewise: alone, on the gradient that it has in
     float64. An error there is none where what is summed cancels.
@@ -51,7 +57,8 @@ def forecast(
     Args:
         model: healthy in its own dtype, in the mode that it is to run in.
         args: what it is given.
-        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        dtype: ``torch.float16``, ``torch.bfloat16``, ``torch.float8_e4m3fn``,
+            ``torch.float8_e5m2``.
         loss: to look at the backward, too, and for :meth:`Forecast.plan` to run it: a function of
             what the model returns, or the key or attribute of it that is the loss.
         kwargs: what it is given by name.
@@ -69,10 +76,20 @@ def forecast(
           mlp.down linear (model.py:14): overflow, needs 131072, float16 holds 65504
     """
     if dtype not in DTYPES:
-        raise UsageError(f"forecast takes torch.float16 or torch.bfloat16, and got {dtype}")
-    trials = Trials(unwrapped(model), args, kwargs, dtype, loss)
-    found, between = trials.forecast()
-    return found.forecast(name_of_dtype(dtype), between, lambda: plan_of(trials, found))
+        raise UsageError(f"forecast takes {', '.join(map(str, DTYPES))}, and got {dtype}")
+    model = unwrapped(model)
+    trials = Trials(model, args, kwargs, dtype, loss)
+    graphs, between = trials.forecast()
+
+    def plan(autocast: bool) -> PrecisionPlan:
+        if dtype in FLOAT8:
+            raise UsageError(f"a plan is for float16 and bfloat16, and this forecast is of {dtype}")
+        if not autocast:
+            return plan_of(trials, graphs)
+        others = Trials(model, args, kwargs, dtype, loss, autocast=True)
+        return plan_of(others, others.forecast()[0])
+
+    return graphs.found.forecast(name_of_dtype(dtype), between, plan)
 
 
 def forecast_of_step(
@@ -88,8 +105,8 @@ def forecast_of_step(
         model: as it was before the step.
         args: what it was given.
         kwargs: likewise.
-        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        dtype: as in :func:`forecast`.
         gradients: of the floating-point tensors that it returned; None without a backward.
     """
-    found, between = Trials(model, args, kwargs, dtype).forecast(gradients)
-    return found.forecast(name_of_dtype(dtype), between)
+    graphs, between = Trials(model, args, kwargs, dtype).forecast(gradients)
+    return graphs.found.forecast(name_of_dtype(dtype), between)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tabulate import tabulate
 
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
-from fxguard.records import Source
+from fxguard.records import Frame, Source, title_of
+from fxguard.report.page import page
 from fxguard.report.precision_plan import PrecisionPlan
+from fxguard.report.sheet import Sheet
 from fxguard.report.strict_json import plain_data, strict_json
 
 __all__ = ["Forecast", "ForecastRow"]
@@ -29,6 +33,8 @@ class ForecastRow:
     needed: float  # the largest magnitude that it has; of an underflow the largest that is lost
     share: float  # of its elements: not finite, or 0, that should not be
     error: float  # the largest, relative to the largest magnitude; inf where one is not finite
+    # What is lost: an operand as rows of frames call it, "input[1]", or a number. "": the result.
+    operand: str = ""
     source: Source | None = None
     backward: bool = False  # it is the gradient that this operation hands back to its operands
 
@@ -57,7 +63,10 @@ class ForecastRow:
         if self.problem in ("overflow", "nan"):
             return f"inside the operation: the result, {self.needed:.6g}, would fit"
         if self.problem == "underflow":
-            return f"{self.share:.0%} of its elements become 0, the largest is {self.needed:.2g}"
+            whose = f"the elements of {self.operand}" if self.operand else "its elements"
+            return f"{self.share:.0%} of {whose} become 0, the largest is {self.needed:.2g}"
+        if self.operand:
+            return f"all of {self.operand}, up to {self.needed:.2g}, is lost in the other operand"
         return f"an error of {self.error:.2g} of its largest element"
 
 
@@ -67,20 +76,27 @@ class Forecast:
 
     dtype: str
     rows: tuple[ForecastRow, ...]
-    operations: int  # that ran in graphs
+    operations: int  # that ran in graphs; in float8 the matrix products among them
     between: int = 0  # that ran between graphs, and were not looked at
     not_judged: tuple[tuple[str, str], ...] = ()  # operations, and why there was no float64 form
-    planner: Callable[[], PrecisionPlan] | None = field(default=None, compare=False)
+    # Of each operation, in order of execution: what it reads and makes in float64, or, of the
+    # backward, the gradient that came to it.
+    frames: tuple[Frame, ...] = field(default=(), compare=False)
+    planner: Callable[[bool], PrecisionPlan] | None = field(default=None, compare=False)
 
-    def plan(self) -> PrecisionPlan:
+    def plan(self, *, autocast: bool = False) -> PrecisionPlan:
         """Find out which operations to keep in float32: as few as possible, tried out.
 
         Runs the model in the dtype some more times, once for each kind of operation that may have
         to be kept, on what the forecast was given; so that is kept as long as this object is, with
         a copy of the model.
 
+        Args:
+            autocast: whether the model is to run under ``torch.autocast`` to the dtype, with its
+                weights as they are; else it is to be converted.
+
         Raises:
-            FxguardError: where this forecast was read from a file.
+            FxguardError: where this forecast was read from a file, or is of float8.
 
         Example:
             >>> plan = fxguard.forecast(model, x).plan()
@@ -88,7 +104,7 @@ class Forecast:
         """
         if self.planner is None:
             raise UsageError("this forecast has no model at hand; make it with fxguard.forecast")
-        return self.planner()
+        return self.planner(autocast)
 
     def __bool__(self) -> bool:
         return not self.rows
@@ -104,9 +120,8 @@ class Forecast:
 
     def _headline(self) -> str:
         forward = sum(not row.backward for row in self.rows)
-        found = f"{forward} of {self.operations} operations fail"
-        if not forward:
-            found = f"none of {self.operations} operations fails"
+        what = f"{self.operations} {'matrix products' if self._is_float8 else 'operations'}"
+        found = f"{forward} of {what} fail" if forward else f"none of {what} fails"
         line = f"in {self.dtype} {found}"
         if backward := len(self.rows) - forward:
             line += f", and the backward of {backward}"
@@ -115,6 +130,10 @@ class Forecast:
         if self.not_judged:
             line += f"; not judged: {len(self.not_judged)} without a float64 form"
         return line
+
+    @property
+    def _is_float8(self) -> bool:
+        return self.dtype.startswith("float8")
 
     def to_table(self, tablefmt: str = "github") -> str:
         """All rows as a table.
@@ -139,5 +158,32 @@ class Forecast:
     def to_json(self, indent: int | None = None) -> str:
         """As strict JSON, with the fields by name."""
         data = plain_data(self)
-        del data["planner"]
+        del data["planner"], data["frames"]
         return strict_json(data, indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: what fails, and the model against the dtype's limits.
+
+        The ranges are those of float64: what lies above the largest number of the dtype, or below
+        its smallest, sticks out of the band between the two lines.
+
+        Args:
+            path: of the file; written over.
+        """
+        rows = {(row.operation, row.backward): row for row in self.rows}
+        failing = {
+            index: row
+            for index, frame in enumerate(self.frames)
+            for row in [rows.get((title_of(frame.name, frame.kind), frame.phase == "backward"))]
+            if row is not None
+        }
+        notes = {index: f"{row.problem}: {row.why}" for index, row in failing.items()}
+        sheet = Sheet("0", self.frames, marked=frozenset(failing), notes=notes)
+        text = page(
+            f"Forecast: {self.dtype}",
+            str(self).splitlines(),
+            [sheet],
+            meta=f"{self.operations} operations; all ranges are those of float64",
+            healthy=not self.rows,
+        )
+        Path(path).write_text(text, encoding="utf-8")

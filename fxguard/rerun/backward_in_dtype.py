@@ -9,8 +9,9 @@ operation works on what the dtype does not hold.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -18,24 +19,43 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
-from fxguard.graph.nodes import leaves
+from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
+from fxguard.records import GRADIENT, Role, Row
 from fxguard.rerun.edges import is_differentiable, when_it_has_come
+from fxguard.rerun.failure import ROUNDINGS, Failure, Failures, failure_of
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.other_dtype import ROUNDINGS, Failure, InDtype, failure_of
+from fxguard.rerun.other_dtype import InDtype
 from fxguard.rerun.other_values import rounded
+from fxguard.rerun.ranges import rows_of, tensors_in
 from fxguard.rerun.same_start import as_before, copies_of
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["BackwardInDtype", "gradients_in_float64"]
+__all__ = [
+    "BackwardInDtype",
+    "Came",
+    "Made",
+    "backward_of",
+    "cancels",
+    "gradient_rows",
+    "gradients_in_float64",
+    "with_random_signs",
+]
 
 WIDE = torch.float64
 
-# Of each operation, for each time that it runs: the gradients of what it makes, by position.
-Made = dict[Place, list[dict[int, Tensor]]]
+
+class Came(NamedTuple):
+    """What came to one run of an operation in the backward."""
+
+    gradients: dict[int, Tensor]  # of what it makes, by position
+    wants: list[bool]  # of the tensors that it reads: whether a gradient goes on to them
+
+
+Made = dict[Place, list[Came]]  # of each operation, for each time that it runs
 
 
 class _WithGradients(WideForm):
@@ -46,9 +66,10 @@ class _WithGradients(WideForm):
         self.made: Made = {}
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        wants = [is_differentiable(x) for x in tensors_in((args, kwargs)).values()]
         result = super().follow(step, node, ran, args, kwargs)
         found: dict[int, Tensor] = {}
-        self.made.setdefault(step.place(node), []).append(found)
+        self.made.setdefault(step.place(node), []).append(Came(found, wants))
         for position, value in enumerate(leaves(result)):
             if is_differentiable(value):
                 when_it_has_come(value, functools.partial(_note, found, position))
@@ -77,10 +98,12 @@ def gradients_in_float64(
     """
     form = _WithGradients()
     low = copies_of(run)
+    # Kernels refuse running statistics that want a gradient.
+    buffers = {value.argument for value in run.plan.values if value.role is Role.BUFFER}
     inputs = {
         position: x.detach().to(WIDE).requires_grad_()
         for position, x in enumerate(wide)
-        if is_float(x) and not x.is_complex()
+        if position not in buffers and is_float(x) and not x.is_complex()
     }
     given = [inputs[at].clone() if at in inputs else x for at, x in enumerate(wide)]
     with as_before(run), torch.enable_grad():
@@ -107,15 +130,17 @@ class BackwardInDtype(InDtype):
         made: the gradients of what each operation makes.
 
     Attributes:
-        backward: where operations stand whose backward fails, and why.
+        backward: which operations' backward fails, and why.
         beyond: where those stand that work on a gradient that the dtype does not hold.
+        rows: of each operation, with the ranges that gradients have in float64.
     """
 
     def __init__(self, by_right: Mapping[Place, int], made: Made) -> None:
         super().__init__(by_right)
         self.made = {place: list(found) for place, found in made.items()}
-        self.backward: dict[Place, Failure] = {}
+        self.backward = Failures()
         self.beyond: dict[Place, None] = {}
+        self.rows: dict[Place, tuple[Row, ...]] = {}
         self.signs = torch.Generator().manual_seed(0)
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
@@ -125,28 +150,26 @@ class BackwardInDtype(InDtype):
             low = _copied(low)
         result = super().follow(step, node, ran, args, kwargs)
         runs = self.made.get(place)
-        gradients = runs.pop(0) if runs else {}
-        if gradients and place not in self.failures:
-            self.kinds[place] = ran.call.kind
+        came = runs.pop(0) if runs else None
+        if came is not None and came.gradients and place not in self.failures.found:
             try:
-                self.look_back(place, ran, low, gradients)
+                self.look_back(place, ran, low, came)
             except NotJudged as reason:
-                self.skip(place, ran, str(reason))
+                self.backward.skip(place, ran, str(reason))
         return result
 
-    def look_back(
-        self, place: Place, ran: Ran, low: tuple[Any, Any], gradients: Mapping[int, Tensor]
-    ) -> None:
+    def look_back(self, place: Place, ran: Ran, low: tuple[Any, Any], came: Came) -> None:
         """Run the backward of one operation in both dtypes."""
-        made = leaves(ran.result)
+        made, (gradients, wants) = leaves(ran.result), came
         come = {at: gradient.to(made[at].dtype) for at, gradient in gradients.items()}
         if not all(bool(x.isfinite().all()) for x in come.values()):
             if all(bool(x.isfinite().all()) for x in gradients.values()):
                 self.beyond[place] = None
             return
         exact = {at: x.to(WIDE) for at, x in come.items()}
-        back = _backward(ran, low, come, None)
-        wide = _backward(ran, low, exact, WIDE)
+        back = backward_of(ran, low, come, wants, None)
+        wide = backward_of(ran, low, exact, wants, WIDE)
+        self.rows[place] = gradient_rows(ran, low, gradients, wide)
         for position, (one, other) in enumerate(zip(back, wide, strict=True)):
             if one is None or other is None:
                 continue
@@ -154,40 +177,73 @@ class BackwardInDtype(InDtype):
             if failure is None:
                 continue
             if failure.problem == "rounding":
-                sizes = _backward(ran, low, {at: self.signed(x) for at, x in exact.items()}, WIDE)
-                if _cancels(failure, other, sizes[position]):
+                signed = {at: with_random_signs(x, self.signs) for at, x in exact.items()}
+                sizes = backward_of(ran, low, signed, wants, WIDE)
+                if cancels(failure, other, sizes[position]):
                     continue
-            known = self.backward.get(place, failure)
-            self.backward[place] = max(known, failure, key=lambda each: each.severity)
-
-    def signed(self, gradient: Tensor) -> Tensor:
-        """A gradient with signs drawn at random: what is made of it does not cancel."""
-        drawn = torch.randint(0, 2, gradient.shape, generator=self.signs, dtype=torch.int8)
-        return gradient * (drawn.to(gradient.device) * 2 - 1)
+            self.backward.note(place, ran, failure)
 
 
-def _backward(
-    ran: Ran, given: tuple[Any, Any], gradients: Mapping[int, Tensor], dtype: torch.dtype | None
+def gradient_rows(
+    ran: Ran,
+    given: tuple[Any, Any],
+    gradients: Mapping[int, Tensor],
+    back: Sequence[Tensor | None],
+) -> tuple[Row, ...]:
+    """The rows of one operation's backward.
+
+    Args:
+        ran: the operation.
+        given: its arguments in the dtype.
+        gradients: of what it makes, by position.
+        back: of each tensor that it reads.
+    """
+    made = list(elements_of(ran.result))
+    came = {made[at][0]: gradient for at, gradient in sorted(gradients.items())}
+    pairs = zip(tensors_in(given).items(), back, strict=True)
+    known = [(path, x, gradient) for (path, x), gradient in pairs if gradient is not None]
+    return (
+        *rows_of(f"{GRADIENT}output", came, [made[at][1] for at in sorted(gradients)]),
+        *rows_of(f"{GRADIENT}input", {path: x for path, _, x in known}, [x for _, x, _ in known]),
+    )
+
+
+def with_random_signs(gradient: Tensor, generator: torch.Generator) -> Tensor:
+    """A gradient with signs drawn at random: what is made of it does not cancel."""
+    drawn = torch.randint(0, 2, gradient.shape, generator=generator, dtype=torch.int8)
+    return gradient * (drawn.to(gradient.device) * 2 - 1)
+
+
+def backward_of(
+    ran: Ran,
+    given: tuple[Any, Any],
+    gradients: Mapping[int, Tensor],
+    wants: Sequence[bool],
+    dtype: torch.dtype | None,
 ) -> list[Tensor | None]:
-    """What one operation hands back to its operands.
+    """What one operation hands back to each tensor that it reads; None where nothing goes on.
 
     Args:
         ran: the operation.
         given: its arguments in the model's dtype.
         gradients: of what it makes, by position.
+        wants: of the tensors that it reads: whether a gradient goes on to them.
         dtype: to compute in; None for that of the operation.
     """
-    operands: list[Tensor] = []
+    operands: dict[int, Tensor] = {}
+    numbers = itertools.count()
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: Tensor) -> Tensor:
+        number = next(numbers)
         if not is_float(x) or x.is_complex():
             return x
-        operand = x.detach().to(x.dtype if dtype is None else dtype).clone().requires_grad_()
-        operands.append(operand)
+        operand = x.detach().to(x.dtype if dtype is None else dtype).clone()
+        if wants[number]:
+            operands[number] = operand.requires_grad_()
         return operand.view_as(operand) if not ran.call.written else operand.clone()
 
     with torch.enable_grad():
-        args, kwargs = pytree.tree_map(leaf, given)
+        args, kwargs = pytree.tree_map_only(Tensor, leaf, given)
         after = RandomState.now(given)
         try:
             if dtype is not None:
@@ -199,14 +255,15 @@ def _backward(
             made = leaves(result)
             starts = [at for at in gradients if is_differentiable(made[at])]
             if not operands or not starts:
-                return [None] * len(operands)
+                return [None] * len(wants)
             found = torch.autograd.grad(
                 [made[at] for at in starts],
-                operands,
+                list(operands.values()),
                 [gradients[at].to(made[at].dtype) for at in starts],
                 allow_unused=True,
             )
-            return list(found)
+            by_number = dict(zip(operands, found, strict=True))
+            return [by_number.get(number) for number in range(len(wants))]
         except NotJudged:
             raise
         except Exception as error:  # no such kernel, or one that wants its neighbours
@@ -215,7 +272,9 @@ def _backward(
             after.restore()
 
 
-def _cancels(failure: Failure, gradient: Tensor, size: Tensor | None) -> bool:
+def cancels(
+    failure: Failure, gradient: Tensor, size: Tensor | None, roundings: float = ROUNDINGS
+) -> bool:
     """Whether an error is that of a sum that cancels: small beside what was summed.
 
     The gradient of a bias before a normalisation is 0 by right.
@@ -224,12 +283,13 @@ def _cancels(failure: Failure, gradient: Tensor, size: Tensor | None) -> bool:
         failure: with the error, relative to the gradient.
         gradient: in float64.
         size: the same where nothing cancels.
+        roundings: how many an error may have.
     """
     if size is None:
         return False
     largest = float(size.abs().max())
     eps = torch.finfo(getattr(torch, failure.dtype)).eps
-    return failure.error * float(gradient.abs().max()) <= ROUNDINGS * eps * largest
+    return failure.error * float(gradient.abs().max()) <= roundings * eps * largest
 
 
 def _copied(values: Any) -> Any:

@@ -10,50 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor
 from torch.fx import Node
 
-from fxguard.formats import FORMATS
-from fxguard.graph.nodes import leaves
+from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import Place
-from fxguard.rerun.differences import relative_error
+from fxguard.records import Row
+from fxguard.rerun.failure import SHARE, Failure, Failures, failure_of, lost_operand, share_of
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.other_values import AsTheModel, Repaired, rounded
+from fxguard.rerun.ranges import rows_of, tensors_in
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["ROUNDINGS", "Failure", "InDtype", "Reference", "failure_of"]
-
-ROUNDINGS = 32  # in units of the dtype's eps: an error from here on is none of one operation alone
-SHARE = 0.5  # of elements that are not 0 in float64, and 0 in the dtype
-# What these make small is meant to be small.
-VANISHES = frozenset(
-    {"softmax", "_softmax", "log_softmax", "softmin", "scaled_dot_product_attention"}
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a result is not what it should be, in numbers."""
-
-    problem: str  # "overflow", "underflow", "rounding" or "nan"
-    dtype: str  # that of the result
-    # The largest magnitude in float64; of an underflow the largest one that is lost.
-    needed: float
-    share: float  # of elements
-    error: float  # the largest, relative to the largest magnitude; inf where one is not finite
-
-    @property
-    def severity(self) -> tuple[int, float]:
-        """Sorts failures: the worst has the largest."""
-        rank = ("rounding", "underflow", "nan", "overflow").index(self.problem)
-        return rank, self.needed if self.problem == "overflow" else self.share
+__all__ = ["InDtype", "Reference"]
 
 
 class Reference(WideForm):
@@ -61,20 +35,28 @@ class Reference(WideForm):
 
     Attributes:
         bad: where operations stand, and how many elements of their results are not finite.
+        rows: of each operation, with the ranges that it has here and the dtypes of the graph. In a
+            loop those of its last turn.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bad: dict[Place, int] = {}
+        self.rows: dict[Place, tuple[Row, ...]] = {}
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        result = super().follow(step, node, ran, args, kwargs)
         place = step.place(node)
+        read = tensors_in((args, kwargs))  # before anything writes it
+        inputs = rows_of("input", read, tensors_in((ran.args, ran.kwargs)).values())
+        result = super().follow(step, node, ran, args, kwargs)
         if place in self.taken_over and not ran.call.written:
             # What the model made there may be bad for what it was given.
             low = rounded((args, kwargs), (ran.args, ran.kwargs))
             result = widened(_AS_THE_MODEL.follow(step, node, ran, *low), self.dtype)
         self.bad[place] = max(_count_of_bad(result), self.bad.get(place, 0))
+        made = (x for _, x in elements_of(ran.result))
+        outputs = rows_of("output", dict(elements_of(result)), made)
+        self.rows[place] = (*inputs, *outputs)
         return result
 
 
@@ -89,17 +71,13 @@ class InDtype(Repaired):
             of the dtype.
 
     Attributes:
-        failures: where operations stand that fail, and why, in order of execution.
-        not_judged: where operations stand that have no float64 form, and why.
-        kinds: the name of each operation that is in one of the two.
+        failures: which operations fail, and why.
     """
 
     def __init__(self, by_right: Mapping[Place, int]) -> None:
         super().__init__({}, extends=True, dtype=torch.float64)
         self.by_right = by_right
-        self.failures: dict[Place, Failure] = {}
-        self.not_judged: dict[Place, str] = {}
-        self.kinds: dict[Place, str] = {}
+        self.failures = Failures()
         self._was_lost = False  # what runs now has an underflow
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
@@ -113,10 +91,10 @@ class InDtype(Repaired):
         except NotJudged as reason:
             if ran.call.written:
                 raise
-            self.skip(place, ran, str(reason))
+            self.failures.skip(place, ran, str(reason))
             args, kwargs = rounded((args, kwargs), (ran.args, ran.kwargs))
             return AsTheModel.follow(self, step, node, ran, args, kwargs)
-        self.note(place, ran, _too_large(ran.result, result))
+        self.failures.note(place, ran, _too_large(ran.result, result))
         return result
 
     def fails(self, place: Place, ran: Ran, result: Any, args: Any, kwargs: Any) -> bool:
@@ -126,7 +104,7 @@ class InDtype(Repaired):
             wide_args, wide_kwargs = widened((args, kwargs), self.dtype)
             wide = wide_result(ran, wide_args, wide_kwargs, self.dtype)
         except NotJudged as reason:
-            self.skip(place, ran, str(reason))
+            self.failures.skip(place, ran, str(reason))
             return False
         pairs = zip(leaves(result), leaves(wide), strict=True)
         found = [
@@ -135,15 +113,18 @@ class InDtype(Repaired):
             if is_float(low)
         ]
         failures = [failure for failure in found if failure is not None]
+        if not failures and (lost := lost_operand(ran, args, kwargs, result, wide)) is not None:
+            self.failures.note(place, ran, lost)
         for failure in failures:
-            self.note(place, ran, failure)
+            self.failures.note(place, ran, failure)
             self._was_lost = self._was_lost or failure.problem == "underflow"
         count = _count_of_bad(result)
         is_bad = not failures and super().fails(place, ran, result, args, kwargs)
         if is_bad and count > self.by_right.get(place, count):
             made = next(x for x in leaves(result) if _count_of_bad(x))
             share = _count_of_bad(made) / made.numel()
-            self.note(place, ran, Failure("rounding", dtype_of(made), math.inf, share, math.inf))
+            failure = Failure("rounding", dtype_of(made), math.inf, share, math.inf)
+            self.failures.note(place, ran, failure)
         return bool(failures)
 
     def settled(self, low: Any, wide: Any) -> Any:
@@ -151,58 +132,9 @@ class InDtype(Repaired):
         result = super().settled(low, wide)
         if not is_float(low) or result.dtype != low.dtype or low.is_complex():
             return result
-        share = _share((result == 0) & (wide != 0), wide != 0)
+        share = share_of((result == 0) & (wide != 0), wide != 0)
         stays = share > 0 if self._was_lost else share >= SHARE
         return wide if stays else result
-
-    def note(self, place: Place, ran: Ran, failure: Failure | None) -> None:
-        """Keep the worst failure of an operation; in a loop it runs many times."""
-        if failure is not None:
-            known = self.failures.get(place, failure)
-            self.failures[place] = max(known, failure, key=lambda each: each.severity)
-            self.kinds[place] = ran.call.kind
-
-    def skip(self, place: Place, ran: Ran, reason: str) -> None:
-        """Note that an operation has no float64 form."""
-        self.not_judged[place] = reason
-        self.kinds[place] = ran.call.kind
-
-
-def failure_of(
-    low: Tensor, wide: Tensor, kind: str = "", literals: tuple[float, ...] = ()
-) -> Failure | None:
-    """Why a tensor is not what it is in float64; None where it is, but for roundings.
-
-    Args:
-        low: in its dtype.
-        wide: the same in float64.
-        kind: of the operation that made it: a softmax may make small numbers 0.
-        literals: Python numbers that it was given: an eps that is 0 in the dtype makes one element
-            that becomes 0 an underflow.
-
-    Example:
-        >>> failure_of(torch.tensor([math.inf]).half(), torch.tensor([1e5]).double())
-        Failure(problem='overflow', dtype='float16', needed=100000.0, share=1.0, error=inf)
-    """
-    if low.is_complex() or not low.numel():
-        return None
-    dtype, is_meant = dtype_of(low), wide.isfinite()
-    sizes = wide.abs().where(is_meant, 0.0)
-    bad = is_meant & ~low.isfinite()
-    if bool(bad.any()):
-        problem = "nan" if bool((bad & low.isnan()).any()) else "overflow"
-        needed = float(sizes.where(bad, 0.0).max())
-        return Failure(problem, dtype, needed, _share(bad, is_meant), math.inf)
-    error = relative_error(low, wide)
-    if kind not in VANISHES:
-        lost = (low == 0) & (sizes > 0)
-        share = _share(lost, sizes > 0)
-        has_no_eps = dtype in FORMATS and any(map(FORMATS[dtype].loses, literals))
-        if share >= SHARE or (share and has_no_eps):
-            return Failure("underflow", dtype, float(sizes.where(lost, 0.0).max()), share, error)
-    if error > ROUNDINGS * torch.finfo(low.dtype).eps:
-        return Failure("rounding", dtype, float(sizes.max()), 1.0, error)
-    return None
 
 
 def _too_large(low: Any, result: Any) -> Failure | None:
@@ -213,7 +145,7 @@ def _too_large(low: Any, result: Any) -> Failure | None:
         sizes = other.detach().abs().where(other.isfinite(), 0.0)
         beyond = other.isfinite() & ~other.to(one.dtype).isfinite()
         if bool(beyond.any()):
-            share = _share(beyond, other.isfinite())
+            share = share_of(beyond, other.isfinite())
             return Failure("overflow", dtype_of(one), float(sizes.max()), share, math.inf)
     return None
 
@@ -221,7 +153,3 @@ def _too_large(low: Any, result: Any) -> Failure | None:
 def _count_of_bad(values: Any) -> int:
     tensors = (x for x in pytree.tree_leaves(values) if is_float(x))
     return sum(x.numel() - int(x.isfinite().sum()) for x in tensors)
-
-
-def _share(some: Tensor, of: Tensor) -> float:
-    return float(some.sum()) / max(1, int(of.sum()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,8 +72,9 @@ class WideForm(SecondForm):
         """What the model made, and its backward: both in the wide dtype."""
         if written:
             raise NotJudged(f"{ran.call.kind} writes, and has no {self.dtype} form")
-        low = [x for x in nodes.leaves((ran.args, ran.kwargs)) if is_differentiable(x)]
-        wide = [x for x in nodes.leaves((args, kwargs)) if is_differentiable(x)]
+        leaves = nodes.leaves((ran.args, ran.kwargs)), nodes.leaves((args, kwargs))
+        pairs = [pair for pair in zip(*leaves, strict=True) if is_differentiable(pair[1])]
+        low, wide = [x for x, _ in pairs], [x for _, x in pairs]
         made = [x for x in nodes.leaves(ran.result) if is_float(x)]
         if not wide:
             return pytree.tree_map_only(Tensor, lambda x: widened(x, self.dtype), ran.result)
@@ -85,7 +87,7 @@ class _ModelsOwn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, operands: list[Tensor], made: list[Tensor], *others: Tensor
+        ctx: Any, dtype: torch.dtype, operands: list[Any], made: list[Tensor], *others: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.operands, ctx.made, ctx.dtypes = operands, made, [x.dtype for x in others]
         results: tuple[Tensor, ...] = tuple(widened(x, dtype).clone() for x in made)
@@ -95,14 +97,21 @@ class _ModelsOwn(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         pairs = zip(ctx.made, gradients, strict=True)
         given = [(x, gradient.to(x.dtype)) for x, gradient in pairs if x.requires_grad]
-        found = torch.autograd.grad(
-            [x for x, _ in given],
-            ctx.operands,
-            [gradient for _, gradient in given],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        wide = [
-            None if x is None else x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True)
-        ]
+        # A frozen weight is differentiable in the wide form only: nobody asks for its gradient.
+        operands = [x for x in ctx.operands if is_differentiable(x)]
+        found: Iterator[Tensor | None] = iter(())
+        if given and operands:
+            found = iter(
+                torch.autograd.grad(
+                    [x for x, _ in given],
+                    operands,
+                    [gradient for _, gradient in given],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            )
+        wide = []
+        for operand, dtype in zip(ctx.operands, ctx.dtypes, strict=True):
+            gradient = next(found, None) if is_differentiable(operand) else None
+            wide.append(None if gradient is None else gradient.to(dtype))
         return None, None, None, *wide

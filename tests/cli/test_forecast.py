@@ -94,3 +94,22 @@ def test_another_dtype_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "", "--forecast", "int8")
     assert done.returncode == 2
     assert "float16" in done.stderr
+
+
+def test_float8_and_a_page_for_each_model(tmp_path: Path) -> None:
+    code = """
+import torch
+first, last = torch.nn.Linear(16, 16), torch.nn.Linear(16, 2)
+last(first(torch.randn(4, 16))).sum().backward()
+"""
+    done = run(tmp_path, code, "--forecast", "float8_e4m3fn", "--report", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Linear: in float8_e4m3fn none of 1 matrix products fails") == 2
+    for name in ("page.html", "page-2.html"):
+        assert "Forecast: float8_e4m3fn" in (tmp_path / name).read_text()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    done = run(tmp_path, TRAIN, "--forecast", "float16", "--report", "missing/page.html")
+    assert done.returncode == 2
+    assert "no such folder for the report" in done.stderr

@@ -89,6 +89,24 @@ def test_a_bias_in_front_of_a_norm_has_no_gradient_by_right() -> None:
     assert gradients(residual(), X / 1e4) == {}
 
 
+def test_buffers_and_frozen_weights_want_no_gradient() -> None:
+    """A batch norm in evaluation mode is judged, and what stands in front of a frozen layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).eval()
+    model[2].requires_grad_(False)
+    found = fxguard.forecast(model, torch.randn(4, 8), loss=lambda y: y.float().sum())
+    assert found, found
+    assert not found.not_judged
+    labels = {
+        frame.kind: [row.label for row in frame.rows]
+        for frame in found.frames
+        if frame.phase == "backward"
+    }
+    assert labels["batch_norm"] == [
+        *("grad of output", "grad of input[0]", "grad of input[3]", "grad of input[4]")
+    ]
+
+
 def test_the_scale_of_the_loss_is_what_a_vanishing_gradient_needs() -> None:
     model = residual()
     assert "underflow" in gradients(model, X / 1e4, scale=1e-7).values()

@@ -158,3 +158,37 @@ def test_the_model_and_its_state_stay_as_they_were() -> None:
 def test_a_forecast_from_elsewhere_has_no_plan() -> None:
     with pytest.raises(FxguardError, match="no model at hand"):
         fxguard.Forecast("float16", (), 0).plan()
+
+
+def test_a_plan_for_autocast_is_tried_under_autocast() -> None:
+    """Weights stay in float32, and norms compute there: products alone have to be kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    with torch.no_grad():
+        model[1].weight *= 1e6
+        model[2].weight /= 1e6
+    x = torch.randn(4, 8)
+    plan = fxguard.forecast(model, x).plan(autocast=True)
+    assert plan.mix == "torch.autocast('cpu', torch.float16)"
+    assert plan, plan
+    assert plan.operations == ("1:linear", "2:linear")
+    wanted = model(x)
+    with torch.autocast("cpu", torch.float16):
+        assert not model(x).isfinite().all()
+        kept = fxguard.keep_float32(copy.deepcopy(model), plan)(x)
+    assert kept.dtype is torch.float16  # as without the plan
+    torch.testing.assert_close(kept.float(), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_that_autocast_runs_well_has_nothing_to_keep() -> None:
+    """Its square overflows in float16, and autocast computes it in float32."""
+
+    def norm(x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    forecast = fxguard.forecast(Function(norm), torch.full((2, 4), 400.0))
+    assert forecast.plan().operations
+    plan = forecast.plan(autocast=True)
+    assert plan
+    assert plan.operations == ()
+    assert plan.advice == "torch.autocast('cpu', torch.float16)"

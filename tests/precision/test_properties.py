@@ -16,7 +16,7 @@ from torch import nn
 
 import fxguard
 from fxguard.formats import FORMATS
-from fxguard.rerun.other_dtype import failure_of
+from fxguard.rerun.failure import failure_of
 from support.masks import Function
 from support.residual import X, residual
 

@@ -1,0 +1,41 @@
+"""What an operation reads and makes in another dtype, as rows of a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fxguard.graph.nodes import label_of
+from fxguard.measure.at_hand import dtype_of, range_of
+from fxguard.records import Range, Row
+
+__all__ = ["rows_of", "tensors_in"]
+
+Path = tuple[int, ...]
+
+
+def rows_of(name: str, values: Mapping[Path, Tensor], low: Iterable[Tensor]) -> list[Row]:
+    """Rows with the ranges of some tensors, and the dtypes that these have elsewhere.
+
+    Args:
+        name: what labels begin with: "input", "output", "grad of input".
+        values: in float64, by where they stand.
+        low: the same tensors in the dtype.
+    """
+    rows = []
+    for (path, value), same in zip(values.items(), low, strict=True):
+        label, found = label_of(name, path), range_of(value)
+        if isinstance(found, Range):
+            rows.append(Row(label, found.abs_min, found.abs_max, dtype=dtype_of(same)))
+        else:
+            rows.append(Row(label, note=found, dtype=dtype_of(same)))
+    return rows
+
+
+def tensors_in(values: Any) -> dict[Path, Tensor]:
+    """Every tensor in the arguments of an operation, numbered in their order."""
+    tensors = (x for x in pytree.tree_leaves(values) if isinstance(x, Tensor))
+    return {(number,): x for number, x in enumerate(tensors)}
