@@ -27,7 +27,7 @@ def train(model: torch.nn.Module, batches: torch.Tensor) -> list[float]:
 
 def main() -> None:
     torch.manual_seed(0)
-    model, batches = make_model().train(), text_batches()[..., :48].contiguous()
+    model, batches = make_model().train(), text_batches()[..., :24].contiguous()
     low = copy.deepcopy(model).half()
     try:
         with fxguard.watch(low, max_frames_to_save=1):

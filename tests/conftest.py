@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,9 @@ from fxguard.guard.guard import Guard
 from fxguard.verdict import forgiving
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
+
+# Programs that tests start: threads of several on one core wait for each other, busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish() -> None:

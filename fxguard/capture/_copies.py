@@ -17,7 +17,7 @@ from fxguard.measure.eager import is_observed
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
 
-__all__ = ["Copies", "Spare"]
+__all__ = ["Copies", "Spare", "has_room"]
 
 LARGE = 2**20  # bytes from which on memory is used again
 
@@ -82,7 +82,7 @@ class Copies:
             return tuple(args)
         kept, spare, used = list(args), self.spare.take(), list[Tensor]()
         with own_arithmetic():
-            if not _has_room([args[position] for position in self.positions]):
+            if not has_room([args[position] for position in self.positions]):
                 return None
             for position in self.positions:
                 argument = args[position]
@@ -137,10 +137,16 @@ def _is_held(memory: Tensor) -> bool:
     return torch._C._storage_Use_Count(storage._cdata) > 2
 
 
-def _has_room(tensors: Iterable[Tensor]) -> bool:
+def has_room(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> bool:
+    """Whether copies of tensors take no more than their share of what is free.
+
+    Args:
+        tensors: what would be copied.
+        dtype: of the copies; None for those of the tensors.
+    """
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
+        size = tensor.numel() * (dtype or tensor.dtype).itemsize
         needed[tensor.device] = needed.get(tensor.device, 0) + size
     return all(
         size <= SMALL or (free := free_bytes(device)) is None or size * SHARE <= free

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 
+from fxguard.capture._copies import has_room
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.errors import UsageError
 from fxguard.globs import matches
+from fxguard.graph.nodes import example_of
 from fxguard.passes.float32 import in_float32, is_put_in
 from fxguard.plan.plan import Plan, Step
 from fxguard.plan.reader import make_plan
@@ -85,7 +89,8 @@ class Keeping:
             graph_module: the graph; itself where nothing of it is kept.
             plan: its plan.
             weights_stay: whether weights are there between two runs. FSDP frees them, and copies
-                would hold them together: they are cast at each run.
+                would hold them together: they are cast at each run. So they are where memory is
+                scarce.
 
         Returns:
             What to run, and what gives the inputs that it has besides those of the graph.
@@ -102,6 +107,8 @@ class Keeping:
             return graph_module, Float32Weights(())
         try:
             made = in_float32(graph_module, kept, weights)
+            if not has_room(_inputs_at(graph_module, made.weights), torch.float32):
+                made = in_float32(graph_module, kept, frozenset())
         except UsageError as error:
             self.refusal = error  # TorchDynamo may leave to Python what its backend does not take
             raise
@@ -148,6 +155,11 @@ def numbered(plan: Plan) -> Iterator[tuple[Step, int]]:
         if step.counts and not is_put_in(step.node):
             count[step.module, step.kind] += 1
             yield step, count[step.module, step.kind]
+
+
+def _inputs_at(graph_module: GraphModule, positions: Collection[int]) -> list[Tensor]:
+    inputs = [example_of(node) for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return [inputs[position] for position in positions if isinstance(inputs[position], Tensor)]
 
 
 def _outermost(step: Step) -> str:

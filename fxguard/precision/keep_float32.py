@@ -26,8 +26,9 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
     low dtype would not hold.
 
     It holds in training, too: gradients have the dtypes of their parameters. Weights that are
-    needed in float32 are copied once, and again when they have changed; a write through ``.data``
-    is seen after the next backward, or when grad mode is switched. What TorchDynamo leaves to
+    needed in float32 are copied once, and again when they have changed; where the copies would take
+    more than a quarter of the free memory, they are cast at each run. A write through ``.data`` is
+    seen after the next backward, or when grad mode is switched. What TorchDynamo leaves to
     Python, exports or traces stays as it is.
 
     Args:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import fxguard
+from fxguard.capture import _copies, float32_weights
 from fxguard.errors import FxguardError
 from support.masks import Function
 from support.residual import X, residual
@@ -432,3 +433,31 @@ def test_on_two_ranks(wrapper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ran = torchrun(script, wrapper)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.count("is done") == 2
+
+
+@pytest.mark.parametrize(("free", "copies"), [(2**40, 1), (2**10, 0)])
+def test_weights_are_copied_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, free: int, copies: int
+) -> None:
+    """Elsewhere they are cast at each run, and give the same."""
+    made = []
+    copied = float32_weights._Copy.__init__
+
+    def counted(self: Any, weight: Tensor) -> None:
+        made.append(weight)
+        copied(self, weight)
+
+    monkeypatch.setattr(float32_weights._Copy, "__init__", counted)
+    monkeypatch.setattr(_copies, "SMALL", 0)
+    monkeypatch.setattr(_copies, "free_bytes", lambda device: free)
+    torch.manual_seed(0)
+    model = nn.Linear(32, 32, bias=False)
+    x = torch.randn(4, 32)
+    kept = fxguard.keep_float32(copy.deepcopy(model).half(), [":linear"])
+    wanted = nn.functional.linear(x.half().float(), model.weight.half().float()).half()
+    for _ in range(2):
+        torch.testing.assert_close(kept(x.half()), wanted, rtol=0, atol=0)
+    assert len(made) == copies
+    kept(x.half()).sum().backward()
+    assert kept.weight.grad is not None
+    assert kept.weight.grad.dtype is torch.float16
