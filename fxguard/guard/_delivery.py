@@ -17,6 +17,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.kept_run import KeptRun
 from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
+from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
@@ -24,6 +25,7 @@ from fxguard.guard._loss_scale import LossScale
 from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
 from fxguard.guard.recorder import Recorder
+from fxguard.plan.plan import Step
 from fxguard.ranks import agreement
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.ranks.gathering import Gather, gathered_for_one, nothing_gathered
@@ -183,6 +185,26 @@ class Delivery:
             if searches:
                 report = self._backward_report(batch.number, ended, gather)
         self._deliver(Finished(batch, report=report), None)
+
+    def gradients_lost(self, origin: Origin, number: int) -> None:
+        """Report gradients that are 0 because of their dtype.
+
+        Args:
+            origin: says which.
+            number: of their batch.
+
+        Raises:
+            NonFiniteError: with ``on_detect="raise"``.
+        """
+        last, frame = self.recorder.last, replace(origin.frame, batch_number=number)
+        if last is None or number in self._told:
+            return
+        if self.options.ignores(Step(frame.kind, frame.name, (), ())):
+            return
+        batch = last.batch if last.batch.number == number else Batch(number)
+        report = self.recorder.report_on(number, replace(origin, frame=frame))
+        # Other ranks may have other gradients: they do not wait for this one here.
+        self._tell(report, Finished(batch, report=report), None, None)
 
     def leaf_is_bad(self, leaf: BadLeaf) -> None:
         """Report a bad gradient in a backward that TorchDynamo has compiled.

@@ -1,0 +1,157 @@
+"""Operations that made numbers 0 because their dtype holds nothing so small: in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+
+from fxguard.batch.assemble import assemble
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun, UncapturedOperation
+from fxguard.batch.frames import FrameView
+from fxguard.batch.keys import Key
+from fxguard.findings import Fix, Origin
+from fxguard.formats import FORMATS
+from fxguard.graph.poles import PRODUCTS, plain
+from fxguard.graph.tables import MOVES, SELECTS
+from fxguard.plan.plan import WHOLE_GRAPH, Place, Step
+from fxguard.ranks.agreement import current_rank
+from fxguard.records import Severity
+from fxguard.report.report import Report
+from fxguard.rerun.details import numbers_inside
+from fxguard.rerun.lost_elements import Lost, lost_elements_in
+from fxguard.rerun.whole_graph import measure_postponed
+from fxguard.verdict.causes import lost_eps
+from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.operands import operands_text
+from fxguard.verdict.origins import Blame
+from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames, position_of
+
+__all__ = ["ReportOfUnderflow"]
+
+BETWEEN = "between graphs"
+CHANGED = "a second run of the graph did not repeat it"
+
+_KEEPS_ZEROS = MOVES | SELECTS
+_OF_FACTORS = PRODUCTS | {"mul", "div"}  # a factor of their operand is one of their result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOfUnderflow:
+    """Looks for operations that underflow, in a batch in which nothing else was found.
+
+    Threads may share it: ``not_judged`` grows by single operations on a dict.
+    """
+
+    share: float  # of elements that are not 0 in float64, and 0 in the dtype
+    view: FrameView  # which frames a report shows
+    max_frames: int = 21  # of a report
+    is_ignored: Callable[[Step], bool] = lambda step: False  # whether it must not be reported
+    # Operations of which nobody could tell, and why.
+    not_judged: dict[Hashable, str] = field(default_factory=dict)
+
+    def __call__(self, batch: Batch, earlier: EarlierFrames) -> Finished:
+        """Look at a batch that was read and is not closed yet.
+
+        Args:
+            batch: the batch.
+            earlier: asked for frames where this batch has too few.
+        """
+        self._note_between(batch)
+        found = list(self._found_in(batch))
+        if not found:
+            return Finished(batch)
+        measure_postponed(batch)
+        flow = assemble(batch, numbers_inside)
+        makers = {v: i for i, s in enumerate(flow.steps) if s.counts for v in s.outputs}
+        blames: dict[Blame, Lost] = {}
+        for key, lost in found:
+            made = flow.place[key]
+            step = makers.get(made)
+            if step is None or flow.steps[step].kind == WHOLE_GRAPH:
+                self.not_judged[key] = CHANGED
+            elif not self.is_ignored(flow.steps[step]):
+                flow.show_step(step)
+                blames[Blame(made, step, Severity.FINITE)] = lost
+        if not blames:
+            return Finished(batch)
+        first = min(position_of(flow, self.view, blame) for blame in blames)
+        report = Report(
+            batch_number=batch.number,
+            frames=last_frames(self.view, flow, first, self.max_frames, earlier),
+            origins=tuple(self._origin(flow, blame, lost) for blame, lost in blames.items()),
+            rank=current_rank(),
+        )
+        return Finished(batch, flow, report)
+
+    def _found_in(self, batch: Batch) -> Iterator[tuple[Key, Lost]]:
+        """What operations of graphs have lost, each by the value that it made."""
+        for index, event in enumerate(batch.events):
+            if not isinstance(event, GraphRun):
+                continue
+            lost = lost_elements_in(event, self.share)
+            for place, reason in lost.not_judged.items():
+                self.not_judged[event.names[1], place] = reason
+            steps: dict[Place, Step] = {}
+            for step in event.plan.steps:
+                if step.outputs and (step.counts or (step.inside, step.node) not in steps):
+                    steps[step.inside, step.node] = step
+            for place, each in lost.found.items():
+                yield Key(index, steps[place].outputs[0]), each
+
+    def _note_between(self, batch: Batch) -> None:
+        """Note the operations between graphs that have made a 0: they do not run again."""
+        lows = [] if batch.between is None else batch.between[:, 0].tolist()
+        for event in batch.events:
+            if not isinstance(event, UncapturedOperation) or not event.counts:
+                continue
+            made = [key.value for _, key in event.outputs if batch.values[key.value].can_be_bad]
+            if event.kind not in _KEEPS_ZEROS and any(lows[value] == 0 for value in made):
+                self.not_judged[event.module, event.kind, event.place] = BETWEEN
+
+    def _origin(self, flow: DataFlow, blame: Blame, lost: Lost) -> Origin:
+        """An operation and what it has lost, for the user to read."""
+        assert blame.step is not None
+        step, position = flow.steps[blame.step], position_of(flow, self.view, blame)
+        index = sum(shown < position for shown in self.view.shown(flow))
+        rows = flow.frames[position].rows
+        label = next((row.label for row in rows if row.value == blame.value), "output")
+        return Origin(
+            frame=self.view.render(flow, position, index),
+            problem="underflow",
+            what=step.kind,
+            row=label,
+            numel=lost.evidence.numel,
+            first_index=lost.evidence.index,
+            dtype=lost.evidence.dtype,
+            cause="underflow",
+            operands=or_else("", operands_text, lost.evidence),
+            lost_share=lost.share,
+            largest_lost=lost.largest,
+            fixes=_fixes(step, lost),
+        )
+
+
+def _fixes(step: Step, lost: Lost) -> tuple[Fix, ...]:
+    """What to do about it: an eps that the dtype holds, another dtype, a scale."""
+    name, dtype, largest = plain(step.kind), lost.evidence.dtype, lost.largest
+    here = FORMATS.get(dtype)
+    fixes = []
+    eps = lost_eps(lost.evidence)
+    if eps is not None and name not in _OF_FACTORS:
+        held = "1e-4" if dtype == "float16" else "1e-12"
+        text = f"take a number that {dtype} holds, {held}: {eps:.0e} in {name} is 0 there"
+        fixes.append(Fix("advice", text))
+    wider = [each for each in ("bfloat16", "float32", "float64") if each != dtype]
+    holding = [each for each in wider if largest >= FORMATS[each].smallest_normal]
+    if holding:
+        where = f"`{step.module}`" if step.module else f"this {name}"
+        others = " or ".join(holding[:2]) if dtype == "float16" else holding[0]
+        fixes.append(Fix("advice", f"keep {where} in {others}: {largest:.1g} is not 0 there"))
+    if here is not None and name in _OF_FACTORS:
+        exponent = math.ceil(math.log2(here.smallest_normal / largest))
+        text = f"scale what it reads by 2**{exponent}, and divide by that where it fits"
+        fixes.append(Fix("advice", text))
+    return tuple(fixes)
