@@ -8,7 +8,7 @@ enough elements of its result are 0, and a graph runs again only where the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from fxguard.rerun.same_start import as_before, copies_of
 __all__ = ["Lost", "LostElements", "lost_elements_in"]
 
 WIDE = torch.float64
+CHECK = torch.float32  # what is no noise of roundings is the same there, or too small for it
 
 # What these make is 0 by right, or where an operand was.
 KEEPS_ZEROS = MOVES | SELECTS | {"embedding"}
@@ -158,54 +159,75 @@ class _SameOperands(SecondForm):
         return ran.result
 
     def may_have_lost(self, low: Tensor) -> bool:
-        """Whether as many elements are 0 as could be the share of all others and themselves."""
+        """Whether as many elements are 0 as could be the share of all that are finite."""
         low = without_levels(low)
         if low.is_complex() or low.dtype is WIDE or not low.numel():
             return False
-        zeros = int((_plain(low) == 0).sum())
-        return zeros > 0 and zeros >= self.share * low.numel()
+        low = _comparable(low)
+        zeros = int((low == 0).sum())
+        return zeros > 0 and zeros >= self.share * int(low.isfinite().sum())
 
     def look(self, step: Lockstep, node: Node, ran: Ran, begun: tuple[Any, Any]) -> None:
-        """Compute one operation in float64, and count what is 0 only in the model."""
-        place, call = step.place(node), ran.call
-        args, kwargs = begun
-        wide_args, wide_kwargs = widened(begun, WIDE)
-        wide = wide_result(ran, wide_args, wide_kwargs, WIDE)
-        pairs = list(zip(leaves(ran.result), leaves(wide), strict=True))
-        pairs += _written(step, node, ran, wide_args)
-        for low, high in pairs:
+        """Compute one operation in wide dtypes, and count what is 0 only in the model's."""
+        place, (args, kwargs) = step.place(node), begun
+        made = _results(step, node, ran, begun, WIDE)
+        checked: list[tuple[Tensor, Tensor]] | None = None
+        for position, (low, high) in enumerate(made):
             if not is_float(low) or not is_float(high) or not self.may_have_lost(low):
                 continue
             low, high = without_levels(low), without_levels(high)
             sizes = high.abs().where(high.isfinite(), 0.0)
-            lost = (_plain(low) == 0) & (sizes > 0)
-            count = int(lost.sum())
-            share = count / max(1, int((sizes > 0).sum()))
-            if not count or share < self.share:
+            lost = (_comparable(low) == 0) & (sizes > 0)
+            if not bool(lost.any()) or self.share > _share_of(lost, sizes):
                 continue
-            known = self.lost.found.get(place)
-            if known is not None and known.share >= share:
+            if checked is None:
+                checked = _results(step, node, ran, begun, CHECK)
+            sizes = sizes.where(~lost | _is_no_noise(sizes, checked[position][1]), 0.0)
+            lost &= sizes > 0
+            share = _share_of(lost, sizes)
+            count, known = int(lost.sum()), self.lost.found.get(place)
+            if not count or share < self.share or (known and known.evidence.share >= count):
                 continue
             sizes = sizes.where(lost, 0.0)
             at = torch.unravel_index(sizes.argmax(), sizes.shape)
+            args, kwargs = pytree.tree_map_only(Tensor, without_levels, (args, kwargs))
             evidence = evidence_at(
-                tuple(map(int, at)), call, args, kwargs, low, same=high, samples=self.samples
+                tuple(map(int, at)), ran.call, args, kwargs, low, same=high, samples=self.samples
             )
-            self.lost.found[place] = Lost(share, float(sizes.max()), replace(evidence, share=count))
+            evidence = replace(evidence, share=count)
+            self.lost.found[place] = Lost(share, float(sizes.max()), evidence)
 
 
-def _written(
-    step: Lockstep, node: Node, ran: Ran, wide_args: Any
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """What an operation wrote, beside what it returned, in both forms."""
-    if leaves(ran.result):
-        return
-    for written in ran.call.written:
-        for argument, wide in zip(node.args, wide_args, strict=True):
-            if isinstance(argument, Node) and argument is written:
-                yield step.env[argument], wide
+def _results(
+    step: Lockstep, node: Node, ran: Ran, begun: tuple[Any, Any], dtype: torch.dtype
+) -> list[tuple[Any, Any]]:
+    """What an operation returned and, if that is nothing, wrote: in the model, and in a dtype."""
+    args, kwargs = widened(begun, dtype)
+    made = wide_result(ran, args, kwargs, dtype)
+    if ran.has_floats:
+        return list(zip(leaves(ran.result), leaves(made), strict=True))
+    given = zip(node.args, args, strict=True)
+    return [(step.env[x], other) for x, other in given if x in ran.call.written]  # type: ignore[index]
 
 
-def _plain(low: Tensor) -> Tensor:
+def _share_of(lost: Tensor, sizes: Tensor) -> float:
+    return float(lost.sum()) / max(1, int((sizes > 0).sum()))
+
+
+def _is_no_noise(sizes: Tensor, checked: Tensor) -> Tensor:
+    """Where numbers are too small to be what roundings of float64 leave of larger ones.
+
+    The layer norm of a constant row is 1e-13 there, and 0 by right. Float32 leaves other numbers.
+
+    Args:
+        sizes: magnitudes in float64.
+        checked: what the operation makes in float32.
+    """
+    other = without_levels(checked).abs().to(WIDE)
+    agrees = (other - sizes).abs() <= sizes / 2
+    return agrees | (sizes < torch.finfo(CHECK).tiny)
+
+
+def _comparable(low: Tensor) -> Tensor:
     """Of a dtype that can be compared: a float8 cannot."""
     return low.float() if dtype_of(low).startswith("float8") else low

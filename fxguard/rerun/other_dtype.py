@@ -34,7 +34,8 @@ ROUNDINGS = 32  # in units of the dtype's eps: an error from here on is none of 
 SHARE = 0.5  # of elements that are not 0 in float64, and 0 in the dtype
 # What these make small is meant to be small.
 VANISHES = frozenset(
-    {"softmax", "_softmax", "log_softmax", "softmin", "scaled_dot_product_attention"}
+    {"softmax", "_softmax", "log_softmax", "_log_softmax", "softmin", "gumbel_softmax"}
+    | {"cross_entropy", "cross_entropy_loss", "scaled_dot_product_attention"}
 )
 
 

@@ -117,7 +117,9 @@ def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:
 
 def _in_float64(evidence: Evidence) -> str:
     same = evidence.same
-    if same is None or evidence.inner or evidence.kind in CASTS or lost_eps(evidence):
+    if same is None or evidence.inner or evidence.kind in CASTS:
+        return ""
+    if evidence.number and lost_eps(evidence):  # it is 0 where that is what was lost
         return ""
     if math.isfinite(same):
         return f" is {same:.6g} in float64"

@@ -15,7 +15,7 @@ from fxguard.batch.keys import Key
 from fxguard.findings import Fix, Origin
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import PRODUCTS, plain
-from fxguard.graph.tables import MOVES, SELECTS
+from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import WHOLE_GRAPH, Place, Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Severity
@@ -107,6 +107,8 @@ class ReportOfUnderflow:
         for event in batch.events:
             if not isinstance(event, UncapturedOperation) or not event.counts:
                 continue
+            if not event.inputs:  # zeros, that somebody wants
+                continue
             made = [key.value for _, key in event.outputs if batch.values[key.value].can_be_bad]
             if event.kind not in _KEEPS_ZEROS and any(lows[value] == 0 for value in made):
                 self.not_judged[event.module, event.kind, event.place] = BETWEEN
@@ -137,21 +139,25 @@ class ReportOfUnderflow:
 def _fixes(step: Step, lost: Lost) -> tuple[Fix, ...]:
     """What to do about it: an eps that the dtype holds, another dtype, a scale."""
     name, dtype, largest = plain(step.kind), lost.evidence.dtype, lost.largest
-    here = FORMATS.get(dtype)
-    fixes = []
+    texts = []
     eps = lost_eps(lost.evidence)
     if eps is not None and name not in _OF_FACTORS:
-        held = "1e-4" if dtype == "float16" else "1e-12"
-        text = f"take a number that {dtype} holds, {held}: {eps:.0e} in {name} is 0 there"
-        fixes.append(Fix("advice", text))
-    wider = [each for each in ("bfloat16", "float32", "float64") if each != dtype]
-    holding = [each for each in wider if largest >= FORMATS[each].smallest_normal]
-    if holding:
+        near_zero = "1e-4" if dtype == "float16" else "1e-12"
+        texts.append(
+            f"take a number that {dtype} holds, {near_zero}: {eps:.0e} in {name} is 0 there"
+        )
+    wider = [each for each in ("bfloat16", "float32") if largest >= FORMATS[each].smallest_normal]
+    others = " or ".join(each for each in wider if each != dtype)
+    held = FORMATS[dtype].smallest if dtype in FORMATS else 0.0
+    why = f"{largest:.1g} is 0 in {dtype}" if largest < held else f"a number inside of {name} is 0"
+    if others and step.kind in CASTS:
+        texts.append(f"cast to {others} here, or not at all: {why}")
+    elif others:
         where = f"`{step.module}`" if step.module else f"this {name}"
-        others = " or ".join(holding[:2]) if dtype == "float16" else holding[0]
-        fixes.append(Fix("advice", f"keep {where} in {others}: {largest:.1g} is not 0 there"))
-    if here is not None and name in _OF_FACTORS:
-        exponent = math.ceil(math.log2(here.smallest_normal / largest))
-        text = f"scale what it reads by 2**{exponent}, and divide by that where it fits"
-        fixes.append(Fix("advice", text))
-    return tuple(fixes)
+        texts.append(f"keep {where} in {others}: {why}")
+    if name in _OF_FACTORS and dtype in FORMATS:
+        exponent = math.ceil(math.log2(FORMATS[dtype].smallest_normal / largest))
+        texts.append(f"scale what it reads by 2**{exponent}, and divide by that where it fits")
+    if not others:
+        texts.append(f"work with logarithms, or in float64: {dtype} holds nothing so small")
+    return tuple(Fix("advice", text) for text in texts)
