@@ -78,8 +78,8 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
     form = _SameOperands(share, suspects, samples_of(run))
     try:
         with as_before(run):
-            # What requires a gradient is kept in the cache of autocast, and would come back from
-            # it without one.
+            # Of a weight that requires a gradient, autocast may keep the cast for the model's own
+            # operations: one that was made here would have none.
             args = pytree.tree_map_only(Tensor, Tensor.detach, copies_of(run))
             Lockstep(without_marks(run.graph_module), form).run_both(args)
     except Exception as error:  # what was seen until then is true
@@ -217,7 +217,8 @@ def _share_of(lost: Tensor, sizes: Tensor) -> float:
 def _is_no_noise(sizes: Tensor, checked: Tensor) -> Tensor:
     """Where numbers are too small to be what roundings of float64 leave of larger ones.
 
-    The layer norm of a constant row is 1e-13 there, and 0 by right. Float32 leaves other numbers.
+    The instance norm of a constant row is 1e-13 there, and 0 by right. Float32 leaves something
+    else.
 
     Args:
         sizes: magnitudes in float64.
