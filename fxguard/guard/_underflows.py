@@ -27,7 +27,8 @@ class Underflows:
     """
 
     def __init__(self, options: Options, view: FrameView) -> None:
-        self.traced = options.trace_batch_nums
+        self.share = options.underflow
+        self.traced = tuple(options.trace_batch_nums)
         self._judge: ReportOfUnderflow | None = None
         if options.underflow is not None:
             self._judge = ReportOfUnderflow(
@@ -41,6 +42,11 @@ class Underflows:
     def not_judged(self) -> Collection[str]:
         """Of each operation of which nobody could tell whether it underflows: why."""
         return () if self._judge is None else list(self._judge.not_judged.values())
+
+    def share_for(self, number: int) -> float | None:
+        """The share that is asked for where underflows are looked for in a batch, else None."""
+        is_due = number in self.traced if self.traced else number % EVERY == 0
+        return self.share if is_due else None
 
     def __call__(
         self, finished: Finished, earlier: EarlierFrames, optimizer_step: int | None
@@ -57,14 +63,12 @@ class Underflows:
             off.
         """
         batch = finished.batch
-        is_traced = batch.number in self.traced
-        is_due = is_traced or (not self.traced and batch.number % EVERY == 0)
-        if self._judge is None or not is_due:
+        if self._judge is None or self.share_for(batch.number) is None:
             return finished
         found = or_else(Finished(batch), self._judge, batch, earlier)
         if found.report is None:
             return finished
         report = replace(found.report, optimizer_step=optimizer_step)
-        if is_traced:
+        if self.traced:
             return replace(finished, flow=found.flow, seen=report)
         return replace(finished, flow=found.flow, report=report)

@@ -119,6 +119,7 @@ class Recorder:
                 number = self.next_number
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
+        batch.lost_share = self.underflows.share_for(number)
         return batch
 
     def finish(self) -> Finished:

@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from fxguard.formats import FORMATS
 from fxguard.graph.nodes import leaves
+from fxguard.graph.tables import VANISHES
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import Place
@@ -32,11 +33,6 @@ __all__ = ["ROUNDINGS", "Failure", "InDtype", "Reference", "failure_of"]
 
 ROUNDINGS = 32  # in units of the dtype's eps: an error from here on is none of one operation alone
 SHARE = 0.5  # of elements that are not 0 in float64, and 0 in the dtype
-# What these make small is meant to be small.
-VANISHES = frozenset(
-    {"softmax", "_softmax", "log_softmax", "_log_softmax", "softmin", "gumbel_softmax"}
-    | {"cross_entropy", "cross_entropy_loss", "scaled_dot_product_attention"}
-)
 
 
 @dataclass(frozen=True, slots=True)

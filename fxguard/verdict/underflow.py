@@ -14,14 +14,15 @@ from fxguard.batch.frames import FrameView
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix, Origin
 from fxguard.formats import FORMATS
+from fxguard.graph.lost_elements import KEEPS_ZEROS, Lost
 from fxguard.graph.poles import PRODUCTS, plain
-from fxguard.graph.tables import CASTS, MOVES, SELECTS
+from fxguard.graph.tables import CASTS
 from fxguard.plan.plan import WHOLE_GRAPH, Place, Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Severity
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
-from fxguard.rerun.lost_elements import Lost, lost_elements_in
+from fxguard.rerun.lost_elements import lost_elements_in
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.causes import lost_eps
 from fxguard.verdict.forgiving import or_else
@@ -31,10 +32,9 @@ from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames, posi
 
 __all__ = ["ReportOfUnderflow"]
 
-BETWEEN = "between graphs"
+BETWEEN = "written in place between graphs"
 CHANGED = "a second run of the graph did not repeat it"
 
-_KEEPS_ZEROS = MOVES | SELECTS
 _OF_FACTORS = PRODUCTS | {"mul", "div"}  # a factor of their operand is one of their result
 
 
@@ -59,7 +59,6 @@ class ReportOfUnderflow:
             batch: the batch.
             earlier: asked for frames where this batch has too few.
         """
-        self._note_between(batch)
         found = list(self._found_in(batch))
         if not found:
             return Finished(batch)
@@ -87,31 +86,40 @@ class ReportOfUnderflow:
         return Finished(batch, flow, report)
 
     def _found_in(self, batch: Batch) -> Iterator[tuple[Key, Lost]]:
-        """What operations of graphs have lost, each by the value that it made."""
+        """What operations have lost, each by the value that it made, in order of execution."""
         for index, event in enumerate(batch.events):
-            if not isinstance(event, GraphRun):
-                continue
-            lost = lost_elements_in(event, self.share)
-            for place, reason in lost.not_judged.items():
-                self.not_judged[event.names[1], place] = reason
-            steps: dict[Place, Step] = {}
-            for step in event.plan.steps:
-                if step.outputs and (step.counts or (step.inside, step.node) not in steps):
-                    steps[step.inside, step.node] = step
-            for place, each in lost.found.items():
-                yield Key(index, steps[place].outputs[0]), each
+            if isinstance(event, GraphRun):
+                yield from self._found_in_graph(index, event)
+            elif isinstance(event, UncapturedOperation) and event.counts:
+                yield from self._found_between(batch, event)
 
-    def _note_between(self, batch: Batch) -> None:
-        """Note the operations between graphs that have made a 0: they do not run again."""
-        lows = [] if batch.between is None else batch.between[:, 0].tolist()
-        for event in batch.events:
-            if not isinstance(event, UncapturedOperation) or not event.counts:
-                continue
-            if not event.inputs:  # zeros, that somebody wants
-                continue
-            made = [key.value for _, key in event.outputs if batch.values[key.value].can_be_bad]
-            if event.kind not in _KEEPS_ZEROS and any(lows[value] == 0 for value in made):
-                self.not_judged[event.module, event.kind, event.place] = BETWEEN
+    def _found_in_graph(self, index: int, run: GraphRun) -> Iterator[tuple[Key, Lost]]:
+        lost = lost_elements_in(run, self.share)
+        for place, reason in lost.not_judged.items():
+            self.not_judged[run.names[1], place] = reason
+        steps: dict[Place, Step] = {}
+        for step in run.plan.steps:
+            if step.outputs and (step.counts or (step.inside, step.node) not in steps):
+                steps[step.inside, step.node] = step
+        for place, each in lost.found.items():
+            yield Key(index, steps[place].outputs[0]), each
+
+    def _found_between(
+        self, batch: Batch, event: UncapturedOperation
+    ) -> Iterator[tuple[Key, Lost]]:
+        for _, key in event.outputs[:1]:
+            lost = batch.lost.get(key.value, "")
+            if isinstance(lost, Lost):
+                yield key, lost
+            elif lost or (lost == "" and self._made_zeros(batch, event)):
+                self.not_judged[event.module, event.kind, event.place] = lost or BETWEEN
+
+    @staticmethod
+    def _made_zeros(batch: Batch, event: UncapturedOperation) -> bool:
+        """Whether an operation at which nobody has looked made a 0 out of anything."""
+        if batch.between is None or not event.inputs or event.kind in KEEPS_ZEROS:
+            return False
+        return any(float(batch.between[key.value, 0]) == 0 for _, key in event.outputs)
 
     def _origin(self, flow: DataFlow, blame: Blame, lost: Lost) -> Origin:
         """An operation and what it has lost, for the user to read."""

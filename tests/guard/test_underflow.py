@@ -440,12 +440,29 @@ def test_healthy_models_underflow_nowhere(name: str, dtype: torch.dtype) -> None
     assert "underflow" not in fxguard.guard_of(model).coverage()
 
 
-def test_what_ran_between_graphs_is_counted() -> None:
-    """It has made a 0, and nobody knows whether by right."""
-    model = fxguard.instrument(Net().half(), underflow=0.5)
+class InPlace(nn.Module):
+    """What it writes is gone when somebody could look at it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 1).mul_(1e-9)
+
+
+def test_what_ran_between_graphs() -> None:
+    """It is looked at when it runs; what writes its operands is counted."""
     with torch.compiler.set_stance("force_eager"):
+        model = fxguard.instrument(Net().half(), underflow=0.5)
+        with pytest.raises(fxguard.NonFiniteError, match=MESSAGE) as raised:
+            model(inputs())
+        [origin] = raised.value.report.origins
+        assert origin.lost_share == pytest.approx(share_lost(Net().half()))
+        assert " is " in origin.operands
+        healthy = fxguard.instrument(Net(1.0).half(), underflow=0.5)
+        healthy(inputs())
+        assert "underflow" not in fxguard.guard_of(healthy).coverage()
+        model = fxguard.instrument(InPlace(), underflow=0.5)
         model(inputs())
-    assert fxguard.guard_of(model).coverage().endswith("; underflow not judged: 1 (between graphs)")
+    end = "; underflow not judged: 1 (written in place between graphs)"
+    assert fxguard.guard_of(model).coverage().endswith(end)
 
 
 def test_a_run_that_cannot_be_repeated_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
