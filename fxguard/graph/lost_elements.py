@@ -18,7 +18,7 @@ from fxguard.graph.closer_look import evidence_at
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
-from fxguard.graph.tables import MOVES, SELECTS, VANISHES
+from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED, VANISHES
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.measure.func_levels import without_levels
@@ -28,8 +28,8 @@ __all__ = ["KEEPS_ZEROS", "Lost", "Results", "lost_alone", "lost_in", "may_have_
 WIDE = torch.float64
 CHECK = torch.float32  # what is no noise of roundings is the same there, or too small for it
 
-# What these make is 0 by right, or where an operand was.
-KEEPS_ZEROS = MOVES | SELECTS | {"embedding"}
+# What these make is 0 by right, or where an operand was, or by chance.
+KEEPS_ZEROS = MOVES | SELECTS | UNINITIALISED | {"embedding"}
 
 # What an operation made, in the model's form and in a wide dtype: pairs of results.
 Results = Callable[[torch.dtype], Sequence[tuple[Any, Any]]]
@@ -51,10 +51,15 @@ def may_have_lost(kind: str, made: Any, share: float) -> bool:
         kind: of the operation.
         made: one of its results.
         share: that is asked for.
+
+    Raises:
+        NotJudged: for tensors of which nobody counts elements.
     """
     if kind in KEEPS_ZEROS or kind in VANISHES or not is_float(made):
         return False
     low = without_levels(made)
+    if low.layout is not torch.strided or low.is_nested:
+        raise NotJudged("a tensor that is sparse or nested")
     if low.is_complex() or low.dtype is WIDE or not low.numel():
         return False
     low = _comparable(low)
@@ -122,10 +127,6 @@ def lost_alone(
     Returns:
         Why nobody can tell, where that is so.
     """
-    if not any(may_have_lost(call.kind, each, share) for each in leaves(made)):
-        return None
-    if call.random:
-        return f"{call.kind} draws random numbers"
     ran = Ran(call, function, function, call.args, call.kwargs, made)
 
     def results(dtype: torch.dtype) -> Sequence[tuple[Any, Any]]:
@@ -133,6 +134,10 @@ def lost_alone(
         return list(zip(leaves(made), leaves(wide_result(ran, args, kwargs, dtype)), strict=True))
 
     try:
+        if not any(may_have_lost(call.kind, each, share) for each in leaves(made)):
+            return None
+        if call.random:
+            raise NotJudged(f"{call.kind} draws random numbers")
         return lost_in(results, call, call.args, call.kwargs, share)
     except Exception as error:  # whatever it is, it ends no batch
         return why_not(error)

@@ -213,12 +213,11 @@ class BackwardPasses:
         """
         bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
-        if bad or self.tells_of_all:
-            kept = list(runs)
-            runs = iter(kept)
-            self.ended(Ended(kept, bad, self._unseen(kept), functions))
+        kept = list(runs) if bad or self.tells_of_all else None
         if leaves.zero and not bad and (self.hears_of_all_zero or not self.tells_of_all):
-            self.zero(runs, leaves.zero)
+            self.zero(runs if kept is None else iter(kept), leaves.zero)
+        if kept is not None:
+            self.ended(Ended(kept, bad, self._unseen(kept), functions))
 
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""

@@ -72,6 +72,7 @@ class Delivery:
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
         self._reported = Seen()
+        self._lost: Report | None = None  # of gradients, until the ranks have agreed on it
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
         self._not_judged = Seen()
         self.stream = stream
@@ -184,10 +185,14 @@ class Delivery:
         with self._gathering(searches) as gather:
             if searches:
                 report = self._backward_report(batch.number, ended, gather)
+        if report is None:
+            report, self._lost = self._lost, None
         self._deliver(Finished(batch, report=report), None)
 
     def gradients_lost(self, origin: Origin, number: int) -> None:
         """Report gradients that are 0 because of their dtype.
+
+        With ``sync_ranks`` that is done in :meth:`backward_ended`, to which all ranks come.
 
         Args:
             origin: says which.
@@ -203,8 +208,10 @@ class Delivery:
             return
         batch = last.batch if last.batch.number == number else Batch(number)
         report = self.recorder.report_on(number, replace(origin, frame=frame))
-        # Other ranks may have other gradients: they do not wait for this one here.
-        self._tell(report, Finished(batch, report=report), None, None)
+        if self.options.sync_ranks:
+            self._lost = report
+        else:
+            self._tell(report, Finished(batch, report=report), None, None)
 
     def leaf_is_bad(self, leaf: BadLeaf) -> None:
         """Report a bad gradient in a backward that TorchDynamo has compiled.

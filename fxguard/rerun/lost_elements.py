@@ -117,8 +117,6 @@ class _SameOperands(SecondForm):
         begun = self._begun.pop(place)
         self.seen.add(place)
         made = [*leaves(ran.result), *(step.env[each] for each in call.written)]
-        if not any(may_have_lost(call.kind, low, self.share) for low in made):
-            return ran.result
 
         def results(dtype: torch.dtype) -> Sequence[tuple[Any, Any]]:
             args, kwargs = widened(begun, dtype)
@@ -129,6 +127,8 @@ class _SameOperands(SecondForm):
             return [(step.env[x], y) for x, y in given if isinstance(x, Node) and x in call.written]
 
         try:
+            if not any(may_have_lost(call.kind, low, self.share) for low in made):
+                return ran.result
             lost = lost_in(results, call, *begun, self.share, self.samples)
         except Exception as error:  # the next operation may be judged
             self.lost.not_judged.setdefault(place, why_not(error))

@@ -399,7 +399,11 @@ def step(compile_with: str | None, **options: Any) -> list[Tensor]:
     torch._dynamo.reset()
     net = Random()
     model = fxguard.instrument(net, **options)
-    called = model if compile_with is None else torch.compile(model, backend=compile_with)
+    called: Any = model
+    if compile_with == "between graphs":
+        called = torch.compiler.set_stance("force_eager")(model)
+    elif compile_with is not None:
+        called = torch.compile(model, backend=compile_with)
     torch.manual_seed(3)
     x = torch.randn(8, 16).requires_grad_()
     with torch.autocast("cpu", dtype=torch.float16):
@@ -412,7 +416,7 @@ def step(compile_with: str | None, **options: Any) -> list[Tensor]:
     return [each.detach().clone() for each in left if each is not None]
 
 
-@pytest.mark.parametrize("compile_with", [None, "aot_eager"])
+@pytest.mark.parametrize("compile_with", [None, "aot_eager", "between graphs"])
 @pytest.mark.parametrize("options", [{}, {"replay": True}])
 def test_bits_stay(compile_with: str | None, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, gradients, buffers and the random state, where every batch is looked at."""

@@ -255,6 +255,55 @@ def test_a_second_run_that_fails_is_counted() -> None:
     assert fxguard.guard_of(model).coverage().endswith(end)
 
 
+def test_memory_that_holds_anything_is_no_underflow() -> None:
+    """What `empty` returns is another thing each time it is called."""
+
+    def function(x: Tensor) -> Tensor:
+        made = torch.empty_like(x)
+        made.copy_(x)
+        return made
+
+    x = X.to(HALF)
+    for _ in range(5):
+        torch.full_like(x, 1e-7).double()  # leaves memory with numbers in it
+        assert not underflows(function, x)
+    with torch.compiler.set_stance("force_eager"):
+        assert not underflows(function, x)
+
+
+@pytest.mark.parametrize("stance", ["default", "force_eager"])
+def test_a_sparse_tensor_is_not_judged(stance: Any) -> None:
+    """Nobody counts the zeros that it does not store; the model runs on."""
+    model = fxguard.instrument(as_module(lambda x: (x.to_sparse() * 1e-9).to_dense()))
+    with torch.compiler.set_stance(stance):
+        model(X.to(HALF))
+        model = fxguard.instrument(
+            as_module(lambda x: (x.to_sparse() * 1e-9).to_dense()), underflow=0.5
+        )
+        assert not model(X.to(HALF)).any()
+    assert "underflow not judged: " in fxguard.guard_of(model).coverage()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch._foreach_mul([x, x], 1e-9),
+        lambda x: torch.mul(x, 1e-9, out=torch.empty_like(x)),
+        lambda x: (x * 1e-5).to(torch.float8_e4m3fn).to(x.dtype),
+        lambda x: {"a": [x * 1e-9]},
+    ],
+)
+@pytest.mark.parametrize("stance", ["default", "force_eager"])
+def test_odd_operations(function: Callable[..., Any], stance: Any) -> None:
+    """Lists of tensors, ``out=``, float8, containers: in graphs and between them."""
+    with torch.compiler.set_stance(stance):
+        found = underflows(function, X.to(HALF))
+    if stance == "default":
+        assert [origin.lost_share for origin in found] == [1.0]
+    else:  # what `out=` wrote is counted as not judged
+        assert {origin.lost_share for origin in found} <= {1.0}
+
+
 def test_numbers_are_said() -> None:
     """The operands, how many are lost, and what would hold them."""
     [found] = underflows(lambda x: x * 1e-4, torch.full((3, 2), 1e-4).to(HALF))
