@@ -23,6 +23,7 @@ from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.weights import Snapshot
 from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
+from fxguard.graph.lost_elements import Lost
 from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory
@@ -68,6 +69,10 @@ class Batch:
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad ones
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
+        # From which share of lost elements on an operation is told of; None where nobody asks.
+        self.lost_share: float | None = None
+        # Of values that were made between graphs: what was lost, or why nobody can tell.
+        self.lost: dict[int, Lost | str | None] = {}
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and of which it has a copy
         self.live = LiveTensors()

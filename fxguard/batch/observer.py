@@ -27,6 +27,7 @@ from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
+from fxguard.graph.lost_elements import lost_alone
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
@@ -189,6 +190,8 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         add_evidence(batch, call, func, result, made)
+    if batch.lost_share is not None and made:
+        add_lost(batch, call, func, result, made[0][1].value)
     if outputs:
         batch.events.append(operation_of(batch, call, place, inputs, outputs))
     if apart:
@@ -237,6 +240,15 @@ def add_evidence(
             evidence = evidence_alone(call, func, result, path)
             if evidence is not None:
                 batch.evidence[index] = evidence
+
+
+def add_lost(batch: Batch, call: Call, func: Any, result: Any, value: int) -> None:
+    """Note what an operation has made 0 that is not 0 in float64."""
+    assert batch.lost_share is not None
+    if call.written or call.kind in RUN_FUNCTIONS:
+        return  # its operands are gone, or it is not one operation
+    with batch.own_arithmetic():
+        batch.lost[value] = lost_alone(call, func, result, batch.lost_share)
 
 
 def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:

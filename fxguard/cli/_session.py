@@ -101,6 +101,7 @@ class Session:
 
     def _found(self, report: Report) -> None:
         self._past.summary.detections += 1
+        self._past.summary.underflows += report.origins[0].problem == "underflow"
         if self.stops:
             self._past.detections.append(report.advice)
         if self.report_file is not None and report.rank == current_rank():

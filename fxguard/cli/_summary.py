@@ -29,6 +29,7 @@ class Summary:
     unchecked: Counter[str] = field(default_factory=Counter)  # reasons
     least: Headroom | None = None
     detections: int = 0  # batches in which something was found
+    underflows: int = 0  # of them those in which it was an underflow
     processes: int = 0  # that are in it
     idle_globs: set[str] | None = None  # of `ignore`, that named nothing; None before any model
 
@@ -41,6 +42,7 @@ class Summary:
         if other.least is not None and (self.least is None or other.least.times < self.least.times):
             self.least = other.least
         self.detections += other.detections
+        self.underflows += other.underflows
         self.processes += other.processes
         if other.idle_globs is not None:
             before = other.idle_globs if self.idle_globs is None else self.idle_globs
@@ -55,6 +57,7 @@ class Summary:
             "unchecked": dict(self.unchecked),
             "least": least,
             "detections": self.detections,
+            "underflows": self.underflows,
             "idle_globs": None if self.idle_globs is None else sorted(self.idle_globs),
         }
 
@@ -67,6 +70,7 @@ class Summary:
             unchecked=Counter(data["unchecked"]),
             least=None if data["least"] is None else Headroom(*data["least"]),
             detections=data["detections"],
+            underflows=data["underflows"],
             idle_globs=None if data["idle_globs"] is None else set(data["idle_globs"]),
             processes=1,
         )
@@ -82,8 +86,12 @@ class Summary:
             text = f"checked {', '.join(models)}"
             if self.processes > 1:
                 text += f", in {self.processes} processes"
-            found = f"found inf or NaN in {self.detections} of them"
-            text += f"; {found if self.detections else 'nothing found'}"
+            counts = {
+                "inf or NaN": self.detections - self.underflows,
+                "underflow": self.underflows,
+            }
+            found = [f"found {what} in {count} of them" for what, count in counts.items() if count]
+            text += f"; {', '.join(found) or 'nothing found'}"
         if self.least is not None:
             times = self.least.times
             shown = f"{times:.3g}" if times < 1000 else f"{10 ** math.floor(math.log10(times)):.0e}"

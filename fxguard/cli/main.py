@@ -98,7 +98,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
             told["action"] = argparse.BooleanOptionalAction
         elif isinstance(option.default, int) or option.name == "abort_after_batch_num":
             told["type"] = int
-        elif option.name == "loss_scale":
+        elif option.name in ("loss_scale", "underflow"):
             told["type"] = float
         elif option.name == "trace_batch_nums":
             told["type"] = batch_numbers

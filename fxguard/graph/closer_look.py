@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widen
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of
 
-__all__ = ["evidence_alone", "evidence_of"]
+__all__ = ["evidence_alone", "evidence_at", "evidence_of"]
 
 
 def evidence_of(
@@ -59,6 +60,40 @@ def evidence_of(
     if not len(found):
         return None
     index = tuple(int(i) for i in found[0])
+    evidence = evidence_at(
+        index,
+        call,
+        args,
+        kwargs,
+        made,
+        same=same,
+        wide_args=wide_args,
+        wide_kwargs=wide_kwargs,
+        samples=samples,
+    )
+    return replace(
+        evidence,
+        wide=_at(wide, made, index),
+        needed=None if same is None or not is_float(same) else _needed(same),
+        share=len(found),
+        masked_row=reads_masked_row(args, kwargs),
+        not_judged=not_judged,
+    )
+
+
+def evidence_at(
+    index: tuple[int, ...],
+    call: Call,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    made: Tensor,
+    *,
+    same: Tensor | None = None,
+    wide_args: Sequence[Any] | None = None,
+    wide_kwargs: Mapping[str, Any] | None = None,
+    samples: int | None = None,
+) -> Evidence:
+    """What an operation read and made at one element; the arguments are those of evidence_of."""
     others: Iterator[Any] = iter(())
     if wide_args is not None:
         others = (other for _, other in _given(wide_args, wide_kwargs or {}))
@@ -74,13 +109,8 @@ def evidence_of(
         number=_number(made[index]),
         operands=operands,
         same=_at(same, made, index),
-        wide=_at(wide, made, index),
-        needed=None if same is None or not is_float(same) else _needed(same),
-        share=len(found),
         numel=made.numel(),
         sample=index[0] if first_is_sample else None,
-        masked_row=reads_masked_row(args, kwargs),
-        not_judged=not_judged,
     )
 
 

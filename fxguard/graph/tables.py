@@ -44,6 +44,7 @@ __all__ = [
     "SELECTS",
     "UNINITIALISED",
     "UNSAID_WRITES",
+    "VANISHES",
     "UnsaidWrite",
 ]
 
@@ -258,6 +259,14 @@ SATURATES = frozenset(
     _safe_softmax _softmax atan clamp clamp_ clamp_max clamp_min clip clip_ elu erf exp gelu
     hardsigmoid hardswish hardtanh log_softmax relu relu6 scaled_dot_product_attention selu sigmoid
     silu softmax softplus tanh
+    """.split()
+)
+
+# What these make small is meant to be small: it is no underflow where it becomes 0.
+VANISHES = frozenset(
+    """
+    _log_softmax _safe_softmax _softmax cross_entropy cross_entropy_loss gumbel_softmax log_softmax
+    scaled_dot_product_attention softmax softmin
     """.split()
 )
 

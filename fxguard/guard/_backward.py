@@ -54,15 +54,23 @@ class BackwardPasses:
         zero: see :data:`OnZero`.
         compiled: see :data:`OnCompiled`.
         tells_of_all: whether ``ended`` is called after healthy ones, too.
+        hears_of_all_zero: whether ``zero`` is called then as well.
     """
 
     def __init__(
-        self, ended: OnEnd, zero: OnZero, compiled: OnCompiled, *, tells_of_all: bool = False
+        self,
+        ended: OnEnd,
+        zero: OnZero,
+        compiled: OnCompiled,
+        *,
+        tells_of_all: bool = False,
+        hears_of_all_zero: bool = False,
     ) -> None:
         self.ended = ended
         self.zero = zero
         self.compiled = compiled
         self.tells_of_all = tells_of_all
+        self.hears_of_all_zero = hears_of_all_zero
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
         self.largest = 0.0  # of the gradients that the last one brought; see Finite.largest
@@ -205,11 +213,11 @@ class BackwardPasses:
         """
         bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
-        if bad or self.tells_of_all:
-            kept = list(runs)
+        kept = list(runs) if bad or self.tells_of_all else None
+        if leaves.zero and not bad and (self.hears_of_all_zero or not self.tells_of_all):
+            self.zero(runs if kept is None else iter(kept), leaves.zero)
+        if kept is not None:
             self.ended(Ended(kept, bad, self._unseen(kept), functions))
-        elif leaves.zero:
-            self.zero(runs, leaves.zero)
 
     def _pass(self) -> Pass | None:
         """The backward that this thread works for."""

@@ -14,7 +14,7 @@ from fxguard.batch.batch import Batch
 from fxguard.findings import Origin
 from fxguard.plan.plan import Plan
 
-__all__ = ["Coverage", "coverage_of", "idle_globs", "not_judged_in"]
+__all__ = ["Coverage", "coverage_of", "idle_globs", "no_underflow_judged", "not_judged_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,19 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     unmeasured = 0 if last is None else last.unmeasured()
     known = sum(plan.operations for plan in plans) + between
     return Coverage(len(plans), known, between, unchecked, unmeasured)
+
+
+def no_underflow_judged(reasons: Iterable[str]) -> str:
+    """Of which operations nobody could tell whether they underflow, in words that end the line.
+
+    Args:
+        reasons: why, for each of them.
+    """
+    counts = sorted(Counter(reasons).items())
+    if not counts:
+        return ""
+    listed = ", ".join(f"{count} ({why})" for why, count in counts)
+    return f"; underflow not judged: {listed}"
 
 
 def not_judged_in(notes: Iterable[Origin]) -> str:

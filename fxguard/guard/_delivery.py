@@ -17,6 +17,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.kept_run import KeptRun
 from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
+from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
@@ -24,6 +25,7 @@ from fxguard.guard._loss_scale import LossScale
 from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
 from fxguard.guard.recorder import Recorder
+from fxguard.plan.plan import Step
 from fxguard.ranks import agreement
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.ranks.gathering import Gather, gathered_for_one, nothing_gathered
@@ -70,6 +72,7 @@ class Delivery:
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
         self._reported = Seen()
+        self._lost: Report | None = None  # of gradients, until the ranks have agreed on it
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
         self._not_judged = Seen()
         self.stream = stream
@@ -182,7 +185,33 @@ class Delivery:
         with self._gathering(searches) as gather:
             if searches:
                 report = self._backward_report(batch.number, ended, gather)
+        if report is None:
+            report, self._lost = self._lost, None
         self._deliver(Finished(batch, report=report), None)
+
+    def gradients_lost(self, origin: Origin, number: int) -> None:
+        """Report gradients that are 0 because of their dtype.
+
+        With ``sync_ranks`` that is done in :meth:`backward_ended`, to which all ranks come.
+
+        Args:
+            origin: says which.
+            number: of their batch.
+
+        Raises:
+            NonFiniteError: with ``on_detect="raise"``.
+        """
+        last, frame = self.recorder.last, replace(origin.frame, batch_number=number)
+        if last is None or number in self._told:
+            return
+        if self.options.ignores(Step(frame.kind, frame.name, (), ())):
+            return
+        batch = last.batch if last.batch.number == number else Batch(number)
+        report = self.recorder.report_on(number, replace(origin, frame=frame))
+        if self.options.sync_ranks:
+            self._lost = report
+        else:
+            self._tell(report, Finished(batch, report=report), None, None)
 
     def leaf_is_bad(self, leaf: BadLeaf) -> None:
         """Report a bad gradient in a backward that TorchDynamo has compiled.

@@ -46,7 +46,11 @@ class Traces:
 
     def batch_ended(self, finished: Finished) -> None:
         """The forward of a batch that is traced has ended."""
-        self._write(self._traced(finished))
+        batch, seen = self._traced(finished), finished.seen
+        if seen is not None:
+            blamed = tuple(origin.frame.index for origin in seen.origins)
+            batch = replace(batch, verdict=tuple(seen.verdict), blamed=blamed)
+        self._write(batch)
 
     def loss_came(self, number: int, frames: Sequence[Frame]) -> None:
         """A script has made a loss of what a batch returned."""
@@ -112,6 +116,7 @@ def _text(batch: TracedBatch, phase: str) -> str:
     return "\n".join(
         [
             f"{INDENT}*** Starting {what} ***",
+            *batch.verdict,
             HEADER,
             *map(frame_text, batch.frames),
             f"{INDENT}*** Finished {what} ***",

@@ -1,4 +1,4 @@
-"""Gradients that float16 made 0: said once, and looked for rarely."""
+"""Gradients that float16 made 0: said once, or reported, and looked for rarely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["ZeroGradients"]
 
 
 class ZeroGradients:
-    """Warns of the gradients of one model that were lost.
+    """Tells of the gradients of one model that were lost.
+
+    With ``underflow=`` that is a report; otherwise, and where detection is off, a warning.
 
     Many are 0 by right, in each step: of a weight behind one that is 0, of an expert that nobody
     asked. So they are looked at in the first step that brings some, the fourth, the sixteenth, …
@@ -40,10 +42,15 @@ class ZeroGradients:
             return  # a scaler doubles its scale as long as it can
         nothing: Origin | None = None
         origin = or_else(nothing, origin_of_lost, runs, weights)
-        if origin is not None:
-            self.warns = False
-            self.delivery.recorder.notes.setdefault(origin.message, origin)
-            warn_user(origin.message)
+        if origin is None:
+            return
+        options = self.delivery.options
+        if options.underflow is not None and not options.trace_batch_nums:
+            self.delivery.gradients_lost(origin, runs[-1].batch_number)
+            return
+        self.warns = False
+        self.delivery.recorder.notes.setdefault(origin.message, origin)
+        warn_user(origin.message)
 
 
 def _is_power_of_four(number: int) -> bool:

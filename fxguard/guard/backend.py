@@ -13,7 +13,12 @@ from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import UsageError
-from fxguard.guard._coverage import NOTHING_YET, coverage_of, not_judged_in
+from fxguard.guard._coverage import (
+    NOTHING_YET,
+    coverage_of,
+    no_underflow_judged,
+    not_judged_in,
+)
 from fxguard.guard._delivery import Delivery, raised_now
 from fxguard.guard.options import Options
 from fxguard.guard.recorder import Recorder
@@ -34,6 +39,7 @@ def backend(
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,
+    underflow: float | None = None,
 ) -> CompilerBackend:
     """A ``torch.compile`` backend that checks every operation of the graphs it is given.
 
@@ -61,6 +67,7 @@ def backend(
         strict=strict,
         ignore=ignore,
         replay=replay,
+        underflow=underflow,
     )
     return CompilerBackend(inner, options)
 
@@ -117,7 +124,8 @@ class CompilerBackend:
             return NOTHING_YET
         counted = coverage_of(self._checking.plans, last)
         line = counted.in_words(replay=self.recorder.options.replay)
-        return line + not_judged_in(self.recorder.notes.values())
+        line += not_judged_in(self.recorder.notes.values())
+        return line + no_underflow_judged(self.recorder.underflows.not_judged)
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         with self.delivery.batch(self._part_of.number) as batch:

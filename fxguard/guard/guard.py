@@ -36,6 +36,7 @@ from fxguard.guard._coverage import (
     Coverage,
     coverage_of,
     idle_globs,
+    no_underflow_judged,
     not_judged_in,
 )
 from fxguard.guard._delivery import Delivery, raised_now
@@ -110,6 +111,7 @@ class Guard:
                 ZeroGradients(self.delivery),
                 self.delivery.leaf_is_bad,
                 tells_of_all=options.sync_ranks or bool(options.trace_batch_nums),
+                hears_of_all_zero=options.underflow is not None,
             )
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
         self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
@@ -155,7 +157,8 @@ class Guard:
         """What did no harm, or ends no training, once for each operation.
 
         Bad values that reached no output; gradients that the scale of a loss made infinite; and
-        gradients that float16 made 0, of which ``problem`` is ``"underflow"``.
+        gradients that float16 made 0, and operations that underflow in a batch that is traced, of
+        which ``problem`` is ``"underflow"``.
         """
         return list(self.recorder.notes.values())
 
@@ -173,7 +176,8 @@ class Guard:
 
         Counts each captured graph once, and what ran between graphs in the last batch; there it
         also says how often TorchDynamo broke a graph, and why. Then what was not looked at: calls,
-        the operation behind a bad gradient, the harm that an absorbed NaN does.
+        the operation behind a bad gradient, the harm that an absorbed NaN does, and with
+        ``underflow=`` operations of which nobody could tell whether they underflow.
 
         Example:
             >>> fxguard.guard_of(model).coverage()
@@ -192,7 +196,8 @@ class Guard:
             line += (
                 f"; {count} bad gradient{'' if count == 1 else 's'} without an operation: {reason}"
             )
-        return line + not_judged_in(self.recorder.notes.values())
+        line += not_judged_in(self.recorder.notes.values())
+        return line + no_underflow_judged(self.recorder.underflows.not_judged)
 
     @property
     def plans(self) -> list[Plan]:

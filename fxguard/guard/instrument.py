@@ -31,6 +31,7 @@ def instrument(
     replay: bool = False,
     backward: bool = True,
     loss_scale: float | Callable[[], float] | None = None,
+    underflow: float | None = None,
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
 ) -> Module:
@@ -62,6 +63,11 @@ def instrument(
         loss_scale: what the script multiplies its loss by, where it skips the steps that this
             makes infinite: a number, or a function that returns the present one. A bad gradient
             that disappears without it is a note. A ``GradScaler`` is found without being named.
+        underflow: report an operation, too, that makes as large a share of its elements 0 of those
+            that are not 0 in float64 on the same operands: ``0.5`` for a half. Batch 0, every
+            100th batch and traced ones run once more for that, in eager mode. A gradient that is 0
+            throughout because float16 holds nothing so small is a detection then, and no warning.
+            None looks for no underflow.
         sync_ranks: with several processes (``torch.distributed``), let all of them know at the
             end of each batch what any of them found, and raise together. Each rank has to call
             the model equally often.
@@ -90,6 +96,7 @@ def instrument(
         replay=replay,
         backward=backward,
         loss_scale=loss_scale,
+        underflow=underflow,
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )

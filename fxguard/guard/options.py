@@ -91,6 +91,14 @@ class Options:
             "metavar": "N",
         },
     )
+    underflow: float | None = field(
+        default=None,
+        metadata={
+            "help": "stop at an operation that makes this share of its elements 0 which are not 0 "
+            "in float64 (0.5); looked for in the first batch and every 100th",
+            "metavar": "SHARE",
+        },
+    )
     sync_ranks: bool = field(
         default=False,
         metadata={
@@ -125,6 +133,11 @@ class Options:
             raise UsageError(
                 f"loss_scale has to be a number above 0, or a function that returns one, "
                 f"got {scale!r}"
+            )
+        share = self.underflow
+        if share is not None and not (_is_positive(share) and share <= 1):
+            raise UsageError(
+                f"underflow has to be a share above 0 and at most 1, such as 0.5, got {share!r}"
             )
         if self.replay and self.strict:
             raise UsageError(

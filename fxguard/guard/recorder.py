@@ -18,6 +18,7 @@ from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
 from fxguard.guard._last_frames import LastFrames
 from fxguard.guard._turned_bad import with_last_good
+from fxguard.guard._underflows import Underflows
 from fxguard.guard.options import Options
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Row, Severity
@@ -76,6 +77,7 @@ class Recorder:
         self.judge = self._rules(self.view) if judge is None else judge(options, self.view)
         self.view_of_loss = FrameView(model, phase="loss")  # there are no frames of modules
         self.judge_loss = self._rules(self.view_of_loss)
+        self.underflows = Underflows(options, self.view)
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = StandingTensors(model)
@@ -117,6 +119,7 @@ class Recorder:
                 number = self.next_number
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
+        batch.lost_share = self.underflows.share_for(number)
         return batch
 
     def finish(self) -> Finished:
@@ -147,6 +150,8 @@ class Recorder:
                 measure_postponed(batch)
             if not self.options.trace_batch_nums:
                 found = self._judged(self.judge, batch, error)
+            if error is None and found.report is None:
+                found = self._with_underflows(found)
         finally:
             batch.close()
             batch.ended = self.standing.snapshot()
@@ -157,6 +162,12 @@ class Recorder:
             self.growth.note_first(batch.number)
             if not batch.postponed:  # those have no frames
                 self.earlier.add(batch, self.frame_count(batch))
+        return found
+
+    def _with_underflows(self, finished: Finished) -> Finished:
+        found = self.underflows(finished, self.earlier_frames, self.optimizer_step)
+        for origin in () if found.seen is None else found.seen.origins:
+            self.notes.setdefault(origin.message, origin)
         return found
 
     def finish_loss(self, batch: Batch) -> Finished:

@@ -9,7 +9,7 @@ __all__ = ["NonFiniteError", "NumericsError"]
 
 
 class NonFiniteError(FxguardError, ValueError):
-    """A batch held an inf or a NaN that reached an output.
+    """A batch held an inf or a NaN that reached an output; with ``underflow=`` also an underflow.
 
     ``str(error)`` is :attr:`fxguard.Report.summary`: one line that says where, then the verdict.
 

@@ -57,7 +57,7 @@ class Report:
         lines = [
             *self.verdict,
             "",
-            f"Detected inf/nan during {known}",
+            f"Detected {self._problem} during {known}",
             f"Last {len(self.frames)} {self._kind_of_frames}frames:",
             text.HEADER,
             *map(text.frame_text, self.frames),
@@ -121,7 +121,10 @@ class Report:
     @property
     def one_line(self) -> str:
         """The message, the cause and the best fix: for logs, warnings and the end of a run."""
-        cause = text.cause_text(self.origins[0]) if self.origins else ""
+        first = self.origins[0] if self.origins else None
+        if first is not None and first.is_lost_gradient:  # its message says what to do
+            return self.message
+        cause = "" if first is None else text.cause_text(first)
         return "; ".join([self.message + cause, *text.fix_lines(self._fixes[:1])])
 
     @property
@@ -135,6 +138,11 @@ class Report:
         if not self.origins:
             return "inf/nan detected"
         return text.group_headline(text.by_cause(self.origins)[0], self._totals)
+
+    @property
+    def _problem(self) -> str:
+        is_underflow = {origin.problem for origin in self.origins} == {"underflow"}
+        return "underflow" if is_underflow else "inf/nan"
 
     @property
     def _kind_of_frames(self) -> str:
@@ -216,7 +224,7 @@ class Report:
             notes={i: note for i, origin in marked.items() if (note := self._note(origin))},
         )
         meta = ", ".join([*known, f"the last {len(self.frames)} frames"])
-        title = f"Detected inf/nan in batch {self.batch_number}"
+        title = f"Detected {self._problem} in batch {self.batch_number}"
         Path(path).write_text(page(title, self.verdict, [sheet], meta=meta), encoding="utf-8")
 
     def _repr_html_(self) -> str:

@@ -17,7 +17,7 @@ BOLD, DIM, END = "\033[1m", "\033[2m", "\033[0m"
 # What the lines of a report are made of, see `text.frame_text` and `text.row_text`.
 TITLE = re.compile(r"^( {18}\S.*?)(  # .*)?$")
 ROW = re.compile(r"^ *(?P<low>\S+) +(?P<high>\S+) (?P<label>.*)$")
-HEADS = ("Detected inf/nan during ", "Last ", "abs min ")
+HEADS = ("Detected inf/nan during ", "Detected underflow during ", "Last ", "abs min ")
 BAD = ("inf", "nan")
 
 # What a terminal obeys, or shows in another order than it has (Unicode's directional formatting),

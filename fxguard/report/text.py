@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from fxguard.findings import Fix, Growth, Origin
+from fxguard.formats import FORMATS
 from fxguard.records import Frame, Row, RowRole
 
 __all__ = [
@@ -205,9 +206,11 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
         return
     yield origin.message + cause_text(origin)
     needs = ""
+    if origin.frame.source is not None and (origin.is_operation or origin.is_lost_gradient):
+        yield f"  {origin.frame.source}"
+    if origin.is_lost_gradient:  # the rest is in its message
+        return
     if origin.is_operation:
-        if origin.frame.source is not None:
-            yield f"  {origin.frame.source}"
         needs = _needs(origin)
     # The fix has to be among the first five lines.
     first = (origin.operands or needs, origin.harm, *fix_lines(origin.fixes), origin.turn)
@@ -257,7 +260,15 @@ def _counts(origin: Origin) -> str:
 
 
 def _needs(origin: Origin) -> str:
-    """How far over the limit an operation went; "" where that is not what happened."""
+    """How far over the limit an operation went; "" where that is not what happened.
+
+    Of an underflow, what was lost.
+    """
+    if origin.largest_lost is not None and (form := FORMATS.get(origin.dtype)) is not None:
+        return (
+            f"it lost up to {origin.largest_lost:.1e}; the smallest number of {origin.dtype} is "
+            f"{form.smallest:.1e}"
+        )
     if origin.problem != "inf" or origin.limit is None:
         return ""
     if origin.cause not in ("overflow", "unknown"):  # a pole: a larger dtype holds no more

@@ -27,7 +27,7 @@ from fxguard.rerun.lockstep import Ended, Lockstep, look_through
 from fxguard.rerun.same_start import same_magnitude
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["Look", "evidence_in"]
+__all__ = ["Look", "evidence_in", "samples_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     }
     if not checks:
         return {}
-    looks = _Looks(checks, _samples(run), _compared_in(run))
+    looks = _Looks(checks, samples_of(run), _compared_in(run))
     look_through(run, looks)
     return looks.found
 
@@ -68,7 +68,7 @@ def _check_of(run: GraphRun, value: int) -> Check | None:
     return run.plan.check_of(value) if later is None else run.plan.later[later]
 
 
-def _samples(run: GraphRun) -> int | None:
+def samples_of(run: GraphRun) -> int | None:
     """How many samples the batch of the graph's inputs has; None where they do not agree."""
     assert run.args is not None
     given = [run.args[position] for position, _ in run.plan.inputs]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import plain
+from fxguard.graph.tables import VANISHES
 from fxguard.graph.wide_form import Ran, is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import Place
@@ -19,7 +20,6 @@ from fxguard.rerun.differences import relative_error
 __all__ = [
     "ROUNDINGS",
     "SHARE",
-    "VANISHES",
     "Failure",
     "Failures",
     "failure_of",
@@ -29,10 +29,6 @@ __all__ = [
 
 ROUNDINGS = 32  # in units of the dtype's eps: an error from here on is none of one operation alone
 SHARE = 0.5  # of elements that are not 0 in float64, and 0 in the dtype
-# What these make small is meant to be small.
-VANISHES = frozenset(
-    {"softmax", "_softmax", "log_softmax", "softmin", "scaled_dot_product_attention"}
-)
 
 # Those whose result is one operand where the other one is lost.
 SUMS = frozenset({"add", "sub"})

@@ -144,7 +144,11 @@ def _operation_that_lost(plain: Gradients, lifted: Gradients, value: int) -> Bac
     seen: set[int] = set()
     while value not in seen:
         seen.add(value)
-        readers = (o for o in plain.operations if any(e.value == value for e in o.edges))
+        readers = (
+            operation
+            for operation in plain.operations
+            if any(edge.value == value and edge.range is not None for edge in operation.edges)
+        )
         for operation in readers:
             lost = [x for x in operation.made if _largest(plain, x) == 0 < _largest(lifted, x)]
             if not lost:

@@ -66,7 +66,11 @@ def _expression(evidence: Evidence) -> str:
     if evidence.inner is not None:
         return f"inside {name}, {_expression(evidence.inner)}"
     if evidence.kind in CASTS and tensors:
-        limit = FORMATS[evidence.dtype].max if evidence.dtype in FORMATS else math.inf
+        form = FORMATS.get(evidence.dtype)
+        if evidence.number == 0:
+            least = 0.0 if form is None else form.smallest
+            return f"{tensors[0].low:.6g} as {evidence.dtype}, which begins at {least:.1g}"
+        limit = math.inf if form is None else form.max
         return f"{tensors[0].low:.6g} as {evidence.dtype}, which ends at {limit:.6g}"
     if name == "ctc_loss":
         return "no alignment: a target is longer than its input"
@@ -113,7 +117,9 @@ def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:
 
 def _in_float64(evidence: Evidence) -> str:
     same = evidence.same
-    if same is None or evidence.inner or evidence.kind in CASTS or lost_eps(evidence):
+    if same is None or evidence.inner or evidence.kind in CASTS:
+        return ""
+    if evidence.number and lost_eps(evidence):  # it is 0 where that is what was lost
         return ""
     if math.isfinite(same):
         return f" is {same:.6g} in float64"

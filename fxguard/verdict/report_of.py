@@ -35,7 +35,7 @@ from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.trials import tried, with_tried
 
-__all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames"]
+__all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames", "position_of"]
 
 HALVES = ("float16", "bfloat16")  # in which a model may be, and some of its operations in float32
 
@@ -51,6 +51,8 @@ class Finished:
     flow: DataFlow | None = None  # as it was judged; None where nothing was reported
     report: Report | None = None
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reach nothing
+    # What would have been reported of a batch that is traced: there detection is off.
+    seen: Report | None = None
 
 
 # Judges a batch that was read and is not closed yet. Given what its forward raised, if anything.
@@ -261,19 +263,24 @@ class _Description:
 
     def position(self, blame: cause.Blame) -> int:
         """Index of the frame that shows an origin first."""
-        for position, frame in enumerate(self.flow.frames):
-            if not self.view.shows(frame):
-                continue
-            if blame.step is not None and frame.step == blame.step:
-                return position
-            if any(row.value == blame.value for row in frame.rows):
-                return position
-            # A module's own weights are rows of its frame.
-            value = self.flow.values[blame.value]
-            owner = value.name.rpartition(".")[0] if value.role is Role.WEIGHT else None
-            if frame.name == owner and not frame.is_op:
-                return position
-        return len(self.flow.frames) - 1
+        return position_of(self.flow, self.view, blame)
+
+
+def position_of(flow: DataFlow, view: FrameView, blame: cause.Blame) -> int:
+    """Index of the frame that shows an origin first, of those that are shown."""
+    for position, frame in enumerate(flow.frames):
+        if not view.shows(frame):
+            continue
+        if blame.step is not None and frame.step == blame.step:
+            return position
+        if any(row.value == blame.value for row in frame.rows):
+            return position
+        # A module's own weights are rows of its frame.
+        value = flow.values[blame.value]
+        owner = value.name.rpartition(".")[0] if value.role is Role.WEIGHT else None
+        if frame.name == owner and not frame.is_op:
+            return position
+    return len(flow.frames) - 1
 
 
 def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: cause.Blame) -> Iterator[int]:

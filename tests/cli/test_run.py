@@ -204,6 +204,49 @@ def test_a_healthy_run_ends_with_one_line(tmp_path: Path) -> None:
     )
 
 
+UNDERFLOW = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.fc(x) * 1e-9
+net = Net().to(DTYPE)
+net(torch.ones(2, 4, dtype=DTYPE))
+print('end')
+"""
+
+
+def test_an_underflow_ends_a_run(tmp_path: Path) -> None:
+    """With --underflow, by its line and with status 3; the report has it as well."""
+    half = UNDERFLOW.replace("DTYPE", "torch.float16")
+    ended = watch(tmp_path, half, "--underflow", "0.5", "--report", "report.json")
+    assert ended.status == 3, ended.err
+    assert ended.out == ""
+    assert own_lines(ended)[-1].startswith("fxguard: look at ")
+    assert "script.py:8: return self.fc(x) * 1e-9" in own_lines(ended)[-1]
+    assert "mul made 100% of its nonzero elements 0" in own_lines(ended)[-1]
+    assert '"problem": "underflow"' in (tmp_path / "report.json").read_text()
+    warned = watch(tmp_path, half, "--underflow=0.5", "--on-detect=warn")
+    assert (warned.status, warned.out) == (0, "end\n")
+    assert "; found underflow in 1 of them" in own_lines(warned)[-1]
+
+
+def test_a_run_without_an_underflow(tmp_path: Path) -> None:
+    """The clean twins: bfloat16, and float16 where nobody asked."""
+    half, other = (UNDERFLOW.replace("DTYPE", f"torch.{name}16") for name in ("float", "bfloat"))
+    for script, options in ((half, ()), (other, ("--underflow", "0.5"))):
+        ended = watch(tmp_path, script, *options)
+        assert (ended.status, ended.out) == (0, "end\n"), ended.err
+        assert "nothing found" in own_lines(ended)[-1]
+    tmp_path.joinpath("pyproject.toml").write_text("[tool.fxguard]\nunderflow = 0.5\n")
+    assert watch(tmp_path, half).status == 3
+    refused = watch(tmp_path, half, "--underflow", "2")
+    assert refused.status == 2
+    assert "underflow has to be a share above 0 and at most 1, such as 0.5, got 2.0" in refused.err
+
+
 def test_losses_are_checked_without_a_capture(tmp_path: Path) -> None:
     """A module without parameters is no model: each of its operations is checked where it runs."""
     script = "import sys, torch\nloss = torch.nn.MSELoss()\n"

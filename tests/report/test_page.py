@@ -386,6 +386,21 @@ def test_the_tree(show: Any, trace: Trace, tmp_path: Path) -> None:
     assert page.input_value("#search") == "second"
 
 
+def test_an_underflow(show: Any, tmp_path: Path) -> None:
+    """Its frame is the one that is selected, though nothing in it is bad."""
+    found: list[Report] = []
+    model = nn.Sequential(nn.Linear(8, 8), nn.Hardtanh(-1e-9, 1e-9), nn.Linear(8, 2)).half()
+    fxguard.instrument(model, underflow=0.5, on_detect=found.append)(X.half())
+    [report] = found
+    report.to_html(tmp_path / "report.html")
+    page = show(tmp_path / "report.html")
+    assert page.inner_text("h1") == "Detected underflow in batch 0"
+    assert page.inner_text("header .verdict p") == report.verdict[0]
+    assert page.inner_text("#selected strong") == report.frames[-1].title == "1 Hardtanh"
+    page.select_option("#kind", "marked")
+    assert page.inner_text("#count").startswith("1 of ")
+
+
 def test_lines_and_themes(show: Any, trace: Trace, tmp_path: Path) -> None:
     """Limits can be switched on; light and dark follow the system and the button."""
     trace.to_html(tmp_path / "trace.html")

@@ -153,6 +153,42 @@ def test_what_an_overflow_needs(operands: str, needed: float, line: str | None) 
     assert rest == ([] if line is None else [line.format("what float16 holds (65504)")])
 
 
+LOST = dataclasses.replace(
+    OVERFLOW,
+    problem="underflow",
+    cause="underflow",
+    operands="at [0]: 0.0001 * 0.0001 is 1e-08 in float64 (and 30 more)",
+    needed=None,
+    nan_count=None,
+    dtype="float16",
+    lost_share=0.9687,
+    largest_lost=1e-8,
+)
+
+
+def test_an_underflow_says_how_much_is_0_and_how_large_it_was() -> None:
+    """In the headline, and beside the smallest number of the dtype; never as inf or NaN."""
+    report = Report(0, (LOST.frame,), (LOST,))
+    where = LOST.message.partition(" made ")[0]
+    line = f"{where} made 96.8% of its nonzero elements 0 (modeling_t5.py:109)"
+    assert report.message == f"batch 0: {line}"
+    lines = str(report).splitlines()
+    assert lines[0] == f"{line}: underflow"
+    assert lines[2] == f"  {LOST.operands}"
+    assert "  it lost up to 1.0e-08; the smallest number of float16 is 6.0e-08" in lines
+    assert "Detected underflow during batch_number=0" in lines
+    assert "inf/nan" not in str(report)
+    assert "Detected inf/nan during batch_number=0" in str(Report(0, (), (OVERFLOW, LOST)))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(1.0, "100%"), (0.9999, "99.9%"), (0.5, "50%"), (0.2509, "25%")]
+)
+def test_a_share_is_rounded_down(share: float, text: str) -> None:
+    """100 % is all of them."""
+    assert f" {text} of its" in dataclasses.replace(LOST, lost_share=share).message
+
+
 def test_the_fix_and_the_phase_are_those_of_the_first_origin() -> None:
     """One line or two; what only follows has no say, and a bad input is data."""
     report = Report(0, (), (dataclasses.replace(OVERFLOW, follows=True, fixes=()), OVERFLOW))

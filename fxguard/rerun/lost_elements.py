@@ -1,0 +1,139 @@
+"""A captured graph once more: which operations made 0 what is not 0 in float64.
+
+Each operation has the operands that the model had, so that what an earlier underflow made 0 is
+counted there and not again. A graph runs again only where its first run has seen a 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph.lost_elements import KEEPS_ZEROS, Lost, lost_in, may_have_lost, why_not
+from fxguard.graph.nodes import leaves
+from fxguard.graph.wide_form import Ran, wide_result, widened
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Place
+from fxguard.rerun.evidence import samples_of
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.same_start import as_before, copies_of
+
+__all__ = ["LostElements", "lost_elements_in"]
+
+NOT_COPIED = "there was no memory for copies of what the graph writes"
+
+
+@dataclass(slots=True)
+class LostElements:
+    """What the operations of one graph have lost, by where they stand, in order of execution."""
+
+    found: dict[Place, Lost] = field(default_factory=dict)
+    not_judged: dict[Place, str] = field(default_factory=dict)  # and why
+
+
+def lost_elements_in(run: GraphRun, share: float) -> LostElements:
+    """Run a graph once more, and look where elements became 0.
+
+    Args:
+        run: of the graph, still open.
+        share: of the elements that are not 0 in float64: from here on an operation is listed.
+
+    Returns:
+        The operations that have lost so many, and those of which nobody can tell.
+    """
+    suspects = _suspects(run)
+    if not suspects:
+        return LostElements()
+    if run.args is None or not run.may_repeat:
+        return LostElements(not_judged=dict.fromkeys(suspects, NOT_COPIED))
+    form = _SameOperands(share, suspects, samples_of(run))
+    try:
+        with as_before(run):
+            # Of a weight that requires a gradient, autocast may keep the cast for the model's own
+            # operations: one that was made here would have none.
+            args = pytree.tree_map_only(Tensor, Tensor.detach, copies_of(run))
+            Lockstep(without_marks(run.graph_module), form).run_both(args)
+    except Exception as error:  # what was seen until then is true
+        form.lost.not_judged |= dict.fromkeys(suspects.keys() - form.seen, why_not(error))
+    return form.lost
+
+
+def _suspects(run: GraphRun) -> dict[Place, None]:
+    """The operations that may have made a 0, as far as the first run has measured."""
+    lows = [] if run.postponed is not None else run.statistics[:, 0].tolist()
+    suspects: dict[Place, None] = {}
+    for step in run.plan.steps:
+        if not step.node or step.kind in KEEPS_ZEROS:
+            continue
+        for value in map(run.plan.values.__getitem__, step.outputs):
+            # One iteration of a loop says nothing of the others.
+            is_seen = value.slot is not None and lows and not step.inside
+            if value.can_be_bad and not (is_seen and lows[value.slot or 0] > 0):
+                suspects[step.inside, step.node] = None
+    return suspects
+
+
+class _SameOperands(SecondForm):
+    """Each operation in float64 on the operands that the model had; nothing goes on from there.
+
+    Args:
+        share: see :func:`lost_elements_in`.
+        suspects: where operations stand that are to be looked at.
+        samples: how many there are in the batch of the graph's inputs.
+    """
+
+    def __init__(self, share: float, suspects: Mapping[Place, None], samples: int | None) -> None:
+        self.share = share
+        self.suspects = suspects
+        self.samples = samples
+        self.lost = LostElements()
+        self.seen: set[Place] = set()
+        self._begun: dict[Place, tuple[Any, Any]] = {}  # arguments, as they were before
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return step.place(node) in self.suspects
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        return memory  # the second form of what is written is the model's own
+
+    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        step.others.clear()  # those are the same
+        place = step.place(node)
+        if place not in self.suspects:
+            return
+        if step.call_of(node).written:
+            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+        self._begun[place] = args, kwargs
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        place, call = step.place(node), ran.call
+        begun = self._begun.pop(place)
+        self.seen.add(place)
+        made = [*leaves(ran.result), *(step.env[each] for each in call.written)]
+
+        def results(dtype: torch.dtype) -> Sequence[tuple[Any, Any]]:
+            args, kwargs = widened(begun, dtype)
+            wide = wide_result(ran, args, kwargs, dtype)
+            if ran.has_floats:
+                return list(zip(leaves(ran.result), leaves(wide), strict=True))
+            given = zip(node.args, args, strict=True)  # nothing is returned: what is written?
+            return [(step.env[x], y) for x, y in given if isinstance(x, Node) and x in call.written]
+
+        try:
+            if not any(may_have_lost(call.kind, low, self.share) for low in made):
+                return ran.result
+            lost = lost_in(results, call, *begun, self.share, self.samples)
+        except Exception as error:  # the next operation may be judged
+            self.lost.not_judged.setdefault(place, why_not(error))
+            return ran.result
+        known = self.lost.found.get(place)
+        if lost is not None and (known is None or known.evidence.share < lost.evidence.share):
+            self.lost.found[place] = lost
+        return ran.result
