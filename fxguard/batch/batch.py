@@ -268,6 +268,12 @@ class Batch:
         numbers = [run.numbers for run in self.runs]
         return numbers if self.between is None else [*numbers, self.between]
 
+    def is_finite(self) -> bool:
+        """Whether none of them is NaN or inf."""
+        if self.between is not None and not eager.are_finite(self.between):
+            return False
+        return all(run.is_finite() for run in self.runs)
+
     def numbers_of(self, event: int) -> Tensor | None:
         """The numbers of one run of a graph, or of what ran between graphs; None where put off."""
         if event == BETWEEN_GRAPHS:

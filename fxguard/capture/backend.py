@@ -26,6 +26,7 @@ from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
+from fxguard.measure.eager import gathered
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
 from fxguard.passes.checks import with_checks
@@ -36,7 +37,7 @@ from fxguard.records import Role
 
 __all__ = ["CheckingBackend", "is_checked", "is_inlined", "outer_compiler"]
 
-NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
+NOTHING = bytearray()  # what a graph has measured that has not returned
 
 
 class CheckingBackend:
@@ -121,7 +122,7 @@ class CheckingBackend:
             if self.replay:
                 handed_on, cache_keys = without_marks(graph_module), {}
             else:
-                handed_on = with_checks(graph_module, plan, self.way)
+                handed_on = with_checks(graph_module, plan, self.way, joined=self.way.is_traceable)
                 cache_keys = self.way.cache_keys()
             if not self.way.is_traceable:  # no compiler follows
                 handed_on = with_repeatable_checkpoints(handed_on)
@@ -132,6 +133,7 @@ class CheckingBackend:
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
         copies = Copies(plan, self.spare)
+        gathers = not self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
 
         def run(*args: Any) -> Any:
@@ -162,10 +164,11 @@ class CheckingBackend:
                     restore()
                 self.report(graph_run, None)
                 raise
-            if unchecked is None:
-                *outputs, graph_run.statistics = outputs
             with torch._C.DisableTorchFunction():
-                if unchecked is not None:
+                if unchecked is None:
+                    *outputs, measured = outputs
+                    graph_run.measured = gathered(measured) if gathers else measured
+                else:
                     graph_run.postponed = unchecked.measure(outputs)
                 self.report(graph_run, outputs)
             return outputs
