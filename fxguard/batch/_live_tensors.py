@@ -56,12 +56,39 @@ class LiveTensors:
         if isinstance(tensor, Tensor):
             version = None if tensor.is_inference() else tensor._version
             self._known[id(tensor)] = weakref.ref(tensor), version, key
-            memories = self._memories
-            for storage in _storages_of(tensor):
-                memory: int = storage._cdata
-                if memory not in memories:
-                    storage._weak_ref()
-                memories[memory] = key
+            self._enter_memory(tensor, key)
+
+    def enter(self, tensor: Any, key: Key) -> tuple[Key | None, Key | None]:
+        """The value that a tensor holds and its origin, before it is remembered by a key.
+
+        Args:
+            tensor: what enters a graph.
+            key: what it is to the graph. A tensor that is known keeps the key that it has.
+
+        Returns:
+            What :meth:`key_of` and :meth:`origin_of` give, the latter where the former is None.
+        """
+        if not isinstance(tensor, Tensor):
+            return None, None
+        version = None if tensor.is_inference() else tensor._version
+        known = self._known.get(id(tensor))
+        if known is not None and known[1] == version and known[0]() is tensor:
+            return known[2], None
+        self._known[id(tensor)] = weakref.ref(tensor), version, key
+        return None, self._enter_memory(tensor, key)
+
+    def _enter_memory(self, tensor: Tensor, key: Key) -> Key | None:
+        """Note the memory in which a tensor stands, and by what value it was known before."""
+        origin, memories = None, self._memories
+        for storage in _storages_of(tensor):
+            memory: int = storage._cdata
+            before = memories.get(memory)
+            if before is None:
+                storage._weak_ref()
+            elif origin is None and before is not key:
+                origin = before
+            memories[memory] = key
+        return origin
 
     def remember_alone(self, tensor: Tensor, key: Key) -> None:
         """The same where nobody asks for the origin of what stands in its memory."""

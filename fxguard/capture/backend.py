@@ -135,15 +135,17 @@ class CheckingBackend:
         copies = Copies(plan, self.spare)
         gathers = not self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
+        in_no_module, no_calls = (captured_in, ""), tuple[str, ...]()
 
         def run(*args: Any) -> Any:
             if weights.positions:
                 args = (*args, *weights.of(args))
-            forward = active.current()
+            forward = active.here.forward
             random_state = RandomState.now(args) if plan.random else None
-            names = (captured_in, forward.batch.module if forward is not None else "")
-            calls = forward.batch.calls if forward is not None else ()
-            kept = copies.of(args)
+            names, calls = in_no_module, no_calls
+            if forward is not None and forward.batch.modules:
+                names, calls = (captured_in, forward.batch.module), forward.batch.calls
+            kept = copies.of(args) if plan.overwritten else args
             restore = settings_now() if restores else None
             graph_run = GraphRun(
                 plan,

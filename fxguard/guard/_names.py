@@ -69,6 +69,14 @@ class Names:
         with self._lock:
             return bool(self._contents) and _contents(self._known) == self._contents
 
+    def module_at(self, name: str) -> Module | None:
+        """The submodule that has a qualified name now; None where there is none."""
+        found: Any = self.model
+        for part in name.split("."):
+            held = getattr(found, "_modules", None)
+            found = held.get(part) if isinstance(held, dict) else None  # scripted ones have another
+        return found if isinstance(found, Module) else None
+
     def hook_state(self, ours: int) -> HookState:
         """The hooks that the modules have now, without those of key ``ours``."""
         return hook_state(self._hooks, ours)

@@ -94,4 +94,5 @@ def run_guarded(guard: Any, method: str, callback: Any, args: Any, kwargs: Any) 
     if reason := reason_to_stand_aside(args, kwargs):
         guard.unchecked_calls[reason] += 1
         return guard.installation.original(method)(*args, **kwargs)
-    return guard.run(method, backend.outer_compiler(callback), args, kwargs)
+    outer = backend.outer_compiler(callback) if callable(callback) else None
+    return guard.run(method, outer, args, kwargs)

@@ -309,7 +309,7 @@ class Guard:
 
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
         """One call of the model."""
-        if self.recorder.batch is not None:  # the model calls itself
+        if self.recorder.here.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
         if in_backward():  # activation checkpointing runs forward again: no new batch
             form = self._form_of(method, outer)
@@ -328,7 +328,7 @@ class Guard:
         forward = self._form_of(method, outer)
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph else self._observer
-        breaks, before = dynamo.graph_breaks(), active.current()
+        breaks, before = dynamo.graph_breaks(), active.here.forward
         # An interrupt may come at any call below. The last line of each `finally` is none.
         try:
             running = ActiveForward(
@@ -337,6 +337,7 @@ class Guard:
                 names.tensors,
                 observer,
                 names.read,
+                names.module_at,
                 names.weights_stay,
             )
             if self._hears_of_backward(running.batch.number):
@@ -366,7 +367,8 @@ class Guard:
                 finally:
                     active.here.forward = before
             with torch._C.DisableTorchFunction():
-                if self.backward is not None and self._hears_of_backward(running.batch.number):
+                if self._hears_of_backward(running.batch.number):
+                    assert self.backward is not None
                     weights = self.model.named_parameters()
                     self.backward.batch_ended(running.batch, weights)
                     if running.tape is not None and running.tape.calls:
@@ -414,7 +416,7 @@ class Guard:
                 self.delivery.batch_ended()
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        batch = self.recorder.batch
+        batch = self.recorder.here.batch
         if batch is None:
             return
         if self.plugins.hear is not None:

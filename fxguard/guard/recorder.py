@@ -140,20 +140,21 @@ class Recorder:
     def _finish(self, error: Exception | None) -> Finished:
         batch = self.batch
         assert batch is not None
-        found = Finished(batch)
+        found, traced = None, self.options.trace_batch_nums
         try:
             batch.read()
-            if batch.number in self.options.trace_batch_nums:
-                measure_postponed(batch)
-            if not self.options.trace_batch_nums:
+            if not traced:
                 found = self._judged(self.judge, batch, error)
+            elif batch.number in traced:
+                measure_postponed(batch)
         finally:
             batch.close()
             batch.ended = self.standing.snapshot()
+            found = found or Finished(batch)
             self.last, self.here.batch = found, None
         if found.report is not None:
             self.earlier.clear()
-        elif not self.options.trace_batch_nums:
+        elif not traced:
             self.growth.note_first(batch.number)
             if not batch.postponed:  # those have no frames
                 self.earlier.add(batch, self.frame_count(batch))

@@ -133,3 +133,18 @@ def test_the_memory_of_each_is_referred_to_once(ends: str, monkeypatch: pytest.M
     del live
     gc.collect()
     assert sorted(given_back) == sorted(memories)
+
+
+@pytest.mark.parametrize("kind", ["known", "written", "view", "new", "number"])
+def test_what_enters_a_graph_is_looked_up_and_remembered_at_once(kind: str) -> None:
+    """As by looking for its value, then for its origin, and remembering it where it has none."""
+    x = torch.ones(2, 3)
+    live = remembered(x)
+    value = {"known": x, "written": x, "view": x[0], "new": torch.ones(2), "number": 3}[kind]
+    if kind == "written":
+        x.add_(1)
+    before = live.key_of(value), live.origin_of(value)
+    entered = live.enter(value, SECOND)
+    assert entered == (before if before[0] is None else (before[0], None))
+    wanted = {"known": FIRST, "number": None}.get(kind, SECOND)
+    assert live.key_of(value) == live.origin_of(value) == wanted
