@@ -99,7 +99,8 @@ class LiveTensors:
         known = self._known.get(id(tensor))
         if known is None or (holder := known[0]()) is None or holder is not tensor:
             return None
-        return known[2] if known[1] == version_of(holder) else None
+        version = None if holder.is_inference() else holder._version
+        return known[2] if known[1] == version else None
 
     def key_at(self, tensor: Tensor, version: int | None) -> Key | None:
         """The value that a tensor held when it had been written so often."""

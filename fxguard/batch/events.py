@@ -14,7 +14,7 @@ from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.source_lines import Place, source_at
-from fxguard.measure import eager, traceable
+from fxguard.measure import eager, native, traceable
 from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
 from fxguard.records import Range, Role
 
@@ -140,7 +140,10 @@ class GraphRun(Event):
 
     def is_finite(self) -> bool:
         """Whether nothing that was measured is NaN or inf, once the numbers were read."""
-        return eager.are_finite(self.measured if self.postponed is None else self.postponed.leaving)
+        numbers = self.measured if self.postponed is None else self.postponed.leaving
+        return (
+            native.all_finite(numbers) if type(numbers) is bytearray else eager.are_finite(numbers)
+        )
 
     def writes(self, index: int) -> Iterator[tuple[Key, Key | None]]:
         """What it wrote of what it was given: before, and when it ended.

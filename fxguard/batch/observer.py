@@ -70,7 +70,7 @@ class Observer(TorchFunctionMode):
 
     def _take_off(self) -> None:
         count = _len_torch_function_stack()
-        if count and _function_mode_at(count - 1) is self:
+        if count and _function_mode_at(count - 1) is self:  # in nearly all forwards
             _pop_function_mode()
             return
         # Whatever the function has put on the stack stays, as torch.set_default_device does.

@@ -121,7 +121,9 @@ class Recorder:
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""
-        return self._finish(None)
+        batch = self.here.batch
+        assert batch is not None
+        return self._finish(batch)
 
     def finish_failed(self, error: Exception) -> Finished:
         """The same for a batch whose forward raised.
@@ -135,11 +137,9 @@ class Recorder:
             batch.graph_ran(run, ())
         else:
             batch.add_raised(error)
-        return self._finish(error)
+        return self._finish(batch, error)
 
-    def _finish(self, error: Exception | None) -> Finished:
-        batch = self.batch
-        assert batch is not None
+    def _finish(self, batch: Batch, error: Exception | None = None) -> Finished:
         found, traced = None, self.options.trace_batch_nums
         try:
             batch.read()
@@ -155,8 +155,9 @@ class Recorder:
         if found.report is not None:
             self.earlier.clear()
         elif not traced:
-            self.growth.note_first(batch.number)
-            if not batch.postponed:  # those have no frames
+            if self.growth.first is None:
+                self.growth.note_first(batch.number)
+            if not (self.options.replay and batch.postponed):  # those have no frames
                 self.earlier.add(batch, self.frame_count(batch))
         return found
 
@@ -206,7 +207,10 @@ class Recorder:
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without putting them together."""
-        return sum(event.frame_count(self.view.of_operations) for event in batch.events)
+        count, of_operations = 0, self.view.of_operations
+        for event in batch.events:
+            count += event.frame_count(of_operations)
+        return count
 
     # Frames.
 
