@@ -311,7 +311,7 @@ class Guard:
 
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
         """One call of the model."""
-        if self.recorder.here.batch is not None:  # the model calls itself
+        if self.recorder.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
         if _graph_task_id() != -1:  # activation checkpointing runs forward again: no new batch
             form = self._form_of(method, outer)
@@ -421,7 +421,7 @@ class Guard:
                 self.delivery.batch_ended()
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        batch = self.recorder.here.batch
+        batch = self.recorder.batch
         if batch is None:
             return
         if self.plugins.hear is not None:

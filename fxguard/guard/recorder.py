@@ -121,7 +121,7 @@ class Recorder:
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""
-        batch = self.here.batch
+        batch = self.batch
         assert batch is not None
         return self._finish(batch)
 
