@@ -36,6 +36,7 @@ class ActiveForward:
         tensors: id of a parameter or buffer to its role and qualified name.
         observer: the mode that sees the torch functions between graphs; None where there is none.
         refresh: brings ``names`` and ``tensors`` up to date.
+        module_at: the module that has a name now; None where there is none.
         weights_stay: whether weights are until a report is made what they are now.
         tape: notes the operations between graphs, for a bad gradient; None where none is expected.
     """
@@ -47,6 +48,7 @@ class ActiveForward:
         tensors: Mapping[int, tuple[Role, str]],
         observer: TorchFunctionMode | None,
         refresh: Callable[[], None] = lambda: None,
+        module_at: Callable[[str], Module | None] = lambda name: None,
         weights_stay: bool = True,
         tape: Tape | None = None,
     ) -> None:
@@ -56,6 +58,7 @@ class ActiveForward:
         self.tensors = tensors
         self._refresh = refresh
         self._is_fresh = False
+        self.module_at = module_at
         self.observer = observer
         self.weights_stay = weights_stay
         self.fused: FusedModule | None = None  # the outermost one that is running
@@ -66,6 +69,17 @@ class ActiveForward:
             self._is_fresh = True
             self._refresh()
 
+    def name_of(self, module: Module) -> str | None:
+        """The name of a module that begins outside every graph; None where it is not the model's.
+
+        To look whether it still stands where it did costs less than to look at all modules.
+        """
+        name = self.names.get(id(module))
+        if not self._is_fresh and (name is None or self.module_at(name) is not module):
+            self.read_names()
+            name = self.names.get(id(module))
+        return name
+
     def leave_fused(self) -> None:
         """Stop observing ATen operations, where that was begun."""
         if self.fused is not None:
@@ -74,6 +88,7 @@ class ActiveForward:
 
     def key_of(self, tensor: Tensor, label: str) -> Key:
         """The value that a tensor holds: a weight's or buffer's where it is one."""
+        self.read_names()
         role, name = self.tensors.get(id(tensor), (Role.INPUT, label))
         if role is Role.WEIGHT and self.weights_stay:
             return self.batch.live.key_of(tensor) or self.batch.weight(tensor, name)

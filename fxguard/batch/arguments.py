@@ -13,9 +13,9 @@ __all__ = ["ModelCall"]
 DEPTH = 8  # of containers in containers: one may hold itself
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes twice as long to make: one for each call
 class ModelCall:
-    """One call of a guarded model, while it runs."""
+    """One call of a guarded model, while it runs. Nobody changes it."""
 
     owner: str  # the model's class, "Linear"
     method: str  # "forward"

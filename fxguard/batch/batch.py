@@ -91,30 +91,27 @@ class Batch:
 
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Add one run of a graph; ``outputs`` are what it returned, without the statistics."""
-        index, live = len(self.events), self.live
+        index, live, plan = len(self.events), self.live, run.plan
         args, run.live = run.live, ()
-        for position, value in run.plan.inputs:
+        for position, value in plan.inputs:
             tensor = args[position]
-            key = live.key_of(tensor)
-            if key is not None:
-                run.inputs[value] = key
+            known, origin = live.enter(tensor, key := Key(index, value))
+            if known is not None:
+                run.inputs[value] = known
                 continue
-            origin = live.origin_of(tensor)
             if origin is not None:
                 run.derived[value] = origin
-            key = Key(index, value)
             if run.args is not None and run.args[position] is not tensor:
                 self.copied[key] = tensor
-            live.remember(tensor, key)
-        for position, value in run.plan.buffers:  # what the batch has not written is the model's
-            if (key := live.key_of(args[position])) is not None:
-                run.inputs[value] = key
-        for position, written in run.plan.written:
+        for position, value in plan.buffers:  # what the batch has not written is the model's
+            if (held := live.key_of(args[position])) is not None:
+                run.inputs[value] = held
+        for position, written in plan.written:
             if written is None:
                 live.forget(args[position])
             else:
                 live.remember(args[position], Key(index, written))
-        for tensor, output in zip(outputs, run.plan.outputs, strict=False):
+        for tensor, output in zip(outputs, plan.outputs, strict=False):
             if output is not None:
                 live.remember(tensor, Key(index, output))
         self.events.append(run)
@@ -217,7 +214,8 @@ class Batch:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        return tuple(call.key for call in self.modules)
+        """Keys of the modules that are running there, the outermost first."""
+        return tuple([call.key for call in self.modules]) if self.modules else ()
 
     def add_raised(self, error: BaseException) -> None:
         """Add the operation between graphs that raised what ended the forward."""
@@ -272,6 +270,15 @@ class Batch:
         """Every number of the batch: one tensor for each graph run, one for what ran between."""
         numbers = [run.numbers for run in self.runs]
         return numbers if self.between is None else [*numbers, self.between]
+
+    def is_finite(self) -> bool:
+        """Whether none of them is NaN or inf."""
+        if self.between is not None and not eager.are_finite(self.between):
+            return False
+        for run in self.runs:  # noqa: SIM110 - a generator costs as much as what it asks
+            if not run.is_finite():
+                return False
+        return True
 
     def numbers_of(self, event: int) -> Tensor | None:
         """The numbers of one run of a graph, or of what ran between graphs; None where put off."""

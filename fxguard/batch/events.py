@@ -14,7 +14,7 @@ from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.source_lines import Place, source_at
-from fxguard.measure import eager, traceable
+from fxguard.measure import eager, native, traceable
 from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
 from fxguard.records import Range, Role
 
@@ -86,7 +86,7 @@ class Postponed:
     """The statistics of a run of which only what left the graph was measured."""
 
     values: tuple[int, ...]  # of the plan: what left the graph
-    leaving: Any  # their ranges, as they were measured; shape [count, 2] once they are read
+    leaving: Any  # their ranges, as they were measured; gathered once they are read
     ways: Callable[[], Iterable[Callable[..., Any]]]  # checked forms of the graph, best first
     # Of the plan: what inputs held before the graph wrote them, where no copy was made.
     overwritten: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class Postponed:
 class GraphRun(Event):
     """One run of a captured graph.
 
-    Made by the backend that runs the graph, which also sets ``statistics``.
+    Made by the backend that runs the graph, which also sets ``measured``.
     :class:`~fxguard.batch.batch.Batch` links it to earlier events (``inputs``, ``derived``), brings
     its numbers to the host, and drops ``args`` and ``random_state`` at the end.
     :mod:`fxguard.rerun.whole_graph` replaces ``plan`` and ``statistics`` together, once, where they
@@ -105,7 +105,7 @@ class GraphRun(Event):
 
     plan: Plan
     graph_module: GraphModule  # as it was captured, without checks
-    statistics: Tensor  # [len(plan.checks), 2]
+    measured: eager.Numbers  # by the checks of the plan
     # What it ran on, with copies of what it wrote; None once the batch is closed.
     args: tuple[Any, ...] | None
     random_state: RandomState | None  # before the run, where the graph draws random numbers
@@ -122,9 +122,28 @@ class GraphRun(Event):
     may_repeat: bool = True
 
     @property
+    def statistics(self) -> Tensor:
+        """The same as a tensor, of shape ``[len(plan.checks), 2]``. A healthy batch needs none."""
+        self.measured = statistics = eager.as_tensor(self.measured)
+        return statistics
+
+    @statistics.setter
+    def statistics(self, statistics: Tensor) -> None:
+        self.measured = statistics
+
+    @property
     def numbers(self) -> Tensor:
         """What was measured: the statistics, or those of what left the graph."""
-        return self.statistics if self.postponed is None else self.postponed.leaving
+        if self.postponed is None:
+            return self.statistics
+        return eager.as_tensor(self.postponed.leaving)
+
+    def is_finite(self) -> bool:
+        """Whether nothing that was measured is NaN or inf, once the numbers were read."""
+        numbers = self.measured if self.postponed is None else self.postponed.leaving
+        return (
+            native.all_finite(numbers) if type(numbers) is bytearray else eager.are_finite(numbers)
+        )
 
     def writes(self, index: int) -> Iterator[tuple[Key, Key | None]]:
         """What it wrote of what it was given: before, and when it ended.
@@ -140,12 +159,11 @@ class GraphRun(Event):
     def read(self) -> None:
         """Bring the numbers to the host."""
         if self.postponed is not None:
-            numbers = eager.collect(self.postponed.leaving).cpu()
-            self.postponed.leaving = numbers
-            expect_rows(numbers, len(self.postponed.values))
-            return
-        self.statistics = self.statistics.cpu()
-        expect_rows(self.statistics, len(self.plan.checks))
+            self.postponed.leaving = _on_host(
+                eager.gathered(self.postponed.leaving), len(self.postponed.values)
+            )
+        else:
+            self.measured = _on_host(self.measured, len(self.plan.checks))
 
     def close(self) -> None:
         """Let go of what it ran on: no further run can be made."""
@@ -354,6 +372,15 @@ class ModuleReturn(Event):
 
     def identity(self) -> Hashable | None:
         return self.name, self.calls, tuple(self.rows)
+
+
+def _on_host(numbers: eager.Numbers, count: int) -> eager.Numbers:
+    """Numbers in the memory of the host, of so many values."""
+    if type(numbers) is bytearray and len(numbers) == count * eager.ROW:
+        return numbers
+    found = eager.as_tensor(numbers).cpu()
+    expect_rows(found, count)
+    return found
 
 
 def expect_rows(numbers: Tensor, count: int) -> None:

@@ -40,10 +40,10 @@ def enter_module(module: torch.nn.Module) -> None:
     forward = active.current()
     if forward is None:
         return
-    forward.read_names()
-    if id(module) not in forward.names:
+    name = forward.name_of(module)
+    if name is None:
         return
-    forward.batch.enter_module(forward.names[id(module)])
+    forward.batch.enter_module(name)
     if forward.observer is not None and forward.fused is None and may_fuse(module):
         # The same kernels have to run as without fxguard: observe ATen operations instead.
         observation = contextlib.ExitStack()
@@ -105,11 +105,19 @@ def record_return(
 ) -> None:
     """Add the frame of a module that returned outside every graph."""
     labels, tensors = marks.flatten_call(args, kwargs, output)
-    rows = [
-        ModuleRow(label, None if tensor is None else forward.key_of(tensor, label), note)
-        for label, tensor, note in marks.rows_of(labels, tensors)
-    ]
-    forward.batch.events.append(ModuleReturn(name, kind, calls, rows))
+    batch = forward.batch
+    known = batch.live.key_of  # of nearly all: no graph and no operation has left one unmeasured
+    if len(labels) == len(tensors):  # each row has a tensor
+        rows = [
+            ModuleRow(label, known(tensor) or forward.key_of(tensor, label), "")
+            for label, tensor in zip(labels, tensors, strict=True)
+        ]
+    else:
+        rows = [
+            ModuleRow(label, None if tensor is None else forward.key_of(tensor, label), note)
+            for label, tensor, note in marks.rows_of(labels, tensors)
+        ]
+    batch.events.append(ModuleReturn(name, kind, calls, rows))
 
 
 def may_fuse(module: torch.nn.Module) -> bool:

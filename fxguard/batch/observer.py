@@ -14,9 +14,11 @@ from numbers import Number
 from typing import Any
 
 import torch
-from torch import Tensor, overrides
+from torch import Tensor
 from torch._C import _get_function_stack_at as _function_mode_at
 from torch._C import _len_torch_function_stack
+from torch._C import _pop_torch_function_stack as _pop_function_mode
+from torch._C import _push_on_torch_function_stack as _push_function_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,7 +60,7 @@ class Observer(TorchFunctionMode):
         at the wrong moment.
         """
         try:
-            overrides._push_mode(self)
+            _push_function_mode(self)
             return function(*args, **kwargs)
         finally:
             try:
@@ -68,6 +70,10 @@ class Observer(TorchFunctionMode):
                 raise
 
     def _take_off(self) -> None:
+        count = _len_torch_function_stack()
+        if count and _function_mode_at(count - 1) is self:  # in nearly all forwards
+            _pop_function_mode()
+            return
         # Whatever the function has put on the stack stays, as torch.set_default_device does.
         modes = function_modes()
         if self in modes:
@@ -92,6 +98,20 @@ class FusedObserver(TorchDispatchMode):
 
 def unobserved(function: Callable[..., Any], /, *args: Any) -> Any:
     """Call a function without observers, and with every other mode: graphs may need those."""
+    count = _len_torch_function_stack()
+    if count == 1 and type(mode := _function_mode_at(0)) is Observer:  # in nearly all forwards
+        try:
+            _pop_function_mode()
+            return function(*args)
+        finally:
+            try:
+                if _len_torch_function_stack():  # the function has left something
+                    _replace_modes([mode])
+                else:
+                    _push_function_mode(mode)
+            except BaseException:  # an interrupt came first
+                set_function_modes([mode])
+                raise
     modes = function_modes()
     others = [mode for mode in modes if not isinstance(mode, Observer)]
     if len(others) == len(modes):
@@ -123,9 +143,9 @@ def set_function_modes(modes: Sequence[Any]) -> None:
 
 def _replace_modes(modes: Sequence[Any]) -> None:
     while _len_torch_function_stack():
-        overrides._pop_mode()
+        _pop_function_mode()
     for mode in modes:
-        overrides._push_mode(mode)
+        _push_function_mode(mode)
 
 
 def is_watched_by_others() -> bool:

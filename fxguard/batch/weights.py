@@ -70,6 +70,7 @@ class StandingTensors:
         self._wrapped: tuple[weakref.ref[Tensor], ...] = ()
         self._steps = _Steps()
         self._stop: Callable[[], object] | None = None  # watching optimizers
+        self._last: Snapshot | None = None
 
     def read(self) -> None:
         """Look which tensors the model has now: some may have been replaced."""
@@ -85,22 +86,29 @@ class StandingTensors:
         """What shows later whether one has changed since; None where there is no model."""
         if self._model is None:
             return None
+        plain = self._plain
         try:
-            state = _state([reference() for reference in self._plain])
+            state = _state([reference() for reference in plain])
         except AttributeError:  # one is gone, and None has no version
             self.read()
-            state = _state([reference() for reference in self._plain])
+            plain = self._plain
+            state = _state([reference() for reference in plain])
         if self._stop is None:
             handle = register_optimizer_step_post_hook(self._steps.after_step)
             self._stop = weakref.finalize(self, handle.remove)
         if self._steps.current is None:
             self._steps.current = object()
+        step, last = self._steps.current, self._last
+        is_last = last is not None and last.step is step and last.plain is plain
+        if last is not None and is_last and last.state == state and not self._wrapped:
+            return last  # in nearly all batches of a model that is not trained
         wrapped = tuple(
             (reference, _state(_parts(tensor)))
             for reference in self._wrapped
             if (tensor := reference()) is not None
         )
-        return Snapshot(self._plain, state, wrapped, self._steps.current)
+        self._last = last = Snapshot(plain, state, wrapped, step)
+        return last
 
     def close(self) -> None:
         """Leave optimizers as they were."""

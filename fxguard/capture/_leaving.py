@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from fxguard.batch.events import Postponed
-from fxguard.measure import eager
+from fxguard.measure import eager, native
+from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.func_levels import without_levels
 from fxguard.measure.ways import EAGER, Way
 from fxguard.plan.plan import Plan
@@ -46,11 +46,7 @@ class Unchecked:
 
     def measure(self, outputs: Sequence[Any]) -> Postponed:
         """What is known of a run that returned this."""
-        # At each run of a graph: what `own_arithmetic` does, without a generator.
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            numbers = [
-                eager.abs_min_max(without_levels(outputs[position])) for position, _ in self.leaving
-            ]
+        numbers = [range_inside(outputs[position]) for position, _ in self.leaving]
         return Postponed(self.values, numbers, self.checked_forms, self.overwritten)
 
     def checked_forms(self) -> Iterator[Callable[..., Any]]:
@@ -59,6 +55,13 @@ class Unchecked:
             checked = self.checked(self.way)
             yield lambda *args: self.compile_graph(checked, list(args))(*args)
         yield self.checked(EAGER)
+
+
+@native.reading_or
+def range_inside(value: Any) -> eager.Pair:
+    """The smallest and the largest magnitude of what is inside all levels of ``torch.func``."""
+    with own_arithmetic():
+        return eager.abs_min_max(without_levels(value))
 
 
 def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:

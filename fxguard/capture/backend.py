@@ -26,6 +26,7 @@ from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
+from fxguard.measure.eager import gathered
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
 from fxguard.passes.checks import with_checks
@@ -36,7 +37,7 @@ from fxguard.records import Role
 
 __all__ = ["CheckingBackend", "is_checked", "is_inlined", "outer_compiler"]
 
-NOTHING = torch.empty((0, 2))  # the statistics of a graph that has not returned
+NOTHING = bytearray()  # what a graph has measured that has not returned
 
 
 class CheckingBackend:
@@ -121,7 +122,7 @@ class CheckingBackend:
             if self.replay:
                 handed_on, cache_keys = without_marks(graph_module), {}
             else:
-                handed_on = with_checks(graph_module, plan, self.way)
+                handed_on = with_checks(graph_module, plan, self.way, joined=self.way.is_traceable)
                 cache_keys = self.way.cache_keys()
             if not self.way.is_traceable:  # no compiler follows
                 handed_on = with_repeatable_checkpoints(handed_on)
@@ -132,16 +133,19 @@ class CheckingBackend:
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
         copies = Copies(plan, self.spare)
+        gathers = not self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
+        in_no_module, no_calls = (captured_in, ""), tuple[str, ...]()
 
         def run(*args: Any) -> Any:
             if weights.positions:
                 args = (*args, *weights.of(args))
-            forward = active.current()
+            forward = active.here.forward
             random_state = RandomState.now(args) if plan.random else None
-            names = (captured_in, forward.batch.module if forward is not None else "")
-            calls = forward.batch.calls if forward is not None else ()
-            kept = copies.of(args)
+            names, calls = in_no_module, no_calls
+            if forward is not None and forward.batch.modules:
+                names, calls = (captured_in, forward.batch.module), forward.batch.calls
+            kept = copies.of(args) if plan.overwritten else args
             restore = settings_now() if restores else None
             graph_run = GraphRun(
                 plan,
@@ -162,10 +166,11 @@ class CheckingBackend:
                     restore()
                 self.report(graph_run, None)
                 raise
-            if unchecked is None:
-                *outputs, graph_run.statistics = outputs
             with torch._C.DisableTorchFunction():
-                if unchecked is not None:
+                if unchecked is None:
+                    *outputs, measured = outputs
+                    graph_run.measured = gathered(measured) if gathers else measured
+                else:
                     graph_run.postponed = unchecked.measure(outputs)
                 self.report(graph_run, outputs)
             return outputs

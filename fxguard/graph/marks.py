@@ -65,10 +65,12 @@ def flatten_call(
     """The rows of one call: inputs, then outputs."""
     labels: list[str] = []
     tensors: list[Tensor] = []
-    for index, value in enumerate(args):
-        flatten(f"input[{index}]", value, labels, tensors)
-    for name, value in kwargs.items():
-        flatten(f"input[{name}]", value, labels, tensors)
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Tensor):  # most are, and a call takes as long as all of this
+            labels.append(f"input[{name}]")
+            tensors.append(value)
+        else:
+            flatten(f"input[{name}]", value, labels, tensors)
     flatten("output", output, labels, tensors)
     return tuple(labels), tensors
 

@@ -14,6 +14,7 @@ from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.module_hooks import HOOK_ID
+from fxguard.guard._hooks import hook_state
 from fxguard.guard._names import Names
 from fxguard.guard.plugins import Hear
 from fxguard.plan.plan import Plan
@@ -73,7 +74,7 @@ class Captures:
         if outer is None and observer.is_watched_by_others():
             return self.original(method)
         # Who compiles a model has its hooks read once, as torch.compile does.
-        hooks = self.names.hook_state(HOOK_ID) if outer is None else ()
+        hooks = hook_state(self.names.hooks, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
         key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
         with self._lock:

@@ -115,17 +115,19 @@ class Delivery:
         number = self.part_ended()
         if self.warns_of_idle_globs:
             self._warn_of_idle_globs()
-        self.stop_after(number)
+        if self.options.abort_after_batch_num is not None:
+            self.stop_after(number)
 
     def part_ended(self) -> int:
         """The same for what may be a part of a batch; returns the number of the batch."""
         finished = self.recorder.finish()
         number = finished.batch.number
-        if self.traces.wants(number):
+        if number in self.options.trace_batch_nums:
             self.traces.batch_ended(finished)
-        if finished.report is None:
+        if finished.report is None and finished.absorbed:
             self._say_not_judged(finished)
-        self._deliver(finished, None)
+        if finished.report is not None or self.options.sync_ranks:
+            self._deliver(finished, None)
         return number
 
     def batch_failed(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.guard._hooks import HookState, dictionaries_of, hook_state
+from fxguard.guard._hooks import dictionaries_of
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.records import Role
 
@@ -30,6 +30,7 @@ class Names:
         modules: ``id(module)`` to qualified name, without the model itself.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         weights_stay: whether weights are still there when a report is made; FSDP frees them.
+        hooks: where the hooks of each submodule stand.
     """
 
     def __init__(self, model: Module, on_read: Callable[[], None]) -> None:
@@ -38,7 +39,7 @@ class Names:
         self.modules: dict[int, str] = {}
         self.tensors: dict[int, tuple[Role, str]] = {}
         self.weights_stay = True
-        self._hooks: list[Mapping[str, Any]] = []  # where those of each submodule stand
+        self.hooks: list[Mapping[str, Any]] = []
         self._known: list[Module] = []  # the model, and all that it is made of
         self._contents: list[Any] = []  # what those held; empty where nobody can tell
         self._lock = threading.Lock()
@@ -52,7 +53,7 @@ class Names:
         tensors = {id(p): (Role.WEIGHT, name) for name, p in self.model.named_parameters()}
         tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in self.model.named_buffers()}
         with self._lock:
-            self._hooks = dictionaries_of(self.model)
+            self.hooks = dictionaries_of(self.model)
             self.weights_stay = not is_sharded(self.model)
             _replace(self.modules, modules)
             _replace(self.tensors, tensors)
@@ -69,9 +70,13 @@ class Names:
         with self._lock:
             return bool(self._contents) and _contents(self._known) == self._contents
 
-    def hook_state(self, ours: int) -> HookState:
-        """The hooks that the modules have now, without those of key ``ours``."""
-        return hook_state(self._hooks, ours)
+    def module_at(self, name: str) -> Module | None:
+        """The submodule that has a qualified name now; None where there is none."""
+        found: Any = self.model
+        for part in name.split("."):
+            held = getattr(found, "_modules", None)
+            found = held.get(part) if isinstance(held, dict) else None  # scripted ones have another
+        return found if isinstance(found, Module) else None
 
     def tensors_by_name(self) -> dict[tuple[Role, str], Tensor]:
         """Role and qualified name to each weight and buffer that the model has now."""

@@ -60,6 +60,8 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
             is_plain = backend.is_inlined(id(guard))
         else:
             is_plain = torch.compiler.is_exporting()
+            if not is_plain and dynamo.eval_frame_callback() is None:  # nobody compiles
+                return run_guarded(guard, method, None, args, kwargs)
         if not is_plain:
             return guarded(guard, method, args, kwargs)
         own_methods = guard.installation.own_methods
@@ -86,12 +88,15 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
 # torch.compile switches it on again. With one, fullgraph=True fails.
 @torch.compiler.disable(recursive=False)
 def guarded(guard: Any, method: str, args: Any, kwargs: Any) -> Any:
-    return run_guarded(guard, method, dynamo.eval_frame_callback(), args, kwargs)
+    return run_undisturbed(guard, method, dynamo.eval_frame_callback(), args, kwargs)
 
 
-@torch.compiler.disable
 def run_guarded(guard: Any, method: str, callback: Any, args: Any, kwargs: Any) -> Any:
     if reason := reason_to_stand_aside(args, kwargs):
         guard.unchecked_calls[reason] += 1
         return guard.installation.original(method)(*args, **kwargs)
-    return guard.run(method, backend.outer_compiler(callback), args, kwargs)
+    outer = backend.outer_compiler(callback) if callable(callback) else None
+    return guard.run(method, outer, args, kwargs)
+
+
+run_undisturbed = torch.compiler.disable(run_guarded)

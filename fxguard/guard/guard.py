@@ -61,6 +61,8 @@ __all__ = ["Guard", "in_backward"]
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
+_graph_task_id = torch._C._current_graph_task_id  # -1 where no backward runs
+
 # What a Guard has for users; the rest is for what stands in for the model's methods.
 PUBLIC = (
     *("batch_number", "coverage", "frames", "last_report", "model", "notes", "optimizer_step"),
@@ -316,7 +318,7 @@ class Guard:
         """One call of the model."""
         if self.recorder.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
-        if in_backward():  # activation checkpointing runs forward again: no new batch
+        if _graph_task_id() != -1:  # activation checkpointing runs forward again: no new batch
             form = self._form_of(method, outer)
             return with_module_hooks(form, *args, **kwargs)  # or it would be compiled once more
         if self.whole_step is None:
@@ -333,7 +335,7 @@ class Guard:
         forward = self._form_of(method, outer)
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph else self._observer
-        breaks, before = dynamo.graph_breaks(), active.current()
+        breaks, before = dynamo.graph_breaks(), active.here.forward
         # An interrupt may come at any call below. The last line of each `finally` is none.
         try:
             running = ActiveForward(
@@ -342,6 +344,7 @@ class Guard:
                 names.tensors,
                 observer,
                 names.read,
+                names.module_at,
                 names.weights_stay,
             )
             if self._hears_of_backward(running.batch.number):
@@ -363,15 +366,18 @@ class Guard:
                 raise
             finally:
                 try:
-                    running.leave_fused()
-                    self._count_breaks(breaks)
+                    if running.fused is not None:
+                        running.leave_fused()
+                    if (now := dynamo.graph_breaks()) is not breaks:
+                        self._count_breaks(breaks, now)
                 except BaseException:
                     running.leave_fused()
                     raise
                 finally:
                     active.here.forward = before
             with torch._C.DisableTorchFunction():
-                if self.backward is not None and self._hears_of_backward(running.batch.number):
+                if self._hears_of_backward(running.batch.number):
+                    assert self.backward is not None
                     weights = self.model.named_parameters()
                     self.backward.batch_ended(running.batch, weights)
                     if running.tape is not None and running.tape.calls:
@@ -383,7 +389,8 @@ class Guard:
                     self.whole_step.returned(running.batch, output)
         finally:
             self.recorder.here.batch = None
-        self.captures.expect_kept()
+        if self.captures.keeping is not None:
+            self.captures.expect_kept()
         if isinstance(output, RUN_LATER):
             self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output
@@ -426,9 +433,10 @@ class Guard:
             self.plugins.hear(run, outputs)
         if outputs is None:
             batch.failed = run
-        else:
+            return
+        if self.backward is not None and torch.is_grad_enabled():
             self._expect_backward(batch, run, outputs)
-            batch.graph_ran(run, outputs)
+        batch.graph_ran(run, outputs)
 
     def _expect_backward(self, batch: Batch, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Listen to the backward of a graph that is about to be added to a batch."""
@@ -439,12 +447,11 @@ class Guard:
             self.backward.tape_left(forward.tape, run.live, batch.number, index - 1)
         self.backward.graph_ran(run, outputs, batch.number, index)
 
-    def _count_breaks(self, before: Counter[str]) -> None:
-        if (now := dynamo.graph_breaks()) is not before:
-            with self._lock:
-                self._breaks += now - before
+    def _count_breaks(self, before: Counter[str], now: Counter[str]) -> None:
+        with self._lock:
+            self._breaks += now - before
 
 
 def in_backward() -> bool:
     """Whether autograd is running this thread's code, to compute gradients."""
-    return torch._C._current_graph_task_id() != -1
+    return _graph_task_id() != -1

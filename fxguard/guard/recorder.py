@@ -119,12 +119,15 @@ class Recorder:
                 number = self.next_number
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
-        batch.lost_share = self.underflows.share_for(number)
+        if self.options.underflow is not None:
+            batch.lost_share = self.underflows.share_for(number)
         return batch
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""
-        return self._finish(None)
+        batch = self.batch
+        assert batch is not None
+        return self._finish(batch)
 
     def finish_failed(self, error: Exception) -> Finished:
         """The same for a batch whose forward raised.
@@ -138,33 +141,35 @@ class Recorder:
             batch.graph_ran(run, ())
         else:
             batch.add_raised(error)
-        return self._finish(error)
+        return self._finish(batch, error)
 
-    def _finish(self, error: Exception | None) -> Finished:
-        batch = self.batch
-        assert batch is not None
-        found = Finished(batch)
+    def _finish(self, batch: Batch, error: Exception | None = None) -> Finished:
+        found, traced = None, self.options.trace_batch_nums
         try:
             batch.read()
-            if batch.number in self.options.trace_batch_nums:
-                measure_postponed(batch)
-            if not self.options.trace_batch_nums:
+            if not traced:
                 found = self._judged(self.judge, batch, error)
-            if error is None and found.report is None:
-                found = self._with_underflows(found)
+            elif batch.number in traced:
+                measure_postponed(batch)
+            if batch.lost_share is not None and error is None:
+                found = self._with_underflows(found or Finished(batch))
         finally:
             batch.close()
             batch.ended = self.standing.snapshot()
+            found = found or Finished(batch)
             self.last, self.here.batch = found, None
         if found.report is not None:
             self.earlier.clear()
-        elif not self.options.trace_batch_nums:
-            self.growth.note_first(batch.number)
-            if not batch.postponed:  # those have no frames
+        elif not traced:
+            if self.growth.first is None:
+                self.growth.note_first(batch.number)
+            if not (self.options.replay and batch.postponed):  # those have no frames
                 self.earlier.add(batch, self.frame_count(batch))
         return found
 
     def _with_underflows(self, finished: Finished) -> Finished:
+        if finished.report is not None:
+            return finished
         found = self.underflows(finished, self.earlier_frames, self.optimizer_step)
         for origin in () if found.seen is None else found.seen.origins:
             self.notes.setdefault(origin.message, origin)
@@ -216,7 +221,10 @@ class Recorder:
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without putting them together."""
-        return sum(event.frame_count(self.view.of_operations) for event in batch.events)
+        count, of_operations = 0, self.view.of_operations
+        for event in batch.events:
+            count += event.frame_count(of_operations)
+        return count
 
     # Frames.
 

@@ -14,6 +14,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <float.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -373,6 +374,71 @@ static PyObject *abs_min_max(PyObject *module, PyObject *object) {
     return Py_BuildValue("(dd)", kind->number_of(found.low), kind->number_of(found.high));
 }
 
+/* Functions that say who sees what is done to tensors. */
+static PyObject *count_modes, *innermost_transform;
+
+PyDoc_STRVAR(bind_observers_doc,
+             "bind_observers(count_modes, innermost_transform)\n--\n\n"
+             "Ask these two who sees what is done to tensors: how many dispatch modes there are, and\n"
+             "which transform of torch.func is the innermost, None where there is none.");
+
+static PyObject *bind_observers(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *modes, *transform;
+    if (!PyArg_ParseTuple(args, "OO", &modes, &transform))
+        return NULL;
+    Py_INCREF(modes); /* for as long as the process runs */
+    Py_INCREF(transform);
+    count_modes = modes;
+    innermost_transform = transform;
+    Py_RETURN_NONE;
+}
+
+/* Whether somebody may be tracing what is done to tensors, or batching or differentiating it. -1
+ * where an error came instead. */
+static int is_observed(void) {
+    PyObject *found = PyObject_CallNoArgs(count_modes);
+    const long modes = found == NULL ? -1 : PyLong_AsLong(found);
+    Py_XDECREF(found);
+    if (modes != 0)
+        return modes < 0 ? -1 : 1;
+    found = PyObject_CallNoArgs(innermost_transform);
+    Py_XDECREF(found); /* None lives without us */
+    return found == NULL ? -1 : found != Py_None;
+}
+
+PyDoc_STRVAR(read_or_doc,
+             "abs_min_max(value)\n--\n\n"
+             "The smallest and the largest magnitude, or what the function gives that this was made\n"
+             "with.");
+
+static PyObject *read_or(PyObject *otherwise, PyObject *object) {
+    const int observed = count_modes == NULL ? 1 : is_observed();
+    if (observed < 0)
+        return NULL;
+    if (!observed) {
+        PyObject *found = abs_min_max(NULL, object);
+        if (found != Py_None)
+            return found;
+        Py_DECREF(found);
+    }
+    return PyObject_CallFunctionObjArgs(otherwise, object, NULL);
+}
+
+static PyMethodDef READ_OR = {"abs_min_max", read_or, METH_O, read_or_doc};
+
+PyDoc_STRVAR(reading_or_doc,
+             "reading_or(otherwise)\n--\n\n"
+             "A function that gives what `abs_min_max` gives of a value, and what this one gives where\n"
+             "that is None, or somebody sees what is done to tensors.");
+
+static PyObject *reading_or(PyObject *module, PyObject *otherwise) {
+    PyObject *name = PyObject_GetAttrString(module, "__name__");
+    PyObject *made = name == NULL ? NULL : PyCFunction_NewEx(&READ_OR, otherwise, name);
+    Py_XDECREF(name);
+    return made;
+}
+
 PyDoc_STRVAR(packed_doc,
              "packed(pairs)\n--\n\n"
              "The numbers of a list of pairs, as doubles one behind the other.\n\n"
@@ -403,10 +469,34 @@ static PyObject *packed(PyObject *module, PyObject *pairs) {
     return bytes;
 }
 
+PyDoc_STRVAR(all_finite_doc,
+             "all_finite(numbers)\n--\n\n"
+             "Whether the second number of each pair is neither NaN nor inf, of what `packed` gave.");
+
+static PyObject *all_finite(PyObject *module, PyObject *numbers) {
+    (void)module;
+    if (!PyByteArray_CheckExact(numbers)) {
+        PyErr_SetString(PyExc_TypeError, "all_finite takes what packed has given");
+        return NULL;
+    }
+    const char *at = PyByteArray_AsString(numbers) + sizeof(double);
+    const Py_ssize_t pairs = PyByteArray_Size(numbers) / (2 * (Py_ssize_t)sizeof(double));
+    for (Py_ssize_t i = 0; i < pairs; i++) {
+        double high;
+        memcpy(&high, at + i * 2 * (Py_ssize_t)sizeof(double), sizeof high);
+        if (!(high <= DBL_MAX)) /* none is negative but the reasons why there is no number */
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyMethodDef METHODS[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
     {"abs_min_max", abs_min_max, METH_O, abs_min_max_doc},
+    {"bind_observers", bind_observers, METH_VARARGS, bind_observers_doc},
+    {"reading_or", reading_or, METH_O, reading_or_doc},
     {"packed", packed, METH_O, packed_doc},
+    {"all_finite", all_finite, METH_O, all_finite_doc},
     {NULL, NULL, 0, NULL},
 };
 

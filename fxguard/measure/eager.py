@@ -11,6 +11,7 @@ here is what :mod:`fxguard.measure.traceable` measures; nothing here can be trac
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +21,20 @@ from torch import Tensor
 
 from fxguard.measure import gpu, native, traceable
 from fxguard.measure.at_hand import flattened
+from fxguard.measure.native import is_observed
 
-__all__ = ["Pair", "abs_min_max", "collect", "is_observed", "read"]
+__all__ = [
+    "ROW",
+    "Numbers",
+    "Pair",
+    "abs_min_max",
+    "are_finite",
+    "as_tensor",
+    "collect",
+    "gathered",
+    "is_observed",
+    "read",
+]
 
 # The integers that hold the bits.
 INTEGERS = {
@@ -43,11 +56,11 @@ BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
-# Bound here: they are asked at each check.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_func_levels = torch._C._functorch.peek_interpreter_stack
-
 Pair = tuple[float, float] | traceable.Pair
+
+# The results of many checks: doubles, two for each, or a tensor of shape [checks, 2].
+Numbers = bytearray | Tensor
+ROW = 16  # bytes of two doubles
 
 
 def abs_min_max(value: Any) -> Pair:
@@ -121,11 +134,6 @@ def _looks_positive(bits: Tensor) -> bool:
     return bool(bits[:16].amin() >= 0)
 
 
-def is_observed() -> bool:
-    """Whether somebody may be tracing what runs here, or batching or differentiating it."""
-    return bool(_dispatch_modes() or _func_levels() is not None)
-
-
 def _by_blocks(flat: Tensor, integer: torch.dtype) -> tuple[Tensor, Tensor]:
     length = BLOCK * torch.get_num_threads() // flat.element_size()
     scratch = _scratch(flat.dtype, length)
@@ -153,9 +161,33 @@ def collect(items: Sequence[Pair | Tensor]) -> Tensor:
 
     Numbers that are at hand already make a tensor of float64.
     """
+    return as_tensor(gathered(items))
+
+
+def gathered(items: Sequence[Pair | Tensor]) -> Numbers:
+    """The same as they are at hand: to make a tensor takes longer than to read a small one."""
     numbers = native.packed(items)
-    if numbers:
-        return torch.frombuffer(numbers, dtype=torch.float64).view(-1, 2)
+    return _collected(items) if numbers is None else numbers
+
+
+def as_tensor(numbers: Numbers) -> Tensor:
+    """What :func:`gathered` gave as a tensor."""
+    if isinstance(numbers, Tensor):
+        return numbers
+    if not numbers:
+        return torch.empty((0, 2), dtype=torch.float64)
+    return torch.frombuffer(numbers, dtype=torch.float64).view(-1, 2)
+
+
+def are_finite(numbers: Numbers) -> bool:
+    """Whether no magnitude that was gathered is NaN or inf."""
+    if not isinstance(numbers, Tensor):
+        return native.all_finite(numbers)
+    found = read(numbers)
+    return bool(torch.isfinite(numbers).all()) if found is None else math.isfinite(found[1])
+
+
+def _collected(items: Sequence[Pair | Tensor]) -> Tensor:
     blocks = []
     for are_numbers, group in itertools.groupby(items, _is_at_hand):
         part: Any = list(group)

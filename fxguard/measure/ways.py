@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fxguard.measure import eager, func_levels, inductor, traceable
+from fxguard.measure import eager, func_levels, inductor, native, traceable
 
 __all__ = ["EAGER", "INDUCTOR", "TRACEABLE", "WAYS", "Way"]
 
@@ -49,7 +49,7 @@ class Way:
 
 
 TRACEABLE = Way("traceable", traceable.abs_min_max, traceable.collect, is_traceable=True)
-EAGER = Way("eager", eager.abs_min_max, eager.collect, is_traceable=False)
+EAGER = Way("eager", native.reading_or(eager.abs_min_max), eager.collect, is_traceable=False)
 INDUCTOR = Way(
     "inductor",
     inductor.abs_min_max,

@@ -72,6 +72,8 @@ def with_checks(
     plan: Plan,
     way: Way,
     planting: faults.Planting | None = None,
+    *,
+    joined: bool = True,
 ) -> GraphModule:
     """A copy of the graph that takes the measurements of the plan.
 
@@ -81,11 +83,13 @@ def with_checks(
         plan: its plan.
         way: what measures.
         planting: where to plant faults, for a test of the checks.
+        joined: False where the graph runs as it is, and whoever runs it joins what it measured.
 
     Returns:
-        A graph that returns one item more: the statistics, one row for each check.
+        A graph that returns one item more: the statistics, one row for each check; or a list of
+        what ``way.collect`` would make them of.
     """
-    checked = _Checked(graph_module, plan.checks, way, planting=planting)
+    checked = _Checked(graph_module, plan.checks, way, planting=planting, joined=joined)
     assert isinstance(checked.result, (tuple, list)), "statistics need a place among the results"
     return checked.returning((*checked.result, checked.statistics))
 
@@ -111,7 +115,7 @@ class _Checked:
     Attributes:
         graph: the copy, without an output node.
         result: what the output node returned.
-        statistics: a node of shape ``[number of checks, 2]``.
+        statistics: a node of shape ``[number of checks, 2]``, or the nodes that it is made of.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class _Checked:
         way: Way,
         depth: int = 0,
         planting: faults.Planting | None = None,
+        joined: bool = True,
     ) -> None:
         self.original = original
         self.way = way
@@ -153,7 +158,9 @@ class _Checked:
                 items.append(self.enter(operation, list(group), depth))
             else:
                 items += map(self.measure, group)
-        self.statistics = self.graph.call_function(way.collect, (items,))
+        self.statistics: Any = items
+        if joined:
+            self.statistics = self.graph.call_function(way.collect, (items,))
         self.result = map_arg(self.result, lambda node: self.planted.get(node, node))
 
     def put(self, anchor: Node, function: Callable[..., Any], *args: Any) -> Node:

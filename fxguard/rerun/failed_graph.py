@@ -39,7 +39,7 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     except Exception:  # as the first run did; what it stopped at is the question
         run = replace(run, stopped_at=tuple(_read_by(second, run)[0]))
         run = replace(run, raised=_frame_of(second.last, run))
-    return replace(run, statistics=statistics)
+    return replace(run, measured=statistics)
 
 
 def _frame_of(second: NodeByNode, run: GraphRun) -> FramePlan | None:

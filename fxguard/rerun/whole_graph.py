@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, Postponed, expect_rows
-from fxguard.measure import traceable
+from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
@@ -62,8 +62,8 @@ def measure_run(run: GraphRun) -> None:
 
 def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
     """Whether what left the graph has the same range in both runs."""
-    assert isinstance(postponed.leaving, Tensor)
-    for value, (_, before) in zip(postponed.values, postponed.leaving.tolist(), strict=True):
+    leaving = eager.as_tensor(postponed.leaving).tolist()
+    for value, (_, before) in zip(postponed.values, leaving, strict=True):
         slot = plan.values[value].slot
         if slot is not None and not same_magnitude(before, float(statistics[slot, 1])):
             return False
@@ -98,9 +98,8 @@ def _forget_overwritten(run: GraphRun, overwritten: Sequence[int]) -> None:
 
 def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
     """One step for the whole graph, with the numbers of what entered and left it."""
-    assert isinstance(postponed.leaving, Tensor)
     assert run.args is not None
-    plan, rows, name = run.plan, postponed.leaving.tolist(), run.names[1]
+    plan, rows, name = run.plan, eager.as_tensor(postponed.leaving).tolist(), run.names[1]
     numbers = {
         value: traceable.decode(*row) for value, row in zip(postponed.values, rows, strict=True)
     }

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import torch
-from torch import Tensor
 
 from fxguard.batch.assemble import assemble, reached_by_failure
 from fxguard.batch.batch import Batch
@@ -15,7 +11,6 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
-from fxguard.measure import eager
 from fxguard.measure.details import Detail
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
@@ -88,7 +83,7 @@ class ReportOf:
         """
         case = None
         if error is None:  # else a finite batch is judged, too, by what it raised for
-            if all(map(_all_finite, batch.statistics())):
+            if batch.is_finite():
                 return Finished(batch)
             case = self.precedents.case_of(batch)
             if self.precedents.match(case, batch, lambda question: answer(batch, question)):
@@ -288,11 +283,6 @@ def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: cause.Blame) -> Iter
     yield blame.value
     for value in () if blame.step is None else flow.steps[blame.step].inputs:
         yield from (source.value for source in verdict.sources.get(value, ()))
-
-
-def _all_finite(numbers: Tensor) -> bool:
-    found = eager.read(numbers)
-    return bool(torch.isfinite(numbers).all()) if found is None else math.isfinite(found[1])
 
 
 def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation, expect_rows
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.errors import InternalError
+from fxguard.measure import eager
 from fxguard.plan.plan import Plan
 
 
@@ -124,3 +127,27 @@ def test_numbers_have_to_fit() -> None:
     expect_rows(torch.zeros(3, 2), 3)
     with pytest.raises(InternalError, match="numbers were measured for 4 values"):
         expect_rows(torch.zeros(3, 2), 4)
+
+
+def test_numbers_at_hand_have_to_fit_too() -> None:
+    """A run with a number more or less than its plan has checks is an error of fxguard."""
+    run = batch_of("default")[0].runs[0]
+    numbers = eager.gathered([(0.5, 2.0)] * (len(run.plan.checks) - 1))
+    for wrong in (numbers, eager.as_tensor(numbers)):
+        with pytest.raises(InternalError, match="numbers were measured for"):
+            replace(run, measured=wrong).read()
+
+
+@pytest.mark.parametrize("high", [2.0, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.float32])
+def test_a_run_knows_whether_its_numbers_are_finite(high: float, dtype: Any) -> None:
+    """Whichever way they are at hand; and as a tensor they are the same."""
+    run = batch_of("default")[0].runs[0]
+    pairs = [(0.5, 2.0)] * (len(run.plan.checks) - 1) + [(0.5, high)]
+    run = replace(run, measured=eager.gathered(pairs))
+    if dtype is not None:
+        run.statistics = run.statistics.to(dtype)
+    run.read()
+    assert run.is_finite() is math.isfinite(high)
+    assert torch.equal(run.statistics.double(), torch.tensor(pairs).double()) or math.isnan(high)
+    assert run.is_finite() is math.isfinite(high)

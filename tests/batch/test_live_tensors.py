@@ -107,3 +107,44 @@ def test_anything_else_is_left_out_and_clear_forgets_all() -> None:
     live.remember(x, FIRST)
     live.clear()
     assert live.key_of(x) is live.origin_of(x) is None
+
+
+@pytest.mark.parametrize("ends", ["cleared", "dropped"])
+def test_the_memory_of_each_is_referred_to_once(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tensors stand in it, and given back once: when all is forgotten, or is gone."""
+    given_back: list[int] = []
+    free = LiveTensors._free
+
+    def counted(memory: int) -> None:
+        given_back.append(memory)
+        free(memory)
+
+    monkeypatch.setattr(LiveTensors, "_free", staticmethod(counted))
+    x, y = torch.ones(2, 3), torch.ones(2)
+    memories = [each.untyped_storage()._cdata for each in (x, y)]
+    live = LiveTensors()
+    for tensor in (x, x[0], x.t(), x, y):
+        live.remember(tensor, FIRST)
+    del x, y, tensor
+    assert not given_back
+    if ends == "cleared":
+        live.clear()
+        assert sorted(given_back) == sorted(memories)
+    del live
+    gc.collect()
+    assert sorted(given_back) == sorted(memories)
+
+
+@pytest.mark.parametrize("kind", ["known", "written", "view", "new", "number"])
+def test_what_enters_a_graph_is_looked_up_and_remembered_at_once(kind: str) -> None:
+    """As by looking for its value, then for its origin, and remembering it where it has none."""
+    x = torch.ones(2, 3)
+    live = remembered(x)
+    value = {"known": x, "written": x, "view": x[0], "new": torch.ones(2), "number": 3}[kind]
+    if kind == "written":
+        x.add_(1)
+    before = live.key_of(value), live.origin_of(value)
+    entered = live.enter(value, SECOND)
+    assert entered == (before if before[0] is None else (before[0], None))
+    wanted = {"known": FIRST, "number": None}.get(kind, SECOND)
+    assert live.key_of(value) == live.origin_of(value) == wanted

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fxguard
 from fxguard.guard._names import Names
 from fxguard.records import Role
 
@@ -91,6 +92,47 @@ def test_what_is_the_same_is_not_read() -> None:
         nothing(model)
     assert len(reads) == 1
     assert (names.modules, names.tensors) == expected(model)
+
+
+def test_a_module_is_found_where_it_stands_now() -> None:
+    """By its qualified name; what is gone, is no module, or is scripted inside is not found."""
+    model = Model()
+    names = Names(model, lambda: None)
+    assert names.module_at("second.0") is model.second[0]
+    another_module(model)
+    assert names.module_at("second.0") is model.second[0]
+    model.second.append(torch.jit.script(nn.Sequential(nn.ReLU())))
+    for name in ("third", "second.2", "first.weight", "second.1.0", "first.x.y"):
+        assert names.module_at(name) is None
+
+
+def test_modules_between_graphs_have_the_names_that_they_have_now() -> None:
+    """One that was moved, replaced or added since the last call, and is called by Python."""
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in list(self.parts.values()):
+                x = part(x)
+            return x
+
+    model = fxguard.instrument(Between())
+    guard = fxguard.guard_of(model)
+
+    def shown() -> list[str]:
+        model(torch.ones(1, 2))
+        return [frame.name for frame in guard.frames() if frame.name.startswith("parts.")]
+
+    assert shown() == ["parts.a", "parts.b"]
+    model.parts["c"] = model.parts.pop("a")  # the same module, with another name
+    assert shown() == ["parts.b", "parts.c"]
+    model.parts["b"] = nn.Linear(2, 2)
+    model.parts["d"] = nn.Linear(2, 2)
+    assert shown() == ["parts.b", "parts.c", "parts.d"]
 
 
 def test_a_scripted_module_is_read_each_time() -> None:

@@ -203,6 +203,56 @@ def test_values_of_a_transform_are_left_to_others() -> None:
     assert found == [None, None]
 
 
+def test_a_reader_asks_what_it_was_given_where_it_cannot_read() -> None:
+    """What is not plain memory, and whatever a mode or a transform sees; its errors are its own."""
+    asked: list[Any] = []
+
+    def otherwise(value: Any) -> Any:
+        asked.append(value)
+        return "otherwise"
+
+    def wrong(value: Any) -> Any:
+        raise KeyError(value)
+
+    reader, plain = native.reading_or(otherwise), torch.tensor([-3.0, 2.0])
+    assert reader(plain) == (2.0, 3.0)
+    assert not asked
+    for make in OTHERS.values():
+        assert reader(make()) == "otherwise"
+    assert len(asked) == len(OTHERS)
+    with _Raises():
+        assert reader(plain) == "otherwise"
+    assert asked.pop() is plain
+
+    def look(x: Tensor) -> Tensor:
+        assert reader(x) == reader(plain) == "otherwise"  # the transform may be of anybody
+        return x.sum()
+
+    torch.func.vmap(look)(torch.ones(2, 3))
+    assert reader(plain) == (2.0, 3.0)
+    with pytest.raises(KeyError, match="nothing"):
+        native.reading_or(wrong)("nothing")
+
+
+@often
+@given(st.lists(st.tuples(st.floats(), st.floats(min_value=0) | st.just(math.nan)), max_size=9))
+def test_magnitudes_that_were_packed_are_finite_or_not(pairs: list[tuple[float, float]]) -> None:
+    """The larger ones decide: where one is NaN or inf the value is bad, whatever the smaller is."""
+    numbers = native.packed(pairs)
+    assert numbers is not None
+    assert native.all_finite(numbers) is bool(np.isfinite([high for _, high in pairs]).all())
+
+
+def test_a_reason_for_no_number_is_no_bad_number() -> None:
+    """An empty tensor is healthy; and nothing but what was packed is looked at."""
+    numbers = native.packed([(traceable.EMPTY, traceable.EMPTY), (0.0, sys.float_info.max)])
+    assert numbers is not None
+    assert native.all_finite(numbers)
+    wrong: Any = b"\0" * 16
+    with pytest.raises(TypeError):
+        native.all_finite(wrong)
+
+
 def test_autograd_and_modes_do_not_notice() -> None:
     """Nothing is dispatched: no node, no version, no call that a mode would see."""
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from fxguard.measure.ways import TRACEABLE, WAYS
+from fxguard.measure import eager
+from fxguard.measure.ways import EAGER, TRACEABLE, WAYS
 from fxguard.passes.checks import PROVENANCE, insert_checks, with_checks
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.reader import make_plan
@@ -41,6 +42,18 @@ def test_statistics_are_one_more_item(way: Any) -> None:
     assert statistics.shape == (len(plan.checks), 2)
     _, wanted = insert_checks(graph)[0](X, Y)
     assert torch.equal(statistics, wanted)
+
+
+def test_what_was_measured_may_leave_a_graph_as_it_is() -> None:
+    """Whoever runs the graph joins it then, to the same numbers."""
+    model = Tuple()
+    graph = symbolic_trace(model)
+    plan = make_plan(graph)
+    *_, wanted = with_checks(graph, plan, EAGER)(X, Y)
+    *results, measured = with_checks(graph, plan, EAGER, joined=False)(X, Y)
+    assert all(map(torch.equal, results, model(X, Y)))
+    assert isinstance(measured, list)
+    assert torch.equal(eager.as_tensor(eager.gathered(measured)), wanted)
 
 
 def test_each_statistic_knows_its_check() -> None:
