@@ -202,12 +202,12 @@ class Graphs:
                 argument = run.args[position]
                 before = incoming.get(id(argument))
                 incoming[id(argument)] = gradient if before is None else before + gradient
-            self.found.add(run, form.backward, backward=True)
-            self.found.add_frames(run, form.rows, backward=True)
+            self.found.add(run, form.back.failures, backward=True)
+            self.found.add_frames(run, form.back.rows, backward=True)
             # A gradient that vanishes is a matter of the scale of the loss.
-            failures = form.backward.found.items()
+            failures = form.back.failures.found.items()
             grave = {place for place, f in failures if f.problem in ("overflow", "nan")}
-            self._note_beyond(run, {*grave, *form.beyond})
+            self._note_beyond(run, {*grave, *form.back.beyond})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a tensor that a graph has returned is in float64; None where that is not known.

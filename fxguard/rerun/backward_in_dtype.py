@@ -37,12 +37,12 @@ from fxguard.rerun.wide_run import WideForm
 __all__ = [
     "BackwardInDtype",
     "Came",
+    "LookBack",
     "Made",
     "backward_of",
     "cancels",
     "gradient_rows",
     "gradients_in_float64",
-    "with_random_signs",
 ]
 
 WIDE = torch.float64
@@ -122,6 +122,37 @@ def gradients_in_float64(
     return form.made, {at: x for at, x in zip(inputs, found, strict=True) if x is not None}
 
 
+class LookBack:
+    """What came to each operation in the backward, and what is found there.
+
+    Args:
+        made: the gradients of what each operation makes.
+
+    Attributes:
+        failures: which operations' backward fails, and why.
+        beyond: where those stand that work on a gradient that the dtype does not hold.
+        rows: of each operation, with the ranges that gradients have in float64.
+    """
+
+    def __init__(self, made: Made) -> None:
+        self.failures = Failures()
+        self.beyond: dict[Place, None] = {}
+        self.rows: dict[Place, tuple[Row, ...]] = {}
+        self._made = {place: list(runs) for place, runs in made.items()}
+        self._signs = torch.Generator().manual_seed(0)
+
+    def came_to(self, place: Place) -> Came | None:
+        """What came to the next run of an operation; None where no gradient did."""
+        runs = self._made.get(place)
+        came = runs.pop(0) if runs else None
+        return came if came is not None and came.gradients else None
+
+    def with_random_signs(self, gradient: Tensor) -> Tensor:
+        """A gradient with signs drawn at random: what is made of it does not cancel."""
+        drawn = torch.randint(0, 2, gradient.shape, generator=self._signs, dtype=torch.int8)
+        return gradient * (drawn.to(gradient.device) * 2 - 1)
+
+
 class BackwardInDtype(InDtype):
     """The graph in the dtype, and of each operation its backward alone.
 
@@ -130,18 +161,12 @@ class BackwardInDtype(InDtype):
         made: the gradients of what each operation makes.
 
     Attributes:
-        backward: which operations' backward fails, and why.
-        beyond: where those stand that work on a gradient that the dtype does not hold.
-        rows: of each operation, with the ranges that gradients have in float64.
+        back: what is found.
     """
 
     def __init__(self, by_right: Mapping[Place, int], made: Made) -> None:
         super().__init__(by_right)
-        self.made = {place: list(found) for place, found in made.items()}
-        self.backward = Failures()
-        self.beyond: dict[Place, None] = {}
-        self.rows: dict[Place, tuple[Row, ...]] = {}
-        self.signs = torch.Generator().manual_seed(0)
+        self.back = LookBack(made)
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         place = step.place(node)
@@ -149,13 +174,12 @@ class BackwardInDtype(InDtype):
         if ran.call.written:
             low = _copied(low)
         result = super().follow(step, node, ran, args, kwargs)
-        runs = self.made.get(place)
-        came = runs.pop(0) if runs else None
-        if came is not None and came.gradients and place not in self.failures.found:
+        came = self.back.came_to(place)
+        if came is not None and place not in self.failures.found:
             try:
                 self.look_back(place, ran, low, came)
             except NotJudged as reason:
-                self.backward.skip(place, ran, str(reason))
+                self.back.failures.skip(place, ran, str(reason))
         return result
 
     def look_back(self, place: Place, ran: Ran, low: tuple[Any, Any], came: Came) -> None:
@@ -164,12 +188,12 @@ class BackwardInDtype(InDtype):
         come = {at: gradient.to(made[at].dtype) for at, gradient in gradients.items()}
         if not all(bool(x.isfinite().all()) for x in come.values()):
             if all(bool(x.isfinite().all()) for x in gradients.values()):
-                self.beyond[place] = None
+                self.back.beyond[place] = None
             return
         exact = {at: x.to(WIDE) for at, x in come.items()}
         back = backward_of(ran, low, come, wants, None)
         wide = backward_of(ran, low, exact, wants, WIDE)
-        self.rows[place] = gradient_rows(ran, low, gradients, wide)
+        self.back.rows[place] = gradient_rows(ran, low, gradients, wide)
         for position, (one, other) in enumerate(zip(back, wide, strict=True)):
             if one is None or other is None:
                 continue
@@ -177,11 +201,11 @@ class BackwardInDtype(InDtype):
             if failure is None:
                 continue
             if failure.problem == "rounding":
-                signed = {at: with_random_signs(x, self.signs) for at, x in exact.items()}
+                signed = {at: self.back.with_random_signs(x) for at, x in exact.items()}
                 sizes = backward_of(ran, low, signed, wants, WIDE)
                 if cancels(failure, other, sizes[position]):
                     continue
-            self.backward.note(place, ran, failure)
+            self.back.failures.note(place, ran, failure)
 
 
 def gradient_rows(
@@ -206,12 +230,6 @@ def gradient_rows(
         *rows_of(f"{GRADIENT}output", came, [made[at][1] for at in sorted(gradients)]),
         *rows_of(f"{GRADIENT}input", {path: x for path, _, x in known}, [x for _, x, _ in known]),
     )
-
-
-def with_random_signs(gradient: Tensor, generator: torch.Generator) -> Tensor:
-    """A gradient with signs drawn at random: what is made of it does not cancel."""
-    drawn = torch.randint(0, 2, gradient.shape, generator=generator, dtype=torch.int8)
-    return gradient * (drawn.to(gradient.device) * 2 - 1)
 
 
 def backward_of(

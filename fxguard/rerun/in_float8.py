@@ -21,14 +21,13 @@ from fxguard.graph.tables import MATRIX_PRODUCTS, MIX_AND_ADD
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.plan.plan import Place
-from fxguard.records import Row
 from fxguard.rerun.backward_in_dtype import (
     Came,
+    LookBack,
     Made,
     backward_of,
     cancels,
     gradient_rows,
-    with_random_signs,
 )
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.failure import SHARE, Failure, Failures, share_of
@@ -189,31 +188,22 @@ class BackwardInFloat8(InFloat8):
         made: the gradients of what each operation makes.
 
     Attributes:
-        backward: which products' backward fails, and why.
-        beyond: nothing: with its scale every gradient fits.
-        rows: see :class:`~fxguard.rerun.backward_in_dtype.BackwardInDtype`.
+        back: what is found. No gradient is beyond the format: each has its scale.
     """
 
     def __init__(self, dtype: torch.dtype, made: Made) -> None:
         super().__init__(dtype)
-        self.made = {place: list(found) for place, found in made.items()}
-        self.backward = Failures()
-        self.beyond: dict[Place, None] = {}
-        self.rows: dict[Place, tuple[Row, ...]] = {}
-        self.signs = torch.Generator().manual_seed(0)
+        self.back = LookBack(made)
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         result = super().follow(step, node, ran, args, kwargs)
         place = step.place(node)
-        runs = self.made.get(place)
-        came = runs.pop(0) if runs else None
-        if came is None or not came.gradients:
-            return result
-        if place in self.products and place not in self.failures.found:
+        came = self.back.came_to(place)
+        if came is not None and place in self.products and place not in self.failures.found:
             try:
                 self.look_back(place, ran, widened((args, kwargs), WIDE), came)
             except NotJudged as reason:
-                self.backward.skip(place, ran, str(reason))
+                self.back.failures.skip(place, ran, str(reason))
         return result
 
     def look_back(self, place: Place, ran: Ran, given: tuple[Any, Any], came: Came) -> None:
@@ -224,19 +214,19 @@ class BackwardInFloat8(InFloat8):
         come = self.cast(wanted)
         failure = self.underflow(wanted, come, "grad of output")
         if failure is not None:
-            self.backward.note(place, ran, failure)
+            self.back.failures.note(place, ran, failure)
             return
         cast = self.cast_operands(ran.call.kind, *given)
         back = backward_of(ran, cast, {0: come}, came.wants, WIDE)
         exact = backward_of(ran, given, {0: wanted}, came.wants, WIDE)
-        self.rows[place] = gradient_rows(ran, (ran.args, ran.kwargs), {0: wanted}, exact)
+        self.back.rows[place] = gradient_rows(ran, (ran.args, ran.kwargs), {0: wanted}, exact)
         for position, (one, other) in enumerate(zip(back, exact, strict=True)):
             if one is None or other is None:
                 continue
             failure = self.rounding(one, other)
             if failure is None:
                 continue
-            signed = with_random_signs(wanted, self.signs)
+            signed = self.back.with_random_signs(wanted)
             sizes = backward_of(ran, given, {0: signed}, came.wants, WIDE)[position]
             if not cancels(failure, other, sizes, ROUNDINGS):
-                self.backward.note(place, ran, failure)
+                self.back.failures.note(place, ran, failure)
