@@ -51,7 +51,7 @@ class Underflows:
     def __call__(
         self, finished: Finished, earlier: EarlierFrames, optimizer_step: int | None
     ) -> Finished:
-        """Look at a batch in which nothing was found, and which is not closed yet.
+        """Look at a batch that is due, in which nothing was found, and which is not closed yet.
 
         Args:
             finished: the batch.
@@ -63,8 +63,7 @@ class Underflows:
             off.
         """
         batch = finished.batch
-        if self._judge is None or self.share_for(batch.number) is None:
-            return finished
+        assert self._judge is not None
         found = or_else(Finished(batch), self._judge, batch, earlier)
         if found.report is None:
             return finished

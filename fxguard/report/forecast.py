@@ -80,7 +80,7 @@ class Forecast:
     between: int = 0  # that ran between graphs, and were not looked at
     not_judged: tuple[tuple[str, str], ...] = ()  # operations, and why there was no float64 form
     # Of each operation, in order of execution: what it reads and makes in float64, or, of the
-    # backward, the gradient that came to it.
+    # backward, the gradients that came to it and that it handed back.
     frames: tuple[Frame, ...] = field(default=(), compare=False)
     planner: Callable[[bool], PrecisionPlan] | None = field(default=None, compare=False)
 
@@ -120,8 +120,9 @@ class Forecast:
 
     def _headline(self) -> str:
         forward = sum(not row.backward for row in self.rows)
-        what = f"{self.operations} {'matrix products' if self._is_float8 else 'operations'}"
-        found = f"{forward} of {what} fail" if forward else f"none of {what} fails"
+        found = (
+            f"{forward} of {self._counted} fail" if forward else f"none of {self._counted} fails"
+        )
         line = f"in {self.dtype} {found}"
         if backward := len(self.rows) - forward:
             line += f", and the backward of {backward}"
@@ -132,8 +133,9 @@ class Forecast:
         return line
 
     @property
-    def _is_float8(self) -> bool:
-        return self.dtype.startswith("float8")
+    def _counted(self) -> str:
+        what = "matrix products" if self.dtype.startswith("float8") else "operations"
+        return f"{self.operations} {what}"
 
     def to_table(self, tablefmt: str = "github") -> str:
         """All rows as a table.
@@ -183,7 +185,7 @@ class Forecast:
             f"Forecast: {self.dtype}",
             str(self).splitlines(),
             [sheet],
-            meta=f"{self.operations} operations; all ranges are those of float64",
+            meta=f"{self._counted}; all ranges are those of float64",
             healthy=not self.rows,
         )
         Path(path).write_text(text, encoding="utf-8")

@@ -115,12 +115,16 @@ class InFloat8(AsTheModel):
         """What a product is in float8; without float8, where it fails."""
         args, kwargs = widened((args, kwargs), WIDE)
         exact: Tensor = wide_result(ran, args, kwargs, WIDE)
+        cast = self.cast_operands(ran.call.kind, args, kwargs)
+        pairs = zip(
+            operands_of(ran.call.kind, args, kwargs), operands_of(ran.call.kind, *cast), strict=True
+        )
         fails = False
-        for label, operand in operands_of(ran.call.kind, args, kwargs):
-            failure = self.underflow(operand, self.cast(operand), label)
+        for (label, operand), (_, low) in pairs:
+            failure = self.underflow(operand, low, label)
             self.failures.note(place, ran, failure)
             fails = fails or failure is not None
-        summed = wide_result(ran, *self.cast_operands(ran.call.kind, args, kwargs), WIDE)
+        summed = wide_result(ran, *cast, WIDE)
         result = self.cast(summed)
         failure = self.underflow(summed, result) or self.rounding(result, exact)
         self.failures.note(place, ran, failure)
