@@ -23,6 +23,7 @@ from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.weights import Snapshot
 from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.lost_elements import Lost
 from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
@@ -69,6 +70,9 @@ class Batch:
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad ones
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
+        # These operations with copies of their operands, and whether anybody wants them.
+        self.operations: dict[int, OneOperation] = {}
+        self.keeps_operands = False
         # From which share of lost elements on an operation is told of; None where nobody asks.
         self.lost_share: float | None = None
         # Of values that were made between graphs: what was lost, or why nobody can tell.

@@ -29,6 +29,7 @@ from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.lost_elements import lost_alone
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import Place, calling_line
@@ -260,6 +261,11 @@ def add_evidence(
             evidence = evidence_alone(call, func, result, path)
             if evidence is not None:
                 batch.evidence[index] = evidence
+                if batch.keeps_operands:
+                    operation = OneOperation.now(call, func, path)
+                    batch.operations[index] = operation.with_tensors(
+                        [x.detach().clone() for x in operation.tensors]
+                    )
 
 
 def add_lost(batch: Batch, call: Call, func: Any, result: Any, value: int) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import html
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fxguard.errors import UsageError
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.records import Frame
 from fxguard.report import text
@@ -46,6 +48,8 @@ class Report:
     buffers: int = 0
     grown: tuple[Growth, ...] = ()  # weights that are far larger than they were, the worst first
     repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
+    # Writes the first origin as a test; None where the report was read from a file.
+    kept: Callable[..., Path] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         where = [
@@ -196,11 +200,48 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, strings and numbers; with the phase and the fix."""
-        return {**plain_data(self), "phase": self.phase, "fix": self.fix}
+        data = plain_data(replace(self, kept=None))
+        del data["kept"]
+        return {**data, "phase": self.phase, "fix": self.fix}
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
         return strict_json(self.to_dict(), indent)
+
+    def reproduce(self, folder: str | os.PathLike[str], *, ranges_only: bool = False) -> Path:
+        """Write the operation that the report blames as a test that fails, and run it once.
+
+        The test is ``test_<operation>.py``. Beside it stands a file of the operands, which
+        ``torch.load`` reads with ``weights_only=True``: the slice of what the operation had with
+        which it fails in the same way, with the simplest numbers that were found. Both need torch
+        and pytest, and nothing of fxguard.
+
+        Args:
+            folder: where to; made where it is not there. A test that is there stays.
+            ranges_only: write random numbers of the same ranges in place of the model's own.
+
+        Returns:
+            The path of the test.
+
+        Raises:
+            FxguardError: when no operation is to blame, its operands are gone, it cannot be
+                written as a call, or it does not fail by itself.
+            OSError: when the folder cannot be written.
+
+        Example:
+            >>> try:
+            ...     model(**batch)
+            ... except fxguard.NonFiniteError as error:
+            ...     error.report.reproduce("reproducers")
+            PosixPath('reproducers/test_mul.py')
+        """
+        if self.kept is None:
+            raise UsageError(
+                "a report that was read from a file holds no operands: run again with "
+                "--reproduce DIR, or with instrument(..., reproduce_to=DIR)"
+            )
+        story = self.summary.splitlines()
+        return self.kept(folder, story, ranges_only=ranges_only)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: the verdict, a chart, the modules, the frames.

@@ -18,6 +18,7 @@ from fxguard.formats import limit_of
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.inside import evidence_inside
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
@@ -37,6 +38,8 @@ class Look:
     evidence: Evidence
     # What it makes of wide operands, where it fails on those that the model had.
     wide: Tensor | None = None
+    # With the operands that it had, while the run is open; None where it cannot run alone.
+    operation: OneOperation | None = None
 
 
 def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
@@ -160,6 +163,8 @@ class _Looks(WideForm):
         wide = step.others.get(made, low)
         reason = self.taken_over.get(step.place(node), "")
         same: Any = None  # in float64, of the operands that the model had
+        # The argument that it stands in, where the operation wrote it there.
+        written = next((i for i, x in enumerate(node.args) if x is made), None)
         ran = step.ran(node, begun.args, begun.kwargs, step.env[node])
         call = ran.call
         try:
@@ -167,8 +172,8 @@ class _Looks(WideForm):
             if call.written:
                 operands = pytree.tree_map_only(Tensor, torch.clone, operands)
             same = wide_result(ran, operands, named, self.dtype)
-            if made is not node:  # it stands in what the operation wrote
-                same = operands[[x is made for x in node.args].index(True)]
+            if made is not node:
+                same = None if written is None else operands[written]
         except (NotJudged, ValueError) as error:
             reason = reason or str(error)
         for index in check.path:
@@ -196,7 +201,11 @@ class _Looks(WideForm):
             with contextlib.suppress(Exception):  # then nothing is known of its inside
                 evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
-        return Look(evidence, wide.clone() if keeps else None)
+        operation = None
+        if node.op != "call_module" and (made is node or written is not None):
+            given = replace(call, args=begun.args, kwargs=begun.kwargs)
+            operation = OneOperation.now(given, node.target, check.path, written)
+        return Look(evidence, wide.clone() if keeps else None, operation)
 
 
 def _repeats(made: Any, check: Check, high: float) -> bool:

@@ -26,6 +26,7 @@ from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.operands import operands_text
 from fxguard.verdict.precedents import Precedents
+from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.trials import tried, with_tried
@@ -112,10 +113,11 @@ class ReportOf:
             return Finished(batch, absorbed=absorbed)
         first = min(map(describe.position, accused))
         model = self.view.model
+        origins = [describe.explained(blame) for blame in accused]
         report = Report(
             batch_number=batch.number,
             frames=last_frames(self.view, flow, first, self.max_frames, earlier),
-            origins=_once_each(map(describe.explained, accused)),
+            origins=_once_each(origins),
             rank=current_rank(),
             absorbed=() if self.strict else absorbed,
             error="" if error is None else _one_line(error),
@@ -123,6 +125,7 @@ class ReportOf:
             buffers=0 if model is None else len(list(model.buffers())),
             grown=self.growth(),
             repeated=batch.repeated,
+            kept=kept_of(origins[0], opinion.operation(accused[0])),
         )
         return Finished(batch, flow, report, absorbed)
 

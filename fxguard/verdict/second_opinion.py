@@ -10,6 +10,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.keys import Key
 from fxguard.graph.evidence import Evidence
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged
 from fxguard.records import Severity
 from fxguard.rerun.consequences import Start, if_other, if_repaired
@@ -75,6 +76,11 @@ class SecondOpinion:
         look = self.looks.get(blame)
         return None if look is None else look.evidence
 
+    def operation(self, blame: Blame) -> OneOperation | None:
+        """That operation with the operands that it had, where they were seen."""
+        look = self.looks.get(blame)
+        return None if look is None else look.operation
+
     def cause(self, blame: Blame) -> str:
         """Why it did, as :attr:`fxguard.findings.Origin.cause` says it."""
         if blame.step is None:
@@ -101,7 +107,8 @@ class SecondOpinion:
             if not key.is_between_graphs:
                 by_event.setdefault(key.event, {})[key.value] = blame
             elif key.value in self.batch.evidence:
-                found[blame] = Look(self.batch.evidence[key.value])
+                operation = self.batch.operations.get(key.value)
+                found[blame] = Look(self.batch.evidence[key.value], operation=operation)
         for event, values in by_event.items():
             run = self.batch.run_of(Key(event, 0))
             looks = {} if run is None else evidence_in(run, values)

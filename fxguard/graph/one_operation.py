@@ -1,0 +1,266 @@
+"""One operation with the operands that it had: it can run again by itself, whole or cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from fxguard.graph import tables
+from fxguard.graph.closer_look import evidence_of
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.nodes import elements_of
+from fxguard.graph.operations import Call, read_call
+from fxguard.graph.random_state import random_state_kept
+from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+
+__all__ = ["OneOperation", "gradient_of"]
+
+SEED = 0  # of an operation that draws random numbers
+
+
+@dataclass(frozen=True, slots=True)
+class OneOperation:
+    """One operation of a model, in a form in which it can run anywhere.
+
+    Example:
+        >>> x = torch.tensor([512.5], dtype=torch.float16)
+        >>> OneOperation("mul", operator.mul, (x, x)).run()
+        tensor([inf], dtype=torch.float16)
+    """
+
+    kind: str
+    target: Any  # a function, an operator, or the name of a tensor's method
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    path: tuple[int, ...] = ()  # of the item of its result that is asked for
+    written: int | None = None  # the argument in which its result stands, as in ``x[0] = y``
+    autocast: torch.dtype | None = None  # the dtype of the autocast around it
+    # Where its backward is asked for: the gradient of each tensor of the result, by its position,
+    # and the position, among the tensors of the arguments, of the one whose gradient it is.
+    incoming: Mapping[int, Tensor] = field(default_factory=dict)
+    operand: int | None = None
+
+    @classmethod
+    def now(
+        cls, call: Call, target: Any, path: tuple[int, ...] = (), written: int | None = None
+    ) -> OneOperation:
+        """An operation that runs now, or has just run, under the autocast of this moment.
+
+        Args:
+            call: with the tensors that it was given.
+            target: what was called.
+            path: see the attribute.
+            written: likewise.
+        """
+        operation = cls(call.kind, target, call.args, call.kwargs, path, written)
+        device = operation.device
+        if not torch.is_autocast_enabled(device):
+            return operation
+        return replace(operation, autocast=torch.get_autocast_dtype(device))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it is given, the gradients that come in at the end."""
+        given = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        return [*(x for x in given if isinstance(x, Tensor)), *self.incoming.values()]
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether its backward is asked for."""
+        return self.operand is not None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers: it does so from the seed 0."""
+        return self.kind in tables.RANDOM or self.call.random
+
+    @property
+    def call(self) -> Call:
+        """What it reads, writes and draws."""
+        return replace(read_call(self.target, self.args, self.kwargs), kind=self.kind)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> OneOperation:
+        """The same with other tensors, in the order of :attr:`tensors`."""
+        others = iter(tensors)
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda _: next(others), (self.args, dict(self.kwargs))
+        )
+        incoming = {position: next(others) for position in self.incoming}
+        return replace(self, args=args, kwargs=kwargs, incoming=incoming)
+
+    def with_numbers(self, change: Callable[[Any], Any]) -> OneOperation:
+        """The same with other Python numbers among its arguments."""
+        args, kwargs = pytree.tree_map(
+            lambda x: x if isinstance(x, Tensor) else change(x), (self.args, dict(self.kwargs))
+        )
+        return replace(self, args=args, kwargs=kwargs)
+
+    def run(self) -> Tensor:
+        """What it makes, shape of the result; or the gradient of an operand, shape of that.
+
+        Its operands stay as they are, and so does the state of random generators.
+
+        Raises:
+            Exception: what the operation raises.
+        """
+        with self._alone():
+            if self.operand is not None:
+                with self._autocast():
+                    found = gradient_of(self._called, *self._given, self.operand, self.incoming)
+                if found is None:
+                    raise NotJudged(f"no gradient comes back from {self.kind}")
+                return found
+            args, result = self._computed()
+            if self.written is not None:
+                result = args[self.written]
+        for index in self.path:
+            result = result[index]
+        if not is_float(result):
+            raise NotJudged(f"{self.kind} makes no floating-point tensor")
+        return result.detach()  # type: ignore[no-any-return]
+
+    def result(self) -> Any:
+        """All that it returns.
+
+        Raises:
+            Exception: what the operation raises.
+        """
+        with self._alone():
+            return self._computed()[1]
+
+    def in_float64(self) -> Tensor | None:
+        """The same in float64, of the same operands; None where that is impossible."""
+        with self._alone():
+            if self.operand is not None:
+                return self._gradient_in_float64()
+            result: Any
+            try:
+                args, kwargs = pytree.tree_map_only(
+                    Tensor, torch.clone, widened(self._given, torch.float64)
+                )
+                ran = Ran(
+                    self.call, self.target, self._called, *self._given, self._computed()[1]
+                )
+                with torch.no_grad():
+                    result = wide_result(ran, args, kwargs, torch.float64)
+            except (NotJudged, ValueError):
+                return None
+            if self.written is not None:
+                result = args[self.written]
+        for index in self.path:
+            result = result[index]
+        return result if is_float(result) else None
+
+    def evidence(self) -> Evidence | None:
+        """What stands at the first bad element of what it makes; None where none is bad.
+
+        Raises:
+            Exception: what the operation raises.
+        """
+        made = self.run()
+        if bool(torch.isfinite(made).all()):
+            return None
+        return evidence_of(self.call, self.args, self.kwargs, made, same=self.in_float64())
+
+    @property
+    def _given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, dict(self.kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.target, str):
+            return getattr(args[0], self.target)(*args[1:], **kwargs)
+        return self.target(*args, **kwargs)
+
+    def _computed(self) -> tuple[Any, Any]:
+        """Copies of its arguments after it has run, and what it returned."""
+        args, kwargs = pytree.tree_map_only(Tensor, _copy, self._given)
+        with torch.no_grad(), self._autocast():
+            return args, self._called(*args, **kwargs)
+
+    def _gradient_in_float64(self) -> Tensor | None:
+        if self.call.casts:
+            return next((x.to(torch.float64) for x in self.incoming.values()), None)
+        assert self.operand is not None
+        try:
+            args, kwargs = pytree.tree_map(_wide, self._given)
+            incoming = {i: _wide(gradient) for i, gradient in self.incoming.items()}
+            with torch.autocast(self.device, enabled=False):
+                return gradient_of(self._called, args, kwargs, self.operand, incoming)
+        except Exception:  # no such kernel, another dtype that it insists on, out of memory
+            return None
+
+    @property
+    def device(self) -> str:
+        """The type of the device that its operands are on."""
+        return next((x.device.type for x in self.tensors), "cpu")
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        enabled = self.autocast is not None
+        with torch.autocast(self.device, dtype=self.autocast, enabled=enabled):
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody observes it. It draws the same numbers at each run, and nobody misses them."""
+        with torch._C.DisableTorchFunction(), random_state_kept(self._given):
+            if self.is_random:
+                torch.default_generator.manual_seed(SEED)
+                for device in {x.device for x in self.tensors if x.is_cuda}:
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(SEED)
+            yield
+
+
+def gradient_of(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    operand: int,
+    incoming: Mapping[int, Tensor],
+) -> Tensor | None:
+    """The gradient that a function hands back to one of its operands.
+
+    Args:
+        function: what is called.
+        args: what it is given; nobody's gradients change.
+        kwargs: likewise.
+        operand: position, among the tensors that it is given, of the one whose gradient it is.
+        incoming: the gradient of each tensor of the result, by its position.
+
+    Returns:
+        The gradient, of the operand's shape; None where none comes.
+    """
+    given: list[Tensor] = []
+
+    def leaf(x: Tensor) -> Tensor:
+        x = x.detach().clone()
+        given.append(x.requires_grad_() if is_float(x) else x)
+        return x
+
+    with torch.enable_grad():
+        args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
+        made = [x for _, x in elements_of(function(*args, **kwargs))]
+        found = torch.autograd.grad(
+            [made[position] for position in incoming],
+            given[operand],
+            list(incoming.values()),
+            allow_unused=True,
+        )
+    return found[0]
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().clone()
+
+
+def _wide(x: Any) -> Any:
+    if isinstance(x, torch.dtype) and x.is_floating_point:
+        return torch.float64
+    return x.detach().to(torch.float64) if is_float(x) else x

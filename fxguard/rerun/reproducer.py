@@ -1,0 +1,223 @@
+"""A failing operation, kept with its operands until somebody wants it as a test of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.errors import UsageError
+from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.rerun.as_test import operands_of, text_of
+from fxguard.rerun.drawn import Drawn, drawn_like
+from fxguard.rerun.shrinking import Sameness, Shrinker, size_of
+
+__all__ = ["KeptOperation", "NotKept", "kept"]
+
+MOST_BYTES = 64 * 2**20  # of operands that are copied
+
+REAL = (
+    "the operands that the operation had, cut to the smallest slice that was found to fail in the "
+    "same way, with the simplest numbers that were."
+)
+DRAWN = (
+    "no number of the model's: random ones of the same ranges, in which the operation fails in the "
+    "same way, made as few and as simple as was found."
+)
+
+
+def kept(operation: OneOperation, sameness: Sameness) -> KeptOperation:
+    """Keep a failing operation: cut its operands, then copy them to the CPU.
+
+    Args:
+        operation: that has just failed; nobody has written its operands since.
+        sameness: what its failure has to stay.
+
+    Raises:
+        NotJudged: where it does not fail by itself, or cannot be kept, with the reason.
+    """
+    for x in operation.tensors:
+        if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
+            raise NotJudged(f"an operand is a {type(x).__name__} of layout {x.layout}")
+    shrinker = Shrinker(operation, sameness)
+    if not shrinker.fails:
+        raise NotJudged(f"by itself {operation.kind} does not fail")
+    ranges = tuple(map(Drawn.of, operation.tensors))
+    if size_of(operation) > MOST_BYTES:
+        # An index out of range ends a CUDA process: what it is an index into is not cut.
+        if not (any(x.is_cuda for x in operation.tensors) and _has_indices(operation)):
+            shrinker.cut(MOST_BYTES)
+        if size_of(shrinker.operation) > MOST_BYTES:
+            raise NotJudged("its operands have more than 64 MB, and could not be cut")
+    device = next((x.device.type for x in operation.tensors), "cpu")
+    cut = shrinker.operation
+    copied = cut.with_tensors([x.detach().cpu().clone() for x in cut.tensors])
+    if device != "cpu" and Shrinker(copied, sameness).failure == shrinker.failure:
+        device = "cpu"
+    return KeptOperation(copied, sameness, ranges, device)
+
+
+def _has_indices(operation: OneOperation) -> bool:
+    return any(not is_float(x) and x.dtype is not torch.bool for x in operation.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """Why there is no reproducer."""
+
+    reason: str
+
+    def __call__(self, folder: Any, story: Sequence[str], *, ranges_only: bool = False) -> Path:
+        raise UsageError(self.reason)
+
+
+class KeptOperation:
+    """An operation that can be written as a test.
+
+    Args:
+        operation: with operands on the CPU.
+        sameness: what its failure has to stay.
+        ranges: of its operands before they were cut.
+        device: where it fails.
+    """
+
+    def __init__(
+        self,
+        operation: OneOperation,
+        sameness: Sameness,
+        ranges: Sequence[Drawn],
+        device: str = "cpu",
+    ) -> None:
+        self.operation = operation
+        self.sameness = sameness
+        self.ranges = ranges
+        self.device = device
+
+    def __reduce__(self) -> Any:
+        """Tensors do not travel with a report: where it is copied or sent, nothing is kept."""
+        return NotKept, ("the operands of this report are in the process that made it",)
+
+    def __call__(
+        self, folder: str | os.PathLike[str], story: Sequence[str], *, ranges_only: bool = False
+    ) -> Path:
+        """Write the test and its operands, and run it in a process of its own.
+
+        Args:
+            folder: where to; made where it is not there. What is there stays.
+            story: the report, in lines.
+            ranges_only: whether to write random numbers of the same ranges in the operands' place.
+
+        Returns:
+            The path of the test.
+
+        Raises:
+            FxguardError: when the operation cannot be written, or the test did not fail.
+            OSError: when the folder cannot be written.
+        """
+        try:
+            operation = self._smallest(ranges_only)
+            with tempfile.TemporaryDirectory() as scratch:
+                return self._written(operation, Path(scratch), Path(folder), story, ranges_only)
+        except NotJudged as reason:
+            raise UsageError(f"no reproducer: {reason}") from reason
+
+    def _smallest(self, ranges_only: bool) -> OneOperation:
+        start = self._on_device(self.operation)
+        wanted = Shrinker(start, self.sameness).failure
+        if ranges_only:
+            for drawn in drawn_like(self.operation, self.ranges):
+                shrinker = Shrinker(self._on_device(drawn), self.sameness)
+                if shrinker.failure == wanted:
+                    break
+            else:
+                raise NotJudged("random numbers of the same ranges do not fail in the same way")
+        else:
+            shrinker = Shrinker(start, self.sameness)
+        shrinker.shrink()
+        found = shrinker.operation
+        return found.with_tensors([x.cpu().contiguous().clone() for x in found.tensors])
+
+    def _on_device(self, operation: OneOperation) -> OneOperation:
+        if self.device == "cpu":
+            return operation
+        return operation.with_tensors([x.to(self.device) for x in operation.tensors])
+
+    def _written(
+        self,
+        operation: OneOperation,
+        scratch: Path,
+        folder: Path,
+        story: Sequence[str],
+        ranges_only: bool,
+    ) -> Path:
+        evidence = self._on_device(operation).evidence()
+        assert evidence is not None, "it failed a moment ago"
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = _free_name(folder, re.sub(r"\W", "_", operation.kind).strip("_") or "operation")
+        text = text_of(
+            operation,
+            name=f"test_{stem}",
+            file=f"{stem}.pt",
+            story=story,
+            origin=DRAWN if ranges_only else REAL,
+            problem="NaN" if evidence.number != evidence.number else "inf",
+            device=self.device,
+        )
+        (scratch / f"test_{stem}.py").write_text(text, encoding="utf-8")
+        torch.save(operands_of(operation), scratch / f"{stem}.pt")
+        expect_failure(scratch / f"test_{stem}.py")
+        for name in (f"{stem}.pt", f"test_{stem}.py"):
+            (folder / name).write_bytes((scratch / name).read_bytes())
+        return folder / f"test_{stem}.py"
+
+
+def _free_name(folder: Path, stem: str) -> str:
+    """The name itself, or with a number where a test of that name is there."""
+    names = (stem, *(f"{stem}_{number}" for number in range(2, 10_000)))
+    return next(name for name in names if not (folder / f"test_{name}.py").exists())
+
+
+FAILED = 41  # no interpreter ends so by itself
+
+RUNNER = f"""
+import runpy, sys
+names = runpy.run_path(sys.argv[1])
+[test] = [value for name, value in names.items() if name.startswith("test_")]
+try:
+    test()
+except AssertionError:
+    sys.exit({FAILED})
+"""
+
+MOST_SECONDS = 300
+
+
+def expect_failure(path: Path) -> None:
+    """Run a test in a process of its own.
+
+    Raises:
+        NotJudged: where it does not fail there, or cannot run.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FXGUARD")
+    }
+    command = [sys.executable, "-c", RUNNER, str(path)]
+    try:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotJudged(f"the test could not be run: {error}") from error
+    if ended.returncode != FAILED:
+        last = (ended.stderr.strip().splitlines() or ["it ended well"])[-1]
+        raise NotJudged(f"in a process of its own the test does not fail: {last}")

@@ -1,0 +1,50 @@
+"""What is kept of a blamed operation, so that it can become a test of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+from fxguard.findings import Origin
+from fxguard.formats import limit_of
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.wide_form import NotJudged
+from fxguard.rerun.reproducer import KeptOperation, NotKept, kept
+from fxguard.verdict.causes import cause_of
+
+__all__ = ["kept_of", "same_failure", "same_gradient"]
+
+AGAIN = "run again with --reproduce DIR, or with instrument(..., reproduce_to=DIR)"
+
+
+def kept_of(origin: Origin, operation: OneOperation | None) -> KeptOperation | NotKept:
+    """What a report keeps of its first origin.
+
+    Args:
+        origin: the origin.
+        operation: with the operands that it had, where a second run has shown them.
+    """
+    if not origin.is_operation:
+        return NotKept(f"no operation made it: {origin.message}")
+    if operation is None:
+        return NotKept(f"the operands of {origin.what} were not kept: {AGAIN}")
+    try:
+        return kept(operation, same_gradient if operation.is_backward else same_failure)
+    except NotJudged as reason:
+        return NotKept(f"{origin.what} was not kept: {reason}")
+    except Exception as error:  # the report goes out, whatever this operation has thought of
+        return NotKept(f"{origin.what} was not kept: {type(error).__name__}: {error}")
+
+
+def same_failure(evidence: Evidence) -> Hashable:
+    """What a failure is: the problem and its cause."""
+    return math.isnan(evidence.number), cause_of(evidence)
+
+
+def same_gradient(evidence: Evidence) -> Hashable:
+    """The same of a gradient: the problem, and what it is in float64."""
+    same = evidence.same
+    if same is None or not math.isfinite(same):
+        return math.isnan(evidence.number), str(same)
+    return math.isnan(evidence.number), abs(same) > limit_of(evidence.dtype)
