@@ -23,8 +23,8 @@ from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.weights import Snapshot
 from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.lost_elements import Lost
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory

@@ -29,8 +29,8 @@ from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
-from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.lost_elements import lost_alone
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS

@@ -17,7 +17,7 @@ from fxguard.guard.options import Options
 __all__ = ["NAMES", "UnreadError", "nearest", "options_of", "settings_of_project"]
 
 NAMES = (*(option.name for option in fields(Options)), "report")
-PATHS = ("report", "trace_to")
+PATHS = ("report", "trace_to", "reproduce_to")
 
 
 class UnreadError(UsageError):

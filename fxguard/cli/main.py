@@ -94,6 +94,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
     """Add an option for each field of ``Options``; what is not given is not in the result."""
     for option in fields(Options):
         told: dict[str, Any] = {"default": argparse.SUPPRESS, **option.metadata}
+        flag = told.pop("flag", "--" + option.name.replace("_", "-"))
         if isinstance(option.default, bool):
             told["action"] = argparse.BooleanOptionalAction
         elif isinstance(option.default, int) or option.name == "abort_after_batch_num":
@@ -104,7 +105,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
             told["type"] = batch_numbers
         elif option.name == "ignore":
             told["action"] = "append"
-        run.add_argument("--" + option.name.replace("_", "-"), **told)
+        run.add_argument(flag, dest=option.name, **told)
 
 
 def batch_numbers(text: str) -> tuple[int, ...]:
@@ -182,14 +183,16 @@ def _cannot_write(settings: Mapping[str, Any]) -> str | None:
             return f"no such folder for the report: {file}"
         if not _is_writable(file.parent) or (file.exists() and not os.access(file, os.W_OK)):
             return f"the report cannot be written to {file}"
-    if (folder := settings.get("trace_to")) is not None:
+    for name, what in (("trace_to", "traces"), ("reproduce_to", "tests")):
+        if (folder := settings.get(name)) is None:
+            continue
         there = Path(os.path.abspath(folder))
         while not there.exists():
             there = there.parent
         if not there.is_dir():
-            return f"trace_to has to be a folder, and {there} is a file"
+            return f"{name} has to be a folder, and {there} is a file"
         if not _is_writable(there):
-            return f"traces cannot be written to {folder}"
+            return f"{what} cannot be written to {folder}"
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from fxguard.graph.operations import Call, read_call
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 
-__all__ = ["OneOperation", "gradient_of"]
+__all__ = ["OneOperation", "autocast_around", "gradient_of"]
 
 SEED = 0  # of an operation that draws random numbers
 
@@ -59,10 +59,7 @@ class OneOperation:
             written: likewise.
         """
         operation = cls(call.kind, target, call.args, call.kwargs, path, written)
-        device = operation.device
-        if not torch.is_autocast_enabled(device):
-            return operation
-        return replace(operation, autocast=torch.get_autocast_dtype(device))
+        return replace(operation, autocast=autocast_around(operation.tensors))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -144,9 +141,7 @@ class OneOperation:
                 args, kwargs = pytree.tree_map_only(
                     Tensor, torch.clone, widened(self._given, torch.float64)
                 )
-                ran = Ran(
-                    self.call, self.target, self._called, *self._given, self._computed()[1]
-                )
+                ran = Ran(self.call, self.target, self._called, *self._given, self._computed()[1])
                 with torch.no_grad():
                     result = wide_result(ran, args, kwargs, torch.float64)
             except (NotJudged, ValueError):
@@ -198,7 +193,7 @@ class OneOperation:
     @property
     def device(self) -> str:
         """The type of the device that its operands are on."""
-        return next((x.device.type for x in self.tensors), "cpu")
+        return _device_of(self.tensors)
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
@@ -216,6 +211,16 @@ class OneOperation:
                     with torch.cuda.device(device):
                         torch.cuda.manual_seed(SEED)
             yield
+
+
+def autocast_around(tensors: Iterable[Tensor]) -> torch.dtype | None:
+    """The dtype of the autocast that is on now for some tensors; None where it is off."""
+    device = _device_of(tensors)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _device_of(tensors: Iterable[Tensor]) -> str:
+    return next((x.device.type for x in tensors), "cpu")
 
 
 def gradient_of(

@@ -97,7 +97,7 @@ class _Writer:
         # By position among the tensors: one tensor may be given twice.
         self.names: dict[int, str] = {}
         self._next = 0
-        wanted = dict(_parameters_of(operation))
+        wanted: dict[Any, str] = dict(_parameters_of(operation))
         for slot, value in (*enumerate(operation.args), *operation.kwargs.items()):
             for _ in _tensors_in(value):
                 self._name(wanted.get(slot))

@@ -85,7 +85,7 @@ class Delivery:
         self.traces = Traces(recorder, writer)
         if writer is not None:
             self._receivers.append(self.traces.report)
-        self._receivers += receivers_for(options.on_detect, stream)
+        self._receivers += receivers_for(options, stream)
 
     @property
     def trace_path(self) -> Path | None:

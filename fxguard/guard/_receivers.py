@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from fxguard.findings import Origin, OriginKey
 from fxguard.graph.source_lines import warn_user
+from fxguard.guard.options import Options
 from fxguard.ranks import agreement
 from fxguard.report import terminal
 from fxguard.report.errors import NonFiniteError
@@ -43,15 +44,20 @@ class Detection:
 Receiver = Callable[[Detection], object]
 
 
-def receivers_for(on_detect: str | Callable[[Report], object], stream: str) -> Iterator[Receiver]:
+def receivers_for(options: Options, stream: str) -> Iterator[Receiver]:
     """Who hears of a report."""
+    on_detect = options.on_detect
+    reproduced = [] if options.reproduce_to is None else [_Reproduced(options, stream)]
     if callable(on_detect):
+        yield from reproduced
         yield lambda detection: on_detect(detection.report)
     elif on_detect == "raise":
         yield _Printed(stream, logging.ERROR, stops=True)
+        yield from reproduced
         yield _raise
     else:
         yield _Printed(stream, logging.WARNING, stops=False)
+        yield from reproduced
         yield _warn
 
 
@@ -108,6 +114,30 @@ class _Printed:
             text = f"rank {rank}: told by {text}"
         terminal.write(text, getattr(sys, self.stream), flush=rank is not None)
         LOGGER.log(self.level, report.one_line, extra={"report": report})
+
+
+class _Reproduced:
+    """Writes the operation that a new report blames as a test, and says where, or why not.
+
+    Args:
+        options: with a folder.
+        stream: of ``sys``.
+    """
+
+    def __init__(self, options: Options, stream: str) -> None:
+        self.options = options
+        self.stream = stream
+
+    def __call__(self, detection: Detection) -> None:
+        report, folder = detection.report, self.options.reproduce_to
+        if not detection.is_new or report.rank != agreement.current_rank() or folder is None:
+            return
+        try:
+            path = report.reproduce(folder, ranges_only=self.options.reproduce_ranges_only)
+            text = f"fxguard: {path} fails as the model did: pytest {path}"
+        except Exception as error:  # the report matters more
+            text = f"fxguard: no test was written: {error}"
+        terminal.write(text, getattr(sys, self.stream))
 
 
 _serials = itertools.count()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -40,6 +41,8 @@ def backend(
     ignore: Iterable[str] = (),
     replay: bool = False,
     underflow: float | None = None,
+    reproduce_to: str | os.PathLike[str] | None = None,
+    reproduce_ranges_only: bool = False,
 ) -> CompilerBackend:
     """A ``torch.compile`` backend that checks every operation of the graphs it is given.
 
@@ -68,6 +71,8 @@ def backend(
         ignore=ignore,
         replay=replay,
         underflow=underflow,
+        reproduce_to=reproduce_to,
+        reproduce_ranges_only=reproduce_ranges_only,
     )
     return CompilerBackend(inner, options)
 

@@ -32,6 +32,8 @@ def instrument(
     backward: bool = True,
     loss_scale: float | Callable[[], float] | None = None,
     underflow: float | None = None,
+    reproduce_to: str | os.PathLike[str] | None = None,
+    reproduce_ranges_only: bool = False,
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
 ) -> Module:
@@ -68,6 +70,11 @@ def instrument(
             100th batch and traced ones run once more for that, in eager mode. A gradient that is 0
             throughout because float16 holds nothing so small is a detection then, and no warning.
             None looks for no underflow.
+        reproduce_to: a folder into which the operation that a report blames is written as a test
+            that fails, ``test_<operation>.py``, with the slice of its operands that it takes; once
+            for each first origin, before the exception. It is what :meth:`Report.reproduce` does.
+        reproduce_ranges_only: write random numbers of the same ranges there, and none of the
+            model's.
         sync_ranks: with several processes (``torch.distributed``), let all of them know at the
             end of each batch what any of them found, and raise together. Each rank has to call
             the model equally often.
@@ -97,6 +104,8 @@ def instrument(
         backward=backward,
         loss_scale=loss_scale,
         underflow=underflow,
+        reproduce_to=reproduce_to,
+        reproduce_ranges_only=reproduce_ranges_only,
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )

@@ -99,6 +99,18 @@ class Options:
             "metavar": "SHARE",
         },
     )
+    reproduce_to: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata={
+            "flag": "--reproduce",
+            "help": "write the blamed operation there as a test that fails, with its operands",
+            "metavar": "DIR",
+        },
+    )
+    reproduce_ranges_only: bool = field(
+        default=False,
+        metadata={"help": "write random numbers of the same ranges there, and none of the model's"},
+    )
     sync_ranks: bool = field(
         default=False,
         metadata={
@@ -108,7 +120,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name in ("strict", "replay", "backward", "sync_ranks"):
+        for name in ("strict", "replay", "backward", "reproduce_ranges_only", "sync_ranks"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} has to be True or False, got {getattr(self, name)!r}")
         if not _is_int(self.max_frames_to_save) or self.max_frames_to_save < 1:
@@ -144,11 +156,18 @@ class Options:
                 "strict asks for values that leave no graph, and replay looks at no others: "
                 "take one of them"
             )
-        if self.trace_to is not None:
-            if not isinstance(self.trace_to, (str, os.PathLike)):
-                raise UsageError(f"trace_to has to be a folder, got {self.trace_to!r}")
-            if os.path.exists(self.trace_to) and not os.path.isdir(self.trace_to):
-                raise UsageError(f"trace_to has to be a folder, and {self.trace_to} is a file")
+        for name in ("trace_to", "reproduce_to"):
+            folder = getattr(self, name)
+            if folder is None:
+                continue
+            if not isinstance(folder, (str, os.PathLike)):
+                raise UsageError(f"{name} has to be a folder, got {folder!r}")
+            if os.path.exists(folder) and not os.path.isdir(folder):
+                raise UsageError(f"{name} has to be a folder, and {folder} is a file")
+        if self.reproduce_ranges_only and self.reproduce_to is None:
+            raise UsageError(
+                "reproduce_ranges_only says what is written into reproduce_to: give it"
+            )
         patterns = self.ignore
         if isinstance(patterns, str) or not isinstance(patterns, Iterable):
             raise UsageError(f"ignore has to be a list of globs, got {patterns!r}")

@@ -119,6 +119,7 @@ class Recorder:
                 number = self.next_number
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
+        batch.keeps_operands = self.options.reproduce_to is not None
         if self.options.underflow is not None:
             batch.lost_share = self.underflows.share_for(number)
         return batch

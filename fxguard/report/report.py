@@ -237,10 +237,11 @@ class Report:
         """
         if self.kept is None:
             raise UsageError(
-                "a report that was read from a file holds no operands: run again with "
-                "--reproduce DIR, or with instrument(..., reproduce_to=DIR)"
+                "this report holds no operands; neither does any that was read from a file, nor "
+                "one of an underflow, or of an optimizer's step"
             )
-        story = self.summary.splitlines()
+        # The rest of a summary names single numbers.
+        story = self.one_line.split("; ") if ranges_only else self.summary.splitlines()
         return self.kept(folder, story, ranges_only=ranges_only)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from fxguard.batch.samples import is_sample_of
 from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves, memory_of
+from fxguard.graph.one_operation import autocast_around
 from fxguard.graph.operations import is_collective, read_node
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float
@@ -226,6 +227,7 @@ class HookedRun(Interpreter):
         elif node.op == "call_module":
             target = self.fetch_attr(target)
         look.call, look.run = found.call, target
+        look.autocast = autocast_around(x for x in leaves((args, kwargs)) if isinstance(x, Tensor))
         if found.call.random:
             look.random_state = RandomState.now((args, kwargs))
         look.args, look.kwargs = pytree.tree_map_only(

@@ -1,4 +1,4 @@
-"""One operation as the text of a test that fails: a function of its operands, and what it asserts."""
+"""One operation as the text of a test that fails: a function of its operands, and an assertion."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from fxguard.graph import tables
 from fxguard.graph.closer_look import evidence_alone, evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
@@ -50,6 +51,7 @@ class BackwardEvidence:
     forward: Evidence | None = None
     made_by: BackwardOf | None = None
     inside: Inside | None = None  # of an autograd function's own backward
+    operation: OneOperation | None = None  # with the operands and the gradients that it had
 
 
 def evidence_of_backward(
@@ -105,6 +107,22 @@ def evidence_of_backward(
         forward=forward,
         made_by=None if maker is operation else maker,
         inside=None if is_another_throw else _inside(kept, look),
+        operation=_alone(operation.node, look),
+    )
+
+
+def _alone(node: Node, look: Look) -> OneOperation | None:
+    """The backward of the operation, as it can run by itself."""
+    if node.op == "call_module" or look.call is None:
+        return None
+    return OneOperation(
+        look.call.kind,
+        node.target,
+        look.args,
+        look.kwargs,
+        autocast=look.autocast,
+        incoming=dict(sorted(look.incoming.items())),
+        operand=look.position,
     )
 
 

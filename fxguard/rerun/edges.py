@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -67,6 +68,7 @@ class Look:
     args: tuple[Any, ...] = ()  # what the operation was given
     kwargs: dict[str, Any] = field(default_factory=dict)
     run: Callable[..., Any] | None = None  # given arguments, computes
+    autocast: torch.dtype | None = None  # the dtype of the autocast around it
     random_state: RandomState | None = None  # before it ran, where it draws random numbers
     result: Any = None
     # The gradient of each tensor of the result, by its position; those that none came to are

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ __all__ = ["KeptOperation", "NotKept", "kept"]
 MOST_BYTES = 64 * 2**20  # of operands that are copied
 
 REAL = (
-    "the operands that the operation had, cut to the smallest slice that was found to fail in the "
-    "same way, with the simplest numbers that were."
+    "the operands that the operation had: the smallest slice, and the simplest numbers, that were "
+    "found to fail in the same way."
 )
 DRAWN = (
-    "no number of the model's: random ones of the same ranges, in which the operation fails in the "
-    "same way, made as few and as simple as was found."
+    "random numbers of the ranges that the operands had, and none of the model's: as few and as "
+    "simple as were found to fail in the same way."
 )
 
 

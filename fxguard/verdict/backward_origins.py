@@ -10,6 +10,7 @@ from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
+from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.source_lines import source_of_trace
 from fxguard.plan.plan import Place, Step
 from fxguard.records import GRADIENT, Frame, Range, Row, Severity
@@ -28,7 +29,14 @@ from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["Backward", "BadLeaf", "origin_of", "origin_of_function", "origin_of_leaves"]
+__all__ = [
+    "Accused",
+    "Backward",
+    "BadLeaf",
+    "accused_of",
+    "origin_of_function",
+    "origin_of_leaves",
+]
 
 MOST_NAMES = 3  # of leaves
 
@@ -107,7 +115,15 @@ def _row(label: str, found: Range | None, dtype: str) -> Row:
     return Row(GRADIENT + label, found.abs_min, found.abs_max, dtype=dtype)
 
 
-def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -> Origin:
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """Where a bad gradient began."""
+
+    origin: Origin
+    operation: OneOperation | None = None  # its backward, where it was seen
+
+
+def accused_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -> Accused:
     """Where a bad gradient began, described for the user.
 
     Args:
@@ -118,7 +134,7 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
     operation, edge = suspect.operation, suspect.edge
     spread = _spread(leaves)
     if operation is None or edge is None:
-        return _of_sum(backward, suspect, spread, len(leaves))
+        return Accused(_of_sum(backward, suspect, spread, len(leaves)))
     frame = backward.frame_of(operation)
     origin = Origin(
         frame=frame,
@@ -133,10 +149,10 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
         nothing, evidence_of_backward, backward.kept, backward.gradients, operation, edge
     )
     if seen is None:
-        return origin
+        return Accused(origin)
     factor = largest_factor(backward.kept, backward.gradients, suspect)
     cause = or_else("unknown", cause_of_backward, seen, factor)
-    return replace(
+    origin = replace(
         with_counts(origin, seen.detail),
         cause=cause,
         operands=or_else("", _operands, backward, seen, edge.label),
@@ -145,6 +161,7 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
         needed=seen.gradient.needed if suspect.severity is Severity.INF else None,
         fixes=_fixes(backward, seen.made_by or operation, cause, seen, factor),
     )
+    return Accused(origin, seen.operation)
 
 
 def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:

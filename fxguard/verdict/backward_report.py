@@ -17,13 +17,15 @@ from fxguard.report.report import Report
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import (
+    Accused,
     Backward,
     BadLeaf,
-    origin_of,
+    accused_of,
     origin_of_function,
     origin_of_leaves,
 )
 from fxguard.verdict.report_of import EarlierFrames
+from fxguard.verdict.reproducible import kept_of
 
 __all__ = [
     "COMPILED",
@@ -58,12 +60,17 @@ class Ended:
 class Searched:
     """What a second run of the graphs of one backward has shown."""
 
-    origins: tuple[Origin, ...]  # of the first bad gradients
+    accused: tuple[Accused, ...]  # where the first bad gradients began
     frames: tuple[Frame, ...]
     is_certain: bool  # whether every graph that matters ran again
     came_in: tuple[int, Severity] | None = None  # the output whose gradient came in bad
     not_searched: str = ""  # why a graph did not run again, the last one first
     operations: int = 0  # in the graphs that ran again
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The same as a report has it."""
+        return tuple(each.origin for each in self.accused)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +127,7 @@ class ReportOfBackward:
             frames=tuple(frames),
             origins=origins,
             rank=current_rank(),
+            kept=kept_of(origins[0], found.accused[0].operation if found.accused else None),
         )
         return report, ()
 
@@ -191,7 +199,7 @@ def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale:
     frames = backward.frames(suspects[0].operation if suspects else None)
     return replace(
         before,
-        origins=tuple(origin_of(backward, suspect, leaves) for suspect in suspects),
+        accused=tuple(accused_of(backward, suspect, leaves) for suspect in suspects),
         frames=(*before.frames, *frames),
         operations=before.operations + len(gradients.operations),
         came_in=came_in,
