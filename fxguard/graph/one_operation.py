@@ -161,7 +161,8 @@ class OneOperation:
         made = self.run()
         if bool(torch.isfinite(made).all()):
             return None
-        return evidence_of(self.call, self.args, self.kwargs, made, same=self.in_float64())
+        args, kwargs = pytree.tree_map_only(Tensor, torch.Tensor.detach, self._given)
+        return evidence_of(self.call, args, kwargs, made, same=self.in_float64())
 
     @property
     def _given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

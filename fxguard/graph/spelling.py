@@ -121,7 +121,12 @@ class _Writer:
         """The call itself."""
         target, args = self.operation.target, list(self.operation.args)
         parts = [self.text(arg) for arg in args]
-        named = [f"{name}={self.text(value)}" for name, value in self.operation.kwargs.items()]
+        defaults = _defaults_of(target)
+        named = [
+            f"{name}={self.text(value)}"
+            for name, value in self.operation.kwargs.items()
+            if name not in defaults or value is not defaults[name]
+        ]
         if isinstance(target, str) or inspect.ismethoddescriptor(target):
             name = target if isinstance(target, str) else target.__name__
             return f"{parts[0]}.{name}({', '.join([*parts[1:], *named])})"
@@ -148,9 +153,8 @@ class _Writer:
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             self.modules.update(_registered_by(target))
             return f"torch.ops.{str(target).replace('::', '.')}"
-        name = getattr(target, "__name__", "")
         for module in (*PUBLIC, getattr(target, "__module__", None) or ""):
-            if name and getattr(sys.modules.get(module), name, None) is target:
+            if (name := _name_in(module, target)) is not None:
                 self.modules.add(module.partition(".")[0] if module in PUBLIC else module)
                 return f"{module}.{name}"
         raise NotJudged(f"{self.operation.kind} cannot be written as a call")
@@ -184,6 +188,14 @@ class _Writer:
         raise NotJudged(f"{self.operation.kind} was given a {type(value).__name__}")
 
 
+def _name_in(module: str, target: Any) -> str | None:
+    """What a module calls an object; None where it has no name for it."""
+    names = vars(sys.modules[module]) if module in sys.modules else {}
+    name = getattr(target, "__name__", "")
+    found = [name] if names.get(name) is target else [n for n, v in names.items() if v is target]
+    return next(iter(found), None)
+
+
 def _tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in an argument, in the order in which they are written."""
     if isinstance(value, Tensor):
@@ -212,6 +224,14 @@ def _parameters_of(operation: OneOperation) -> Iterator[tuple[int | str, str]]:
             names = [argument.name for argument in overload._schema.arguments]
     for position, name in enumerate(names[: len(operation.args)]):
         yield position, "x" if name in ("self", "args") else name
+
+
+def _defaults_of(target: Any) -> dict[str, Any]:
+    """What a function takes its parameters for that are not given."""
+    if not inspect.isfunction(target):
+        return {}
+    found = inspect.signature(target).parameters.values()
+    return {each.name: each.default for each in found if each.default is not each.empty}
 
 
 def _registered_by(target: Any) -> Iterator[str]:

@@ -64,7 +64,7 @@ def text_of(
     only = " where it is compiled, and not in eager mode" if compiled else ""
     place = "" if device == "cpu" else f" On {device} only: on the CPU it does not fail."
     head = [
-        f"{what[0].upper()}{what[1:]} makes {problem} of these operands{only}.",
+        f"{what} makes {problem} of these operands{only}.",
         "",
         "A model ran into it:",
         "",

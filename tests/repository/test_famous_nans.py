@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,21 +11,11 @@ from torch import Tensor
 
 import fxguard
 from fxguard.guard.guard import Guard
+from support.loading import the_gallery
 from support.needs import needs
 
 needs("transformers")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 SLACK = 8  # times the dtype's eps, relative to the largest magnitude
-
-
-def the_gallery() -> ModuleType:
-    """docs/famous_nans.py."""
-    spec = importlib.util.spec_from_file_location("famous_nans", DOCS / "famous_nans.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["famous_nans"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 gallery = the_gallery()
