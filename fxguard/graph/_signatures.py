@@ -146,6 +146,8 @@ def name_of(target: Any) -> str:
         name = target
     elif isinstance(target, torch._ops.OpOverload):
         name = target._schema.name.split("::")[-1]
+        if name in MOVERS and is_custom(target):  # somebody's own ``half`` may be a division
+            return target._schema.name.replace("::", ".")
     else:
         name = getattr(target, "__name__", None) or type(target).__name__
     if name.startswith("__") and name.endswith("__") and name not in tables.NOT_OPERATIONS:
@@ -171,4 +173,6 @@ def is_collective(target: Any) -> bool:
 
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
+# What torch's own operations of these names make are elements of their operands.
+MOVERS = tables.MOVES | tables.SELECTS | tables.CASTS
 TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")

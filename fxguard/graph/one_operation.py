@@ -45,6 +45,7 @@ class OneOperation:
     # and the position, among the tensors of the arguments, of the one whose gradient it is.
     incoming: Mapping[int, Tensor] = field(default_factory=dict)
     operand: int | None = None
+    is_compiled: bool = False  # whether it fails as a compiler makes it, and not in eager mode
 
     @classmethod
     def now(

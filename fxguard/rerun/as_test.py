@@ -41,7 +41,6 @@ def text_of(
     origin: str,
     problem: str,
     device: str = "cpu",
-    compiled: bool = False,
 ) -> str:
     """The text of the test.
 
@@ -53,7 +52,6 @@ def text_of(
         origin: where the numbers in the file are from.
         problem: what it makes, "inf" or "NaN".
         device: where it fails.
-        compiled: whether it fails under ``torch.compile`` only.
 
     Raises:
         NotJudged: where the operation cannot be written.
@@ -61,7 +59,7 @@ def text_of(
     found = _spelled(operation)
     operands = operands_of(operation)
     what = f"the backward of {operation.kind}" if operation.is_backward else operation.kind
-    only = " where it is compiled, and not in eager mode" if compiled else ""
+    only = " where it is compiled, and not in eager mode" if operation.is_compiled else ""
     place = "" if device == "cpu" else f" On {device} only: on the CPU it does not fail."
     head = [
         f"{what} makes {problem} of these operands{only}.",
@@ -92,7 +90,7 @@ def text_of(
         "",
         "",
         f"def {name}():",
-        *(f"    {line}" for line in _test(operation, found, problem, device, compiled)),
+        *(f"    {line}" for line in _test(operation, found, problem, device)),
     ]
     return "\n".join(body) + "\n"
 
@@ -118,15 +116,13 @@ def _listed(operands: dict[str, Tensor]) -> Iterator[str]:
         yield line
 
 
-def _test(
-    operation: OneOperation, found: Spelled, problem: str, device: str, compiled: bool
-) -> Iterator[str]:
+def _test(operation: OneOperation, found: Spelled, problem: str, device: str) -> Iterator[str]:
     if device != "cpu":
         yield f'operands = torch.load(OPERANDS, map_location="{device}", weights_only=True)'
     else:
         yield "operands = torch.load(OPERANDS, weights_only=True)"
     call = "operation"
-    if compiled:
+    if operation.is_compiled:
         call = "compiled"
         yield "in_eager_mode = operation(**{name: x.clone() for name, x in operands.items()})"
         yield f"assert {_holds('in_eager_mode', problem)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,8 @@ __all__ = ["Look", "evidence_in", "samples_of"]
 class Look:
     """What was seen of one operation."""
 
-    evidence: Evidence
+    # None where what a compiler made of the operation has failed, and the operation does not.
+    evidence: Evidence | None
     # What it makes of wide operands, where it fails on those that the model had.
     wide: Tensor | None = None
     # With the operands that it had, while the run is open; None where it cannot run alone.
@@ -61,7 +62,7 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     }
     if not checks:
         return {}
-    looks = _Looks(checks, samples_of(run), _compared_in(run))
+    looks = _Looks(checks, samples_of(run), _compared_in(run), is_compiled=run.is_compiled)
     look_through(run, looks)
     return looks.found
 
@@ -111,8 +112,11 @@ class _Looks(WideForm):
         checks: dict[int, Check],
         samples: int | None,
         compared: dict[Place, list[tuple[Check, float]]],
+        *,
+        is_compiled: bool,
     ) -> None:
         super().__init__()
+        self.is_compiled = is_compiled
         self.samples = samples
         self.compared = compared
         self.wanted: dict[Place, dict[int, Check]] = {}
@@ -140,12 +144,14 @@ class _Looks(WideForm):
     def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
         place = step.place(node)
         nodes = {each.name: each for each in step.env}
+        begun = self.begun.pop(place, None)
         for check, high in self.compared.get(place, ()):
             if check.node in nodes and not _repeats(step.env[nodes[check.node]], check, high):
-                raise Ended  # other random numbers: what follows are other tensors
-        if place not in self.wanted:
+                if begun is not None and self.is_compiled:
+                    self.note_unlike(step, node, nodes, begun)
+                raise Ended  # other random numbers, say: what follows are other tensors
+        if begun is None:
             return
-        begun = self.begun.pop(place)
         for value, check in self.wanted[place].items():
             made = nodes.get(check.node)
             if made is None or value in self.found:
@@ -156,6 +162,16 @@ class _Looks(WideForm):
         if len(self.found) == sum(map(len, self.wanted.values())):
             raise Ended
 
+    def note_unlike(
+        self, step: Lockstep, node: Node, nodes: Mapping[str, Node], begun: _Before
+    ) -> None:
+        """Note an operation that is the first to make other numbers than its compiled form has."""
+        for value, check in self.wanted[step.place(node)].items():
+            made = nodes.get(check.node)
+            operation = None if made is None else _alone(step, node, made, check, begun)
+            if operation is not None:
+                self.found[value] = Look(None, operation=replace(operation, is_compiled=True))
+
     def look(
         self, step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
     ) -> Look | None:
@@ -163,8 +179,7 @@ class _Looks(WideForm):
         wide = step.others.get(made, low)
         reason = self.taken_over.get(step.place(node), "")
         same: Any = None  # in float64, of the operands that the model had
-        # The argument that it stands in, where the operation wrote it there.
-        written = next((i for i, x in enumerate(node.args) if x is made), None)
+        written = _written_argument(node, made)
         ran = step.ran(node, begun.args, begun.kwargs, step.env[node])
         call = ran.call
         try:
@@ -201,11 +216,24 @@ class _Looks(WideForm):
             with contextlib.suppress(Exception):  # then nothing is known of its inside
                 evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
-        operation = None
-        if node.op != "call_module" and (made is node or written is not None):
-            given = replace(call, args=begun.args, kwargs=begun.kwargs)
-            operation = OneOperation.now(given, node.target, check.path, written)
+        operation = _alone(step, node, made, check, begun)
         return Look(evidence, wide.clone() if keeps else None, operation)
+
+
+def _alone(
+    step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
+) -> OneOperation | None:
+    """An operation with the arguments that it had; None where it cannot run alone."""
+    written = _written_argument(node, made)
+    if node.op == "call_module" or (made is not node and written is None):
+        return None
+    call = replace(step.call_of(node), args=begun.args, kwargs=begun.kwargs)
+    return OneOperation.now(call, node.target, check.path, written)
+
+
+def _written_argument(node: Node, made: Node) -> int | None:
+    """The argument that a value stands in, where the operation wrote it there."""
+    return next((i for i, x in enumerate(node.args) if x is made), None)
 
 
 def _repeats(made: Any, check: Check, high: float) -> bool:

@@ -26,6 +26,7 @@ __all__ = ["KeptOperation", "NotKept", "kept"]
 
 MOST_BYTES = 64 * 2**20  # of operands that are copied
 
+WHOLE = "the operands that the operation had, as they were."
 REAL = (
     "the operands that the operation had: the smallest slice, and the simplest numbers, that were "
     "found to fail in the same way."
@@ -36,12 +37,13 @@ DRAWN = (
 )
 
 
-def kept(operation: OneOperation, sameness: Sameness) -> KeptOperation:
+def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOperation:
     """Keep a failing operation: cut its operands, then copy them to the CPU.
 
     Args:
         operation: that has just failed; nobody has written its operands since.
         sameness: what its failure has to stay.
+        problem: what it made, "inf" or "nan".
 
     Raises:
         NotJudged: where it does not fail by itself, or cannot be kept, with the reason.
@@ -49,6 +51,8 @@ def kept(operation: OneOperation, sameness: Sameness) -> KeptOperation:
     for x in operation.tensors:
         if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
             raise NotJudged(f"an operand is a {type(x).__name__} of layout {x.layout}")
+    if operation.is_compiled:
+        return _kept_whole(operation, sameness, problem)
     shrinker = Shrinker(operation, sameness)
     if not shrinker.fails:
         raise NotJudged(f"by itself {operation.kind} does not fail")
@@ -64,7 +68,15 @@ def kept(operation: OneOperation, sameness: Sameness) -> KeptOperation:
     copied = cut.with_tensors([x.detach().cpu().clone() for x in cut.tensors])
     if device != "cpu" and Shrinker(copied, sameness).failure == shrinker.failure:
         device = "cpu"
-    return KeptOperation(copied, sameness, ranges, device)
+    return KeptOperation(copied, sameness, problem, ranges, device)
+
+
+def _kept_whole(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOperation:
+    """Keep what fails as a compiler makes it: to cut it would take a compilation for each try."""
+    if size_of(operation) > MOST_BYTES:
+        raise NotJudged("its operands have more than 64 MB")
+    copied = operation.with_tensors([x.detach().cpu().clone() for x in operation.tensors])
+    return KeptOperation(copied, sameness, problem, (), operation.device)
 
 
 def _has_indices(operation: OneOperation) -> bool:
@@ -87,6 +99,7 @@ class KeptOperation:
     Args:
         operation: with operands on the CPU.
         sameness: what its failure has to stay.
+        problem: what it makes, "inf" or "nan".
         ranges: of its operands before they were cut.
         device: where it fails.
     """
@@ -95,11 +108,13 @@ class KeptOperation:
         self,
         operation: OneOperation,
         sameness: Sameness,
+        problem: str,
         ranges: Sequence[Drawn],
         device: str = "cpu",
     ) -> None:
         self.operation = operation
         self.sameness = sameness
+        self.problem = problem
         self.ranges = ranges
         self.device = device
 
@@ -132,6 +147,10 @@ class KeptOperation:
             raise UsageError(f"no reproducer: {reason}") from reason
 
     def _smallest(self, ranges_only: bool) -> OneOperation:
+        if self.operation.is_compiled:
+            if ranges_only:
+                raise NotJudged("numbers are not drawn for what fails in its compiled form only")
+            return self.operation
         start = self._on_device(self.operation)
         wanted = Shrinker(start, self.sameness).failure
         if ranges_only:
@@ -147,6 +166,11 @@ class KeptOperation:
         found = shrinker.operation
         return found.with_tensors([x.cpu().contiguous().clone() for x in found.tensors])
 
+    def _what_it_holds(self, ranges_only: bool) -> str:
+        if self.operation.is_compiled:
+            return WHOLE
+        return DRAWN if ranges_only else REAL
+
     def _on_device(self, operation: OneOperation) -> OneOperation:
         if self.device == "cpu":
             return operation
@@ -160,8 +184,6 @@ class KeptOperation:
         story: Sequence[str],
         ranges_only: bool,
     ) -> Path:
-        evidence = self._on_device(operation).evidence()
-        assert evidence is not None, "it failed a moment ago"
         folder.mkdir(parents=True, exist_ok=True)
         stem = _free_name(folder, re.sub(r"\W", "_", operation.kind).strip("_") or "operation")
         text = text_of(
@@ -169,8 +191,8 @@ class KeptOperation:
             name=f"test_{stem}",
             file=f"{stem}.pt",
             story=story,
-            origin=DRAWN if ranges_only else REAL,
-            problem="NaN" if evidence.number != evidence.number else "inf",
+            origin=self._what_it_holds(ranges_only),
+            problem="NaN" if self.problem == "nan" else "inf",
             device=self.device,
         )
         (scratch / f"test_{stem}.py").write_text(text, encoding="utf-8")

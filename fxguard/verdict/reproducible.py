@@ -30,7 +30,8 @@ def kept_of(origin: Origin, operation: OneOperation | None) -> KeptOperation | N
     if operation is None:
         return NotKept(f"the operands of {origin.what} were not kept: {AGAIN}")
     try:
-        return kept(operation, same_gradient if operation.is_backward else same_failure)
+        sameness = same_gradient if operation.is_backward else same_failure
+        return kept(operation, sameness, origin.problem)
     except NotJudged as reason:
         return NotKept(f"{origin.what} was not kept: {reason}")
     except Exception as error:  # the report goes out, whatever this operation has thought of

@@ -298,7 +298,7 @@ def test_operands_of_a_subclass_are_not_kept() -> None:
 
     operation = OneOperation("mul", torch.mul, (BIG.as_subclass(Ours), BIG))
     with pytest.raises(NotJudged, match="an operand is a Ours"):
-        reproducer.kept(operation, reproducible.same_failure)
+        reproducer.kept(operation, reproducible.same_failure, "inf")
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -341,6 +341,51 @@ def test_an_operation_between_graphs(tmp_path: Path) -> None:
     report = report_of(Between(), torch.rand(4, 3))
     with pytest.raises(fxguard.FxguardError, match="were not kept: run again with --reproduce DIR"):
         report.reproduce(tmp_path)
+
+
+WRONG_UNDER_INDUCTOR = """
+import torch
+from torch._inductor import lowering
+
+@torch.library.custom_op("wrong_when_compiled::half", mutates_args=())
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+@half.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+@lowering.register_lowering(torch.ops.wrong_when_compiled.half.default, type_promotion_kind=None)
+def _(x):
+    return lowering.div(x, lowering.sub(x, x))
+"""
+
+
+def test_what_fails_in_its_compiled_form_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test says that eager mode is well, and compiles: in a process of its own."""
+    (tmp_path / "ours_for_inductor.py").write_text(WRONG_UNDER_INDUCTOR)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    import ours_for_inductor
+
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ours_for_inductor.half(x + 1) * 3
+
+    model = torch.compile(fxguard.instrument(Halves()))
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        model(torch.ones(8))
+    report = caught.value.report
+    assert report.origins[0].what == "wrong_when_compiled.half"
+    text = report.reproduce(tmp_path / "made").read_text(encoding="utf-8")
+    assert "wrong_when_compiled.half makes inf of these operands where it is compiled, and not in eager mode." in text
+    assert "import ours_for_inductor\n" in text
+    assert "assert torch.isfinite(in_eager_mode).all()" in text
+    assert "compiled = torch.compile(operation)" in text
+    with pytest.raises(fxguard.FxguardError, match="numbers are not drawn for what fails in its"):
+        report.reproduce(tmp_path / "drawn", ranges_only=True)
 
 
 @pytest.mark.usefixtures("in_this_process")
