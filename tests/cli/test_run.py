@@ -233,6 +233,33 @@ def test_an_underflow_ends_a_run(tmp_path: Path) -> None:
     assert "; found underflow in 1 of them" in own_lines(warned)[-1]
 
 
+LOSS = """
+import torch
+from torch.nn.functional import cross_entropy
+model = torch.nn.Linear(4, 3)
+target = torch.full((8,), -100)
+cross_entropy(model(torch.rand(8, 4)), target).backward()
+"""
+
+
+def test_a_test_of_the_blamed_operation_is_written(tmp_path: Path) -> None:
+    """With --reproduce, of a loss too; the status is that of a detection."""
+    ended = watch(tmp_path, LOSS, "--reproduce", "made/here")
+    assert ended.status == 3, ended.err
+    path = "made/here/test_cross_entropy.py"
+    assert own_lines(ended)[0] == f"fxguard: {path} fails as the model did: pytest {path}"
+    written = tmp_path.joinpath(path).read_text()
+    assert "cross_entropy(input, target)" in written
+    assert "target: int64 [1], -100" in written
+    drawn = watch(tmp_path, LOSS, "--reproduce", "drawn", "--reproduce-ranges-only")
+    assert drawn.status == 3
+    text = tmp_path.joinpath("drawn/test_cross_entropy.py").read_text()
+    assert "none of the model's" in text.replace("\n", " ")
+    alone = watch(tmp_path, LOSS, "--reproduce-ranges-only")
+    assert alone.status == 2
+    assert "says what is written into reproduce_to: give it" in own_lines(alone)[-1]
+
+
 def test_a_run_without_an_underflow(tmp_path: Path) -> None:
     """The clean twins: bfloat16, and float16 where nobody asked."""
     half, other = (UNDERFLOW.replace("DTYPE", f"torch.{name}16") for name in ("float", "bfloat"))

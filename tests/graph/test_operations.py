@@ -43,6 +43,16 @@ def _(x: Tensor, total: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("fxguard_tests::half", mutates_args=())
+def half(x: Tensor) -> Tensor:
+    return x / (x - x)
+
+
+@half.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 class Model(nn.Module):
     """Runs a function of itself and its inputs."""
 
@@ -310,6 +320,14 @@ def test_what_a_custom_operation_writes_has_a_row(captured: bool) -> None:
     frames = {frame.kind: frame for frame in fxguard.guard_of(model).frames()}
     rows = {row.label: row.abs_max for row in frames["accumulate"].rows}
     assert rows == {"input[0]": 3.0, "input[1]": 0.0, "output": 4.0, "output[total]": 9.0}
+
+
+def test_a_custom_operation_of_a_name_of_torch_is_none_of_torch(captured: bool) -> None:
+    """Somebody's own ``half`` casts nothing: it is to blame for what it makes."""
+    reports: list[fxguard.Report] = []
+    model = Model(lambda model, x: half(x) * 3, captured=captured)
+    fxguard.instrument(model, on_detect=reports.append)(torch.ones(3))
+    assert [origin.what for origin in reports[0].origins] == ["fxguard_tests.half"]
 
 
 def test_a_view_of_another_dtype_counts_as_an_operation() -> None:
