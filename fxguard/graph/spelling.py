@@ -104,7 +104,7 @@ class _Writer:
 
     def _name(self, wanted: str | None) -> None:
         position = len(self.names)
-        known = set(self.names.values())
+        known = {"torch", *self.names.values()}
         names = (wanted, *NAMES, f"x{position}")
         self.names[position] = next(
             name

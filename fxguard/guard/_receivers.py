@@ -132,6 +132,8 @@ class _Reproduced:
         report, folder = detection.report, self.options.reproduce_to
         if not detection.is_new or report.rank != agreement.current_rank() or folder is None:
             return
+        if not agreement.is_first_to_tell(f"test of {report.origins[0].message}"):
+            return  # another rank writes it
         try:
             path = report.reproduce(folder, ranges_only=self.options.reproduce_ranges_only)
             text = f"fxguard: {path} fails as the model did: pytest {path}"

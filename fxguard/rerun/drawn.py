@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import is_float
 
-__all__ = ["Drawn", "drawn_like"]
+__all__ = ["drawn_like"]
 
 SEEDS = 16
 
@@ -65,13 +65,13 @@ class Drawn:
         return x.to(tensor.dtype)
 
 
-def drawn_like(operation: OneOperation, ranges: Sequence[Drawn]) -> Iterator[OneOperation]:
-    """The same operation with random numbers, in several ways to draw them.
+def drawn_like(operation: OneOperation) -> Iterator[OneOperation]:
+    """The same operation with random numbers of the ranges of its operands, drawn in several ways.
 
     Args:
-        operation: whose operands have the shapes and dtypes that are wanted.
-        ranges: of each of its tensors.
+        operation: whose operands have the shapes, dtypes and ranges that are wanted.
     """
+    ranges = tuple(map(Drawn.of, operation.tensors))
     for seed in range(SEEDS):
         generator = torch.Generator().manual_seed(seed)
         pairs = zip(operation.tensors, ranges, strict=True)

@@ -19,7 +19,7 @@ from fxguard.errors import UsageError
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.rerun.as_test import operands_of, text_of
-from fxguard.rerun.drawn import Drawn, drawn_like
+from fxguard.rerun.drawn import drawn_like
 from fxguard.rerun.shrinking import Sameness, Shrinker, size_of
 
 __all__ = ["KeptOperation", "NotKept", "kept"]
@@ -56,19 +56,17 @@ def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOpera
     shrinker = Shrinker(operation, sameness)
     if not shrinker.fails:
         raise NotJudged(f"by itself {operation.kind} does not fail")
-    ranges = tuple(map(Drawn.of, operation.tensors))
     if size_of(operation) > MOST_BYTES:
         # An index out of range ends a CUDA process: what it is an index into is not cut.
         if not (any(x.is_cuda for x in operation.tensors) and _has_indices(operation)):
             shrinker.cut(MOST_BYTES)
         if size_of(shrinker.operation) > MOST_BYTES:
             raise NotJudged("its operands have more than 64 MB, and could not be cut")
-    device = next((x.device.type for x in operation.tensors), "cpu")
-    cut = shrinker.operation
+    device, cut = operation.device, shrinker.operation
     copied = cut.with_tensors([x.detach().cpu().clone() for x in cut.tensors])
     if device != "cpu" and Shrinker(copied, sameness).failure == shrinker.failure:
         device = "cpu"
-    return KeptOperation(copied, sameness, problem, ranges, device)
+    return KeptOperation(copied, sameness, problem, device)
 
 
 def _kept_whole(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOperation:
@@ -76,7 +74,7 @@ def _kept_whole(operation: OneOperation, sameness: Sameness, problem: str) -> Ke
     if size_of(operation) > MOST_BYTES:
         raise NotJudged("its operands have more than 64 MB")
     copied = operation.with_tensors([x.detach().cpu().clone() for x in operation.tensors])
-    return KeptOperation(copied, sameness, problem, (), operation.device)
+    return KeptOperation(copied, sameness, problem, operation.device)
 
 
 def _has_indices(operation: OneOperation) -> bool:
@@ -100,7 +98,6 @@ class KeptOperation:
         operation: with operands on the CPU.
         sameness: what its failure has to stay.
         problem: what it makes, "inf" or "nan".
-        ranges: of its operands before they were cut.
         device: where it fails.
     """
 
@@ -109,13 +106,11 @@ class KeptOperation:
         operation: OneOperation,
         sameness: Sameness,
         problem: str,
-        ranges: Sequence[Drawn],
         device: str = "cpu",
     ) -> None:
         self.operation = operation
         self.sameness = sameness
         self.problem = problem
-        self.ranges = ranges
         self.device = device
 
     def __reduce__(self) -> Any:
@@ -154,7 +149,7 @@ class KeptOperation:
         start = self._on_device(self.operation)
         wanted = Shrinker(start, self.sameness).failure
         if ranges_only:
-            for drawn in drawn_like(self.operation, self.ranges):
+            for drawn in drawn_like(self.operation):
                 shrinker = Shrinker(self._on_device(drawn), self.sameness)
                 if shrinker.failure == wanted:
                     break
