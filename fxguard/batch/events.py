@@ -120,6 +120,7 @@ class GraphRun(Event):
     postponed: Postponed | None = None  # what to do when the statistics are asked for
     # False: a second run would not begin as it did, or gave other numbers. None is asked then.
     may_repeat: bool = True
+    is_compiled: bool = False  # what ran is what a compiler made of the graph
 
     @property
     def statistics(self) -> Tensor:

@@ -27,7 +27,7 @@ from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
 from fxguard.measure.eager import gathered
-from fxguard.measure.ways import TRACEABLE, WAYS, Way
+from fxguard.measure.ways import EAGER, TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
 from fxguard.passes.checks import with_checks
 from fxguard.passes.unmark import without_marks
@@ -135,6 +135,7 @@ class CheckingBackend:
         copies = Copies(plan, self.spare)
         gathers = not self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
+        is_compiled = self.way is not EAGER
         in_no_module, no_calls = (captured_in, ""), tuple[str, ...]()
 
         def run(*args: Any) -> Any:
@@ -157,6 +158,7 @@ class CheckingBackend:
                 calls,
                 live=args,
                 may_repeat=kept is not None,
+                is_compiled=is_compiled,
             )
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.

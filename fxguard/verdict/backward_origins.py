@@ -28,7 +28,14 @@ from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["Backward", "BadLeaf", "origin_of", "origin_of_function", "origin_of_leaves"]
+__all__ = [
+    "Backward",
+    "BadLeaf",
+    "origin_of",
+    "origin_of_function",
+    "origin_of_leaves",
+    "seen_of",
+]
 
 MOST_NAMES = 3  # of leaves
 
@@ -107,13 +114,29 @@ def _row(label: str, found: Range | None, dtype: str) -> Row:
     return Row(GRADIENT + label, found.abs_min, found.abs_max, dtype=dtype)
 
 
-def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -> Origin:
+def seen_of(backward: Backward, suspect: Suspect) -> BackwardEvidence | None:
+    """A closer look at where a bad gradient began; None where nobody could look."""
+    operation, edge = suspect.operation, suspect.edge
+    if operation is None or edge is None:
+        return None
+    nothing: BackwardEvidence | None = None
+    kept, gradients = backward.kept, backward.gradients
+    return or_else(nothing, evidence_of_backward, kept, gradients, operation, edge)
+
+
+def origin_of(
+    backward: Backward,
+    suspect: Suspect,
+    leaves: Sequence[BadLeaf],
+    seen: BackwardEvidence | None,
+) -> Origin:
     """Where a bad gradient began, described for the user.
 
     Args:
         backward: of the graph.
         suspect: one of :func:`~fxguard.verdict.backward.suspects_in`.
         leaves: whose gradients were bad.
+        seen: of :func:`seen_of`.
     """
     operation, edge = suspect.operation, suspect.edge
     spread = _spread(leaves)
@@ -127,10 +150,6 @@ def origin_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -
         row=GRADIENT + edge.label,
         spread=spread,
         spread_count=len(leaves),
-    )
-    nothing: BackwardEvidence | None = None
-    seen = or_else(
-        nothing, evidence_of_backward, backward.kept, backward.gradients, operation, edge
     )
     if seen is None:
         return origin

@@ -22,8 +22,11 @@ from fxguard.verdict.backward_origins import (
     origin_of,
     origin_of_function,
     origin_of_leaves,
+    seen_of,
 )
+from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.report_of import EarlierFrames
+from fxguard.verdict.why_backward import First, why_of_backward, why_of_compiled
 
 __all__ = [
     "COMPILED",
@@ -64,6 +67,8 @@ class Searched:
     came_in: tuple[int, Severity] | None = None  # the output whose gradient came in bad
     not_searched: str = ""  # why a graph did not run again, the last one first
     operations: int = 0  # in the graphs that ran again
+    first: First | None = None  # where the first of the origins began
+    most: float = 0.0  # the largest finite gradient of what the graphs were given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +101,8 @@ class ReportOfBackward:
         kept, leaves = ended.kept, ended.leaves
         found = search(kept, leaves, self.gather)
         if ended.unseen:
-            why = found.not_searched or ended.unseen
-            found = replace(found, is_certain=False, came_in=None, not_searched=why)
+            stopped = found.not_searched or ended.unseen
+            found = replace(found, is_certain=False, came_in=None, not_searched=stopped)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
                 return None, (_origin_elsewhere(ended, found, batch_number),)
@@ -112,6 +117,8 @@ class ReportOfBackward:
             # What shows a bad gradient came after it.
             before = itertools.takewhile(lambda frame: not _shows_bad(frame), frames)
             frames = [*before, origins[0].frame]
+        nothing: tuple[str, ...] = ()
+        why = or_else(nothing, self._why, ended, found, origins[0], loss_scale)
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
             frames = earlier(self.max_frames - len(frames)) + frames
@@ -120,8 +127,20 @@ class ReportOfBackward:
             frames=tuple(frames),
             origins=origins,
             rank=current_rank(),
+            why=why,
         )
         return report, ()
+
+    def _why(
+        self, ended: Ended, found: Searched, origin: Origin, loss_scale: float | None
+    ) -> tuple[str, ...]:
+        """What the first bad gradient is in another way."""
+        if found.first is not None:
+            with self.gather(found.first.kept.freed_weights()):
+                return why_of_backward(found.first, origin, loss_scale)
+        if found.is_certain and found.came_in is None and not ended.functions:
+            return why_of_compiled(ended.kept, found.most)
+        return ()
 
 
 def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
@@ -189,9 +208,17 @@ def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale:
     if starts and not suspects and came_in is None and before.is_certain:
         came_in = next(_bad_incoming(run), None)
     frames = backward.frames(suspects[0].operation if suspects else None)
+    seen = [seen_of(backward, suspect) for suspect in suspects]
+    totals = [gradients.totals[v] for v in gradients.arguments.values() if v in gradients.totals]
+    finite = [found.abs_max for found in totals if not found.severity]
     return replace(
         before,
-        origins=tuple(origin_of(backward, suspect, leaves) for suspect in suspects),
+        origins=tuple(
+            origin_of(backward, suspect, leaves, each)
+            for suspect, each in zip(suspects, seen, strict=True)
+        ),
+        first=First(run, gradients, suspects[0], seen[0], scale) if suspects else None,
+        most=max([before.most, *finite]),
         frames=(*before.frames, *frames),
         operations=before.operations + len(gradients.operations),
         came_in=came_in,
