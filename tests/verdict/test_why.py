@@ -194,17 +194,18 @@ def test_eager_mode_is_not_compared_with_itself() -> None:
 
 def test_inductor_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lowering of Inductor's that is wrong, and one that is right."""
+    from torch._functorch import config as of_autograd
     from torch._inductor import config, lowering
 
     aten = torch.ops.aten
     right = compiled_report(squares, "inductor", torch.tensor([[300.0, 2.0]], dtype=HALF))
     assert "eager mode agrees (inf in mul): not the compiler" in right.why
     torch._dynamo.reset()
-    monkeypatch.setattr(config, "force_disable_caches", True)
     product = lowering.lowerings[aten.mul.Tensor]
     monkeypatch.setitem(lowering.lowerings, aten.erf.default, lambda x: product(x, math.inf))
     x = torch.tensor([1.0, -2.0])
-    [line] = compiled_report(error_function, "inductor", x).why
+    with config.patch(fx_graph_cache=False), of_autograd.patch(enable_autograd_cache=False):
+        [line] = compiled_report(error_function, "inductor", x).why
     assert line.endswith(": the compiler")
     assert is_about(number_in(line), torch.erf(x * 600))
 
