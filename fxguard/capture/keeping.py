@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 
-from fxguard.capture._copies import has_room
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.errors import UsageError
 from fxguard.globs import matches
 from fxguard.graph.nodes import example_of
+from fxguard.measure.free_memory import has_room
 from fxguard.passes.float32 import in_float32, is_put_in
 from fxguard.plan.plan import Plan, Step
 from fxguard.plan.reader import make_plan

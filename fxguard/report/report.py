@@ -48,6 +48,10 @@ class Report:
     buffers: int = 0
     grown: tuple[Growth, ...] = ()  # weights that are far larger than they were, the worst first
     repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
+    # What the first origin is in another way, a line each: in a larger dtype, in eager mode,
+    # without the loss scale, on other samples. What could not run, or would not fit, has none.
+    # Example: "in float32 it is finite (at most 2.63e+05): precision".
+    why: tuple[str, ...] = ()
     # Writes the first origin as a test; None where the report was read from a file.
     kept: Callable[..., Path] | None = field(default=None, compare=False, repr=False)
 
@@ -75,8 +79,10 @@ class Report:
         if self.grown:
             lines = [text.growth_line(self.grown)]
             lines += [f"  {line}" for line in text.fix_lines(self._fixes)]
+        why = text.why_lines(self.why, self.origins, self.grown)
         for group in text.by_cause(self.origins):
             lines += text.group_lines(group, self._totals, with_fixes=not self.grown)
+            lines, why = lines + why, []  # they are about the first origin
         if not self.repeated:
             lines.append(text.NOT_REPEATED)
         if self.error:

@@ -27,12 +27,16 @@ __all__ = [
     "growth_line",
     "is_fix",
     "row_text",
+    "why_lines",
 ]
 
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
 INDENT = " " * 18  # the width of two numbers and the blanks around them
 MOST_NAMES = 3  # of weights that hold the same
 MOST_FIXES = 2  # that are shown
+
+# How an answer begins that repeats the number which the operands end with.
+IN_FLOAT64 = "in float64 it is "
 
 # What to do where weights have grown beyond reason: whatever overflowed is only the effect.
 BLOWN_UP = Fix("advice", "a smaller learning rate, a warm-up, or clipped gradients")
@@ -166,6 +170,22 @@ def fix_lines(fixes: Sequence[Fix]) -> list[str]:
 def is_fix(line: str) -> bool:
     """Whether a line of a verdict says what to do."""
     return line.startswith(("  fix: ", "  or: "))
+
+
+def why_lines(why: Sequence[str], origins: Sequence[Origin], grown: Sequence[Growth]) -> list[str]:
+    """The answers of :attr:`Report.why`, without those that repeat what is printed anyway.
+
+    Args:
+        why: the answers.
+        origins: of the report; the answers are about the first.
+        grown: weights that have grown, of which the verdict tells.
+    """
+    told = [each.name for each in grown]
+    for origin in origins[:1]:
+        told.append(origin.what)  # its counts are printed
+        if " in float64" in origin.operands:
+            told.append(IN_FLOAT64)
+    return [f"  why: {line}" for line in why if not line.startswith(tuple(told))]
 
 
 def absorbed_line(origin: Origin) -> str:

@@ -10,7 +10,6 @@ from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
-from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.source_lines import source_of_trace
 from fxguard.plan.plan import Place, Step
 from fxguard.records import GRADIENT, Frame, Range, Row, Severity
@@ -30,12 +29,12 @@ from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
 
 __all__ = [
-    "Accused",
     "Backward",
     "BadLeaf",
-    "accused_of",
+    "origin_of",
     "origin_of_function",
     "origin_of_leaves",
+    "seen_of",
 ]
 
 MOST_NAMES = 3  # of leaves
@@ -115,26 +114,34 @@ def _row(label: str, found: Range | None, dtype: str) -> Row:
     return Row(GRADIENT + label, found.abs_min, found.abs_max, dtype=dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Accused:
-    """Where a bad gradient began."""
+def seen_of(backward: Backward, suspect: Suspect) -> BackwardEvidence | None:
+    """A closer look at where a bad gradient began; None where nobody could look."""
+    operation, edge = suspect.operation, suspect.edge
+    if operation is None or edge is None:
+        return None
+    nothing: BackwardEvidence | None = None
+    kept, gradients = backward.kept, backward.gradients
+    return or_else(nothing, evidence_of_backward, kept, gradients, operation, edge)
 
-    origin: Origin
-    operation: OneOperation | None = None  # its backward, where it was seen
 
-
-def accused_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) -> Accused:
+def origin_of(
+    backward: Backward,
+    suspect: Suspect,
+    leaves: Sequence[BadLeaf],
+    seen: BackwardEvidence | None,
+) -> Origin:
     """Where a bad gradient began, described for the user.
 
     Args:
         backward: of the graph.
         suspect: one of :func:`~fxguard.verdict.backward.suspects_in`.
         leaves: whose gradients were bad.
+        seen: of :func:`seen_of`.
     """
     operation, edge = suspect.operation, suspect.edge
     spread = _spread(leaves)
     if operation is None or edge is None:
-        return Accused(_of_sum(backward, suspect, spread, len(leaves)))
+        return _of_sum(backward, suspect, spread, len(leaves))
     frame = backward.frame_of(operation)
     origin = Origin(
         frame=frame,
@@ -144,15 +151,11 @@ def accused_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) 
         spread=spread,
         spread_count=len(leaves),
     )
-    nothing: BackwardEvidence | None = None
-    seen = or_else(
-        nothing, evidence_of_backward, backward.kept, backward.gradients, operation, edge
-    )
     if seen is None:
-        return Accused(origin)
+        return origin
     factor = largest_factor(backward.kept, backward.gradients, suspect)
     cause = or_else("unknown", cause_of_backward, seen, factor)
-    origin = replace(
+    return replace(
         with_counts(origin, seen.detail),
         cause=cause,
         operands=or_else("", _operands, backward, seen, edge.label),
@@ -161,7 +164,6 @@ def accused_of(backward: Backward, suspect: Suspect, leaves: Sequence[BadLeaf]) 
         needed=seen.gradient.needed if suspect.severity is Severity.INF else None,
         fixes=_fixes(backward, seen.made_by or operation, cause, seen, factor),
     )
-    return Accused(origin, seen.operation)
 
 
 def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
+from fxguard.graph.one_operation import OneOperation
 from fxguard.measure.at_hand import range_of
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
@@ -17,15 +18,17 @@ from fxguard.report.report import Report
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import (
-    Accused,
     Backward,
     BadLeaf,
-    accused_of,
+    origin_of,
     origin_of_function,
     origin_of_leaves,
+    seen_of,
 )
+from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.report_of import EarlierFrames
 from fxguard.verdict.reproducible import kept_of
+from fxguard.verdict.why_backward import First, why_of_backward, why_of_compiled
 
 __all__ = [
     "COMPILED",
@@ -60,17 +63,14 @@ class Ended:
 class Searched:
     """What a second run of the graphs of one backward has shown."""
 
-    accused: tuple[Accused, ...]  # where the first bad gradients began
+    origins: tuple[Origin, ...]  # of the first bad gradients
     frames: tuple[Frame, ...]
     is_certain: bool  # whether every graph that matters ran again
     came_in: tuple[int, Severity] | None = None  # the output whose gradient came in bad
     not_searched: str = ""  # why a graph did not run again, the last one first
     operations: int = 0  # in the graphs that ran again
-
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """The same as a report has it."""
-        return tuple(each.origin for each in self.accused)
+    first: First | None = None  # where the first of the origins began
+    most: float = 0.0  # the largest finite gradient of what the graphs were given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ class ReportOfBackward:
         kept, leaves = ended.kept, ended.leaves
         found = search(kept, leaves, self.gather)
         if ended.unseen:
-            why = found.not_searched or ended.unseen
-            found = replace(found, is_certain=False, came_in=None, not_searched=why)
+            stopped = found.not_searched or ended.unseen
+            found = replace(found, is_certain=False, came_in=None, not_searched=stopped)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
                 return None, (_origin_elsewhere(ended, found, batch_number),)
@@ -119,6 +119,8 @@ class ReportOfBackward:
             # What shows a bad gradient came after it.
             before = itertools.takewhile(lambda frame: not _shows_bad(frame), frames)
             frames = [*before, origins[0].frame]
+        nothing: tuple[str, ...] = ()
+        why = or_else(nothing, self._why, ended, found, origins[0], loss_scale)
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
             frames = earlier(self.max_frames - len(frames)) + frames
@@ -127,9 +129,27 @@ class ReportOfBackward:
             frames=tuple(frames),
             origins=origins,
             rank=current_rank(),
-            kept=kept_of(origins[0], found.accused[0].operation if found.accused else None),
+            why=why,
+            kept=kept_of(origins[0], _operation_of(found)),
         )
         return report, ()
+
+    def _why(
+        self, ended: Ended, found: Searched, origin: Origin, loss_scale: float | None
+    ) -> tuple[str, ...]:
+        """What the first bad gradient is in another way."""
+        if found.first is not None:
+            with self.gather(found.first.kept.freed_weights()):
+                return why_of_backward(found.first, origin, loss_scale)
+        if found.is_certain and found.came_in is None and not ended.functions:
+            return why_of_compiled(ended.kept, found.most)
+        return ()
+
+
+def _operation_of(found: Searched) -> OneOperation | None:
+    """The operation whose backward made the first bad gradient, with what it had."""
+    first = found.first
+    return None if first is None or first.seen is None else first.seen.operation
 
 
 def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
@@ -197,9 +217,17 @@ def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale:
     if starts and not suspects and came_in is None and before.is_certain:
         came_in = next(_bad_incoming(run), None)
     frames = backward.frames(suspects[0].operation if suspects else None)
+    seen = [seen_of(backward, suspect) for suspect in suspects]
+    totals = [gradients.totals[v] for v in gradients.arguments.values() if v in gradients.totals]
+    finite = [found.abs_max for found in totals if not found.severity]
     return replace(
         before,
-        accused=tuple(accused_of(backward, suspect, leaves) for suspect in suspects),
+        origins=tuple(
+            origin_of(backward, suspect, leaves, each)
+            for suspect, each in zip(suspects, seen, strict=True)
+        ),
+        first=First(run, gradients, suspects[0], seen[0], scale) if suspects else None,
+        most=max([before.most, *finite]),
         frames=(*before.frames, *frames),
         operations=before.operations + len(gradients.operations),
         came_in=came_in,

@@ -30,6 +30,7 @@ from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.trials import tried, with_tried
+from fxguard.verdict.why import Why, why_of
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames", "position_of"]
 
@@ -113,18 +114,21 @@ class ReportOf:
             return Finished(batch, absorbed=absorbed)
         first = min(map(describe.position, accused))
         model = self.view.model
-        origins = [describe.explained(blame) for blame in accused]
+        origins = _once_each(map(describe.explained, accused))
+        grown = self.growth()
+        why = Why(batch, flow, accused[0], origins[0], opinion.evidence(accused[0]))
         report = Report(
             batch_number=batch.number,
             frames=last_frames(self.view, flow, first, self.max_frames, earlier),
-            origins=_once_each(origins),
+            origins=origins,
             rank=current_rank(),
             absorbed=() if self.strict else absorbed,
             error="" if error is None else _one_line(error),
             weights=0 if model is None else len(list(model.parameters())),
             buffers=0 if model is None else len(list(model.buffers())),
-            grown=self.growth(),
+            grown=grown,
             repeated=batch.repeated,
+            why=why_of(why, grown),
             kept=kept_of(origins[0], opinion.operation(accused[0])),
         )
         return Finished(batch, flow, report, absorbed)

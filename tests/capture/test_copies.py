@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxguard.capture import _copies
 from fxguard.capture._copies import Copies, Spare
+from fxguard.measure import free_memory
 from fxguard.plan.plan import Plan, Value
 from fxguard.records import Role
 
@@ -118,11 +118,11 @@ def test_free_memory_is_asked_for_large_copies_only(monkeypatch: pytest.MonkeyPa
         asked.append(device)
         return 4 * torch.Size(LARGE).numel() * 4
 
-    monkeypatch.setattr(_copies, "free_bytes", free)
+    monkeypatch.setattr(free_memory, "free_bytes", free)
     copies = Copies(PLAN, Spare())
     copy_of(copies, torch.ones(LARGE))
     assert not asked
-    monkeypatch.setattr(_copies, "SMALL", 0)
+    monkeypatch.setattr(free_memory, "SMALL", 0)
     copy_of(copies, torch.ones(LARGE))
     assert asked
     assert copies.of((None, torch.ones(513, 1024))) is None

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import fxguard
-from fxguard.capture import _copies, float32_weights
+from fxguard.capture import float32_weights
 from fxguard.errors import FxguardError
+from fxguard.measure import free_memory
 from support.masks import Function
 from support.residual import X, residual
 from support.torchrun import torchrun
@@ -448,8 +449,8 @@ def test_weights_are_copied_where_there_is_room(
         copied(self, weight)
 
     monkeypatch.setattr(float32_weights._Copy, "__init__", counted)
-    monkeypatch.setattr(_copies, "SMALL", 0)
-    monkeypatch.setattr(_copies, "free_bytes", lambda device: free)
+    monkeypatch.setattr(free_memory, "SMALL", 0)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: free)
     torch.manual_seed(0)
     model = nn.Linear(32, 32, bias=False)
     x = torch.randn(4, 32)

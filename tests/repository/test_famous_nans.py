@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fxguard
 from fxguard.guard.guard import Guard
+from support.answers import expect_no_contradiction
 from support.loading import the_gallery
 from support.needs import needs
 
@@ -35,6 +36,7 @@ def test_five_lines_suffice(name: str) -> None:
     report = report_of(name)
     first = report.origins[0]
     assert (first.what, first.cause) == (STORIES[name].operation, STORIES[name].cause)
+    expect_no_contradiction(report)
     lines = "\n".join(str(report).splitlines()[:5])
     assert first.fixes
     for word in (first.what, first.cause, first.fixes[0].text):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.capture import _copies
 from fxguard.graph.overwritten_inputs import overwritten_inputs
+from fxguard.measure import free_memory
 from fxguard.plan import reader
 from fxguard.rerun import whole_graph
 from support import zoo
@@ -285,7 +286,7 @@ def no_memory(*args: Any) -> None:
 
 
 NO_ROOM: dict[str, tuple[tuple[Any, str, Any], ...]] = {
-    "little is free": ((_copies, "SMALL", 0), (_copies, "free_bytes", lambda device: 0)),
+    "little is free": ((free_memory, "SMALL", 0), (free_memory, "free_bytes", lambda device: 0)),
     "out of memory": ((_copies, "_copy_of", no_memory),),
 }
 
@@ -310,8 +311,8 @@ def test_without_room_for_copies_the_model_runs_on(
 
 def test_the_state_of_a_model_is_its_own_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second run writes what was not copied."""
-    monkeypatch.setattr(_copies, "SMALL", 0)
-    monkeypatch.setattr(_copies, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(free_memory, "SMALL", 0)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 0)
     plain, guarded = Accumulates(), fxguard.instrument(Accumulates(), on_detect=lambda report: 0)
     for model in (plain, guarded):
         times(6)(model)
@@ -320,7 +321,7 @@ def test_the_state_of_a_model_is_its_own_without_copies(monkeypatch: pytest.Monk
 
 def test_free_memory_is_known_where_linux_tells() -> None:
     """More than nothing, and less than there is."""
-    free = _copies.free_bytes(torch.device("cpu"))
+    free = free_memory.free_bytes(torch.device("cpu"))
     if sys.platform == "linux":
         assert free is not None
     assert free is None or 0 < free < 2**50

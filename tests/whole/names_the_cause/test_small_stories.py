@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from support.answers import expect_no_contradiction
 from support.masks import Function
 from support.stories.bad_before import GIVEN
 from support.stories.healthy import HEALTHY
@@ -51,6 +52,7 @@ def test_the_operation_and_the_mistake_are_named(name: str, way: str) -> None:
     assert report is not None, "no report"
     first = report.origins[0]
     assert (first.what, first.cause) == (story.operation, story.cause), first.message
+    expect_no_contradiction(report)
 
 
 @pytest.mark.parametrize("name", HEALTHY)

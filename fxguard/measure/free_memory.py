@@ -1,0 +1,58 @@
+"""How much memory is free on a device, and whether copies of tensors fit into it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["free_bytes", "has_room"]
+
+SMALL = 2**26  # bytes: up to here nobody asks how much memory is free
+SHARE = 4  # copies may take this part of what is free
+
+MEMORY = Path("/proc/meminfo")
+LIMITS = [  # of the control group that a container is: what it may hold, and what it does
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+]
+
+
+def has_room(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> bool:
+    """Whether copies of tensors take no more than their share of what is free.
+
+    Args:
+        tensors: what would be copied.
+        dtype: of the copies; None for those of the tensors.
+    """
+    needed: dict[torch.device, int] = {}
+    for tensor in tensors:
+        size = tensor.numel() * (dtype or tensor.dtype).itemsize
+        needed[tensor.device] = needed.get(tensor.device, 0) + size
+    return all(
+        size <= SMALL or (free := free_bytes(device)) is None or size * SHARE <= free
+        for device, size in needed.items()
+    )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """How much memory may still be taken on a device; None where that is not known."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    free: list[int] = []
+    if device.type == "cpu":
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = MEMORY.read_text().splitlines()
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+            free.append(int(available.split()[1]) * 1024)
+        for limit, used in LIMITS:
+            with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+                free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return min(free, default=None)

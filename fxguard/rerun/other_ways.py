@@ -1,0 +1,297 @@
+"""A batch once more in another way, up to the operation that made a bad value.
+
+In another dtype from the beginning, in eager mode, or with other samples: what that operation makes
+then is compared, element by element, with what it makes in the model's own form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun
+from fxguard.batch.keys import Key
+from fxguard.graph.wide_form import Ran, is_float
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.free_memory import has_room
+from fxguard.measure.func_levels import without_levels
+from fxguard.plan.plan import Check
+from fxguard.records import Role, Severity
+from fxguard.rerun.consequences import Replay
+from fxguard.rerun.lockstep import Ended, Lockstep, SecondForm, look_through
+from fxguard.rerun.other_values import AsTheModel
+from fxguard.rerun.wide_run import WideForm
+
+__all__ = ["Other", "Outcome", "in_dtype", "in_eager_mode", "leading_to", "on_others"]
+
+Other = Callable[[Tensor], Tensor]  # what a graph is given to what it is given instead
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One value in the model's form, and in another way."""
+
+    severity: Severity  # in the model's form; FINITE where a second run shows nothing bad
+    bad: int  # elements that are bad there
+    rows: tuple[int, ...]  # the indices of dimension 0 that hold them, where there are more
+    size: int  # of that dimension; 0 where it is the only one: it may be that of channels
+    other: Severity  # the worst of those elements in the other way
+    still: int  # how many of them are bad in the other way too
+    first: Severity  # the first of them in the other way
+    is_finite: bool  # whether nothing else is bad there that is finite in the model's form
+    most: float  # the largest finite magnitude in the other way
+    is_whole: bool = True  # whether everything that led to the value ran in the other way
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether nothing of it is bad in the other way."""
+        return self.still == 0 and self.is_finite
+
+
+def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
+    """Run a graph again as it was captured, operation by operation.
+
+    Args:
+        run: of the graph, still open.
+        value: of its plan.
+
+    Returns:
+        None where no second run is possible; ``severity`` is FINITE where nothing bad was made.
+    """
+    check = check_in(run, value)
+    if check is None or not _may_run(run):
+        return None
+    look = _UpTo(None, check)
+    look_through(run, look)
+    return look.outcome
+
+
+def in_dtype(batch: Batch, flow: DataFlow, key: Key, dtype: torch.dtype) -> Outcome | None:
+    """Run what led to a value in a wide dtype: from the first graph of the batch on, or the last.
+
+    Args:
+        batch: the batch, still open.
+        flow: the same, put together.
+        key: of a value that an operation of a graph made.
+        dtype: the wide one.
+
+    Returns:
+        None where no such run is possible, or where it does not show what the model made.
+    """
+    events, is_all = leading_to(batch, flow, key.event)
+    form = WideForm(dtype)
+    for starts, is_whole in ((events, is_all), (frozenset({key.event}), False)):
+        outcome = _replayed(batch, flow, key, form, starts, {})
+        if outcome is not None:
+            alone = is_whole and not form.taken_over
+            return outcome if alone else _in_part(outcome)
+        if len(events) == 1:
+            break
+    return None
+
+
+def on_others(
+    batch: Batch, flow: DataFlow, key: Key, given: Mapping[Key, Other], index: Sequence[int]
+) -> Outcome | None:
+    """Run what led to a value as the model runs it, with samples in the place of others.
+
+    Args:
+        batch: the batch, still open.
+        flow: the same, put together.
+        key: of a value that an operation of a graph made.
+        given: what some inputs are instead.
+        index: which sample stands in each place then.
+    """
+    starts = frozenset({key.event})
+    return _replayed(batch, flow, key, AsTheModel(), starts, given, index)
+
+
+def check_in(run: GraphRun, value: int) -> Check | None:
+    """Where a value is measured; None where no operation that a second run enters has made it."""
+    later = run.plan.values[value].later
+    check = run.plan.check_of(value) if later is None else run.plan.later[later]
+    return None if check is None or check.region_end is not None else check
+
+
+def _may_run(run: GraphRun, dtype: torch.dtype | None = None) -> bool:
+    """Whether a graph may run again, and its inputs fit into what is free twice.
+
+    Weights are read where they are; of those in another dtype there is one at a time.
+    """
+    if run.args is None or not run.may_repeat:
+        return False
+    floats = {i: x for i, x in enumerate(run.args) if is_float(x)}
+    weights = {v.argument for v in run.plan.values if v.role is Role.WEIGHT}
+    largest = max((floats[i] for i in floats.keys() & weights), key=Tensor.numel, default=None)
+    copied = [x for i, x in floats.items() if i not in weights]
+    return has_room(copied if largest is None else [*copied, largest], dtype)
+
+
+def leading_to(batch: Batch, flow: DataFlow, event: int) -> tuple[frozenset[int], bool]:
+    """The graph runs that made what one of them reads, and whether nothing else did."""
+    found, todo, is_all = set[int](), [event], True
+    while todo:
+        found.add(index := todo.pop())
+        run = batch.run_of(Key(index, 0))
+        assert run is not None
+        for key in (*run.inputs.values(), *run.derived.values()):
+            if not key.is_between_graphs and key.event not in found:
+                todo.append(key.event)
+            made = flow.values[flow.place[key]].role is Role.MADE
+            is_all = is_all and not (key.is_between_graphs and made)
+    return frozenset(found), is_all
+
+
+def _replayed(
+    batch: Batch,
+    flow: DataFlow,
+    key: Key,
+    form: SecondForm,
+    starts: frozenset[int],
+    given: Mapping[Key, Other],
+    index: Sequence[int] | None = None,
+) -> Outcome | None:
+    run = batch.run_of(key)
+    check = None if run is None else check_in(run, key.value)
+    dtype = form.dtype if isinstance(form, WideForm) else None
+    runs = [batch.run_of(Key(event, 0)) for event in starts]
+    if check is None or not all(each is not None and _may_run(each, dtype) for each in runs):
+        return None
+    look = _UpTo(form, check, index)
+    replay = Replay(batch, flow, lambda event: look if event == key.event else form, starts, given)
+    with contextlib.suppress(Exception):  # whatever stops it, what was seen until then is true
+        replay.run()
+    outcome = look.outcome
+    return None if outcome is None or outcome.severity is Severity.FINITE else outcome
+
+
+class _UpTo(SecondForm):
+    """Another form, and a look at one value in both: in a loop, at the first that is bad.
+
+    Args:
+        form: the other form; None for a look at the model's own alone.
+        check: where the value is measured.
+        index: which sample stands in each place in the other form; None: the same as before.
+    """
+
+    def __init__(
+        self, form: SecondForm | None, check: Check, index: Sequence[int] | None = None
+    ) -> None:
+        self.index = index
+        self.form = form
+        self.check = check
+        self.outcome: Outcome | None = None
+        self.infinite: list[Tensor] = []  # of the operands: where they are
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        is_here = step.place(node) == self.check.place
+        return is_here or (self.form is not None and self.form.wants(step, node, differs))
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        return ran.result if self.form is None else self.form.follow(step, node, ran, args, kwargs)
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        return memory.clone() if self.form is None else self.form.copy_of(memory)
+
+    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        if step.place(node) == self.check.place:
+            operands = filter(is_float, pytree.tree_leaves((args, kwargs)))
+            found = [without_levels(x).isinf() for x in operands]
+            self.infinite = [each for each in found if bool(each.any())]
+
+    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        if step.place(node) != self.check.place:
+            return
+        made = next((each for each in step.env if each.name == self.check.node), None)
+        if made is None:
+            return
+        low = step.env[made]
+        other = low if self.form is None else step.others.get(made, low)
+        for index in self.check.path:
+            low, other = low[index], other[index]
+        if not (is_float(low) and is_float(other)):
+            return
+        with own_arithmetic():
+            found = outcome_of(
+                without_levels(low), without_levels(other), self.infinite, self.index
+            )
+        if found is not None and (self.outcome is None or found.severity):
+            self.outcome = found
+            if found.severity:
+                raise Ended
+
+
+def outcome_of(
+    low: Tensor,
+    other: Tensor,
+    infinite: Iterable[Tensor] = (),
+    index: Sequence[int] | None = None,
+) -> Outcome | None:
+    """Compare what an operation made with what it makes in another way.
+
+    Args:
+        low: in the model's form.
+        other: in the other way.
+        infinite: where operands are infinite: what is infinite there was so before.
+        index: which sample of dimension 0 stands in each place in the other way.
+
+    Returns:
+        None where nobody can tell which elements it made.
+
+    Example:
+        >>> outcome_of(torch.tensor([1.0, math.inf]), torch.tensor([1.0, 7e4])).most
+        70000.0
+    """
+    if low.shape != other.shape:
+        return None
+    bad = low.isnan()
+    severity = Severity.NAN if bool(bad.any()) else Severity.INF
+    if severity is Severity.INF:
+        bad = low.isinf()
+        for each in infinite:
+            if each.dim() > low.dim():
+                return None  # it does not work element by element
+            try:
+                bad = bad & ~each.broadcast_to(low.shape)
+            except RuntimeError:
+                return None
+    where = bad.nonzero()
+    intended = ~(low.isfinite() | bad)  # a mask, or nobody's fault
+    if index is not None:
+        intended = intended[list(index)]
+    is_bad = ~(other.isfinite() | intended)
+    finite = other[other.isfinite()].abs()
+    still = is_bad & bad
+    at_bad = other.where(is_bad, 0)[bad]
+    rows = bad.flatten(1).any(1).nonzero().flatten().tolist() if bad.dim() > 1 else []
+    return Outcome(
+        severity=severity if len(where) else Severity.FINITE,
+        bad=len(where),
+        rows=tuple(rows),
+        size=low.shape[0] if low.dim() > 1 else 0,
+        other=_severity(at_bad),
+        still=int(still.sum()),
+        first=_severity(at_bad[:1]),
+        is_finite=not bool((is_bad & ~bad).any()),
+        most=float(finite.max()) if finite.numel() else 0.0,
+    )
+
+
+def _severity(value: Tensor) -> Severity:
+    if bool(value.isnan().any()):
+        return Severity.NAN
+    return Severity.INF if bool(value.isinf().any()) else Severity.FINITE
+
+
+def _in_part(outcome: Outcome) -> Outcome:
+    return dataclasses.replace(outcome, is_whole=False)
