@@ -26,6 +26,7 @@ from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
+from fxguard.measure.at_hand import versions_of
 from fxguard.measure.eager import gathered
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
@@ -133,7 +134,7 @@ class CheckingBackend:
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
         copies = Copies(plan, self.spare)
-        gathers = not self.way.is_traceable
+        gathers, is_compiled = not self.way.is_traceable, self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
         in_no_module, no_calls = (captured_in, ""), tuple[str, ...]()
 
@@ -157,7 +158,10 @@ class CheckingBackend:
                 calls,
                 live=args,
                 may_repeat=kept is not None,
+                is_compiled=is_compiled,
             )
+            if forward is not None and forward.batch.fingerprints is not None:
+                graph_run.versions = versions_of(graph_run.args or ())
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
                 outputs = observer.unobserved(compiled, *args)
