@@ -94,6 +94,7 @@ def bytes_of_a_batch(folder: Path | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["t5", "resnet50"], choices=list(MODELS))
     parser.add_argument("--size", default="quick", choices=list(SHAPES))

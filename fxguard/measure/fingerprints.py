@@ -30,7 +30,7 @@ from fxguard.records import NOT_MEASURED, Fingerprint
 
 __all__ = ["BLOCK", "PROJECTIONS", "fingerprint_of", "sign", "splitmix64"]
 
-BLOCK = 2**14  # elements; with their signs they fit into a core's second-level cache
+BLOCK = 2**16  # elements: below, calls of torch take as long as the sums; the table has 3 MB
 PROJECTIONS = 2  # one sees that two elements were exchanged with probability 1/2, two with 3/4
 BITS = (0, 32)  # of a number of the generator: the signs of each projection
 SEED, SEED_OF_BLOCKS = 0x66786775, 0x61726421
@@ -197,7 +197,23 @@ def _place_of(block: int) -> int:
 @functools.cache
 def _table(device: torch.device) -> Tensor:
     """Ones, and the signs of each projection: float64 of shape ``[1 + PROJECTIONS, 2 * BLOCK]``."""
-    drawn = [splitmix64(SEED, index) for index in range(2 * BLOCK)]
-    signs = [[1.0 - 2.0 * (number >> bit & 1) for number in drawn] for bit in BITS]
     with torch.inference_mode(False):
-        return torch.tensor([[1.0] * len(drawn), *signs], dtype=torch.float64, device=device)
+        drawn = _drawn(2 * BLOCK)
+        signs = [1 - 2 * (drawn >> bit & 1) for bit in BITS]
+        table: Tensor = torch.stack([torch.ones_like(drawn), *signs]).to(device, torch.float64)
+    return table
+
+
+def _drawn(count: int) -> Tensor:
+    """``splitmix64(SEED, i)`` of the first indices, in the arithmetic of int64, which wraps."""
+
+    def signed(number: int) -> int:
+        return number - 2**64 if number >= 2**63 else number
+
+    def shifted(z: Tensor, bits: int) -> Tensor:
+        return torch.bitwise_and(z >> bits, 2 ** (64 - bits) - 1)  # the sign is not drawn in
+
+    z = torch.arange(1, count + 1, device="cpu") * signed(0x9E3779B97F4A7C15) + SEED
+    z = (z ^ shifted(z, 30)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ shifted(z, 27)) * signed(0x94D049BB133111EB)
+    return torch.bitwise_xor(z, shifted(z, 31))

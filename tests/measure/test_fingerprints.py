@@ -190,13 +190,13 @@ def test_threads_change_the_last_bits_only() -> None:
 def test_another_process_with_another_seed_has_the_same() -> None:
     """Nothing hangs on hashes of Python or on generators of torch; and none is drawn from."""
     state = torch.get_rng_state()
-    x = torch.sin(torch.arange(40_000, dtype=torch.float32))
+    x = torch.sin(torch.arange(140_000, dtype=torch.float32))
     found = fingerprint_of(x)
     assert torch.equal(torch.get_rng_state(), state)
     code = (
         "import torch; from fxguard.measure.fingerprints import fingerprint_of; "
         "torch.manual_seed(7); torch.set_num_threads(1); "
-        "x = torch.sin(torch.arange(40_000, dtype=torch.float32)); "
+        "x = torch.sin(torch.arange(140_000, dtype=torch.float32)); "
         "f = fingerprint_of(x); print(f.mean, f.norm, *f.projections)"
     )
     text = subprocess.run(

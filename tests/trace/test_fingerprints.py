@@ -17,7 +17,7 @@ from torch import Tensor
 import fxguard
 from fxguard import Frame, Row, TracedBatch, diff, load_trace
 from fxguard.batch.frames import row_of
-from fxguard.measure.fingerprints import fingerprint_of
+from fxguard.measure.fingerprints import BLOCK, fingerprint_of
 from fxguard.records import Fingerprint
 from fxguard.trace.batch_diff import TOLERANCES, distance
 from fxguard.trace.fingerprints import distance_of_elements
@@ -81,7 +81,7 @@ def test_equal_ranges_and_other_elements(change: str, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 2**14), (4, 2**15), (2, 3, 2**14)])
+@pytest.mark.parametrize("shape", [(2, BLOCK), (4, 2 * BLOCK), (2, 3, BLOCK)])
 def test_whole_blocks_in_another_order(shape: tuple[int, ...]) -> None:
     """Samples of a batch that changed places, each a whole number of blocks of signs."""
     x = sample(torch.float32, *shape)
