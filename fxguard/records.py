@@ -11,6 +11,7 @@ __all__ = [
     "BACKWARD",
     "GRADIENT",
     "NOT_MEASURED",
+    "Fingerprint",
     "Frame",
     "Range",
     "Role",
@@ -93,6 +94,38 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A few numbers that depend on every element of one tensor: to compare it without its elements.
+
+    Elements are numbered in the order of their indices (row-major), however they lie in memory; a
+    complex number is two elements. :mod:`fxguard.measure.fingerprints` takes them.
+    """
+
+    count: int = 0  # elements
+    # Of these: NaN, infinite, or the largest magnitude of the dtype, as masks are. The numbers
+    # below are of the others; 0 where there is none.
+    left_out: int = 0
+    mean: float = 0.0
+    norm: float = 0.0  # L2: sqrt(sum(x_i ** 2))
+    # sum(s_i * x_i) / sqrt(taken), for each of several sequences of signs s_i, +1 or -1.
+    projections: tuple[float, ...] = ()
+    # True: taken from the captured graph, run once more in eager mode. A compiler ran another form
+    # of it.
+    of_eager_run: bool = False
+    note: str = ""  # why there are no numbers; "" where there are
+
+    @property
+    def taken(self) -> int:
+        """How many elements the numbers are of."""
+        return self.count - self.left_out
+
+    @property
+    def rms(self) -> float:
+        """The root of the mean square of these elements: ``norm / sqrt(taken)``."""
+        return self.norm / math.sqrt(self.taken) if self.taken else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A line of the user's code, outside torch itself."""
 
@@ -147,6 +180,7 @@ class Row:
     abs_max: float | None = None
     note: str = ""  # "", "None", "not a tensor", "empty", "meta", "changed since"
     dtype: str = ""  # of the tensor, "float16"; "" where it is not known
+    fingerprint: Fingerprint | None = None  # in files of traces; None where nobody has asked
 
     @property
     def role(self) -> RowRole:

@@ -29,9 +29,10 @@ from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory
 from fxguard.measure.details import Detail, describe
+from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
-from fxguard.records import NOT_MEASURED, Range, Role
+from fxguard.records import NOT_MEASURED, Fingerprint, Range, Role
 
 __all__ = ["Batch"]
 
@@ -69,6 +70,7 @@ class Batch:
         self.pairs: list[eager.Pair] = []  # their ranges, until they are read
         self.between: Tensor | None = None  # the same, read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad ones
+        self.fingerprints: dict[Key, Fingerprint] | None = None  # where they are asked for
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
         # These operations with copies of their operands, and whether anybody wants them.
         self.operations: dict[int, OneOperation] = {}
@@ -159,6 +161,9 @@ class Batch:
         if role.is_given:
             self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)
+        if self.fingerprints is not None:
+            with self.own_arithmetic():
+                self.fingerprints[key] = fingerprint_of(tensor)
         self.live.remember(tensor, key)
         return key
 

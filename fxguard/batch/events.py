@@ -120,7 +120,10 @@ class GraphRun(Event):
     postponed: Postponed | None = None  # what to do when the statistics are asked for
     # False: a second run would not begin as it did, or gave other numbers. None is asked then.
     may_repeat: bool = True
-    is_compiled: bool = False  # what ran is what a compiler made of the graph
+    is_compiled: bool = False  # what ran was made of the captured graph by a compiler
+    # How often each item of `args` had been written before the run, as `version_of` has it; None
+    # where nobody will ask.
+    versions: tuple[int | None, ...] | None = None
 
     @property
     def statistics(self) -> Tensor:

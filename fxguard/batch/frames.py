@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard.batch.dataflow import DataFlow, ranges_of
+from fxguard.batch.fingerprints import Fingerprints
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.plan.plan import FramePlan, Plan, Value
@@ -40,6 +41,7 @@ class FrameView:
         position: int,
         index: int,
         unlike: Callable[[Tensor], str] | None = None,
+        prints: Fingerprints | None = None,
     ) -> Frame:
         """One frame of a batch with its numbers.
 
@@ -48,8 +50,9 @@ class FrameView:
             position: the frame's index in it.
             index: its place among those that are shown.
             unlike: see :func:`render`.
+            prints: likewise.
         """
-        frame = render(flow.frames[position], flow.values, flow.ranges, self.model, unlike)
+        frame = render(flow.frames[position], flow.values, flow.ranges, self.model, unlike, prints)
         return replace(frame, batch_number=flow.batch_number, index=index, phase=self.phase)
 
 
@@ -71,6 +74,7 @@ def render(
     ranges: Sequence[Range | str],
     model: Module | None,
     unlike: Callable[[Tensor], str] | None = None,
+    prints: Fingerprints | None = None,
 ) -> Frame:
     """One frame with its numbers.
 
@@ -81,15 +85,21 @@ def render(
         model: for the rows of weights and buffers, which no graph measures.
         unlike: says of one of those why it may no longer be what it was in the batch; "" where it
             still is. They all are where it is not given.
+        prints: the fingerprints of the values; None where rows have none.
     """
 
     def standing_row(label: str, tensor: Tensor) -> Row:
         note = unlike(tensor) if unlike is not None else ""
-        return row_with(label, note or range_of(tensor), dtype_of(tensor))
+        row = row_with(label, note or range_of(tensor), dtype_of(tensor))
+        return row if prints is None else prints.of_tensor(row, tensor)
+
+    def measured_row(label: str, value: int, dtype: str) -> Row:
+        row = row_with(label, ranges[value], dtype)
+        return row if prints is None else prints.of_value(row, value)
 
     rows = []
     if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
-        rows += parameter_rows(frame.name, module, values, ranges, standing_row)
+        rows += parameter_rows(frame.name, module, values, ranges, standing_row, measured_row)
     for row in frame.rows:
         if row.value is None:
             rows.append(Row(row.label, note=row.note))
@@ -99,7 +109,7 @@ def render(
         if standing is not None and not isinstance(number, Range):
             rows.append(standing_row(row.label, standing))
         else:
-            rows.append(row_with(row.label, number, value.dtype))
+            rows.append(measured_row(row.label, row.value, value.dtype))
     return Frame(frame.name, frame.kind, frame.is_op, tuple(rows), frame.source)
 
 
@@ -109,23 +119,24 @@ def parameter_rows(
     values: Sequence[Value],
     ranges: Sequence[Range | str],
     standing_row: Callable[[str, Tensor], Row],
+    measured_row: Callable[[str, int, str], Row],
 ) -> list[Row]:
     """The rows of a module's own parameters: what the graph measured, where FSDP gathered them."""
     parameters = dict(module.named_parameters(recurse=False))
     measured = {}
     if any(map(traceable.inside, parameters.values())):
         measured = {
-            value.name: number
-            for value, number in zip(values, ranges, strict=True)
+            value.name: index
+            for index, (value, number) in enumerate(zip(values, ranges, strict=True))
             if value.role is Role.WEIGHT and isinstance(number, Range)
         }
     rows = []
     for label, parameter in parameters.items():
-        number = measured.get(f"{name}.{label}".lstrip("."))
-        if number is None:
+        index = measured.get(f"{name}.{label}".lstrip("."))
+        if index is None:
             rows.append(standing_row(label, parameter))
         else:
-            rows.append(row_with(label, number, dtype_of(parameter)))
+            rows.append(measured_row(label, index, dtype_of(parameter)))
     return rows
 
 

@@ -96,6 +96,8 @@ class Loss:
         self.owners = [*(each for each in self.owners if each is not owner), owner]
         self.batch.number = made_in.number
         self.batch.keeps_operands |= made_in.keeps_operands
+        if made_in.fingerprints is not None and self.batch.fingerprints is None:
+            self.batch.fingerprints = {}
         if not any(known is tensors for known in self.weights.maps):
             self.weights.maps.append(tensors)  # type: ignore[arg-type] # nobody writes it
         for label, tensor in outputs:

@@ -26,8 +26,9 @@ from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
+from fxguard.measure.at_hand import versions_of
 from fxguard.measure.eager import gathered
-from fxguard.measure.ways import EAGER, TRACEABLE, WAYS, Way
+from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
 from fxguard.passes.checks import with_checks
 from fxguard.passes.unmark import without_marks
@@ -133,9 +134,8 @@ class CheckingBackend:
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
         copies = Copies(plan, self.spare)
-        gathers = not self.way.is_traceable
+        gathers, is_compiled = not self.way.is_traceable, self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
-        is_compiled = self.way is not EAGER
         in_no_module, no_calls = (captured_in, ""), tuple[str, ...]()
 
         def run(*args: Any) -> Any:
@@ -160,6 +160,8 @@ class CheckingBackend:
                 may_repeat=kept is not None,
                 is_compiled=is_compiled,
             )
+            if forward is not None and forward.batch.fingerprints is not None:
+                graph_run.versions = versions_of(graph_run.args or ())
             try:
                 # What a captured graph does is checked by the graph: no observer has to see it.
                 outputs = observer.unobserved(compiled, *args)

@@ -56,7 +56,8 @@ def add_commands(commands: Any) -> None:
         "diff",
         help="show where two traces part",
         description="Align two traces by operation and show the first operation where they part, "
-        "then the largest difference. What is compared are smallest and largest magnitudes. The "
+        "then the largest difference. What is compared are smallest and largest magnitudes, and "
+        "fingerprints (mean, norm, two sums with seeded signs) where both files have them. The "
         f"exit status is {DIFFERENT} when they differ, {NOTHING} when nothing could be compared.",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a file that --trace-to wrote")

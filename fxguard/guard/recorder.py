@@ -12,6 +12,7 @@ from torch.nn import Module
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.fingerprints import Fingerprints
 from fxguard.batch.frames import FrameView
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
@@ -24,6 +25,7 @@ from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
+from fxguard.rerun.fingerprints import take_fingerprints
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.report_of import Finished, Judge, ReportOf
 
@@ -120,9 +122,18 @@ class Recorder:
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
         batch.keeps_operands = self.options.reproduce_to is not None
+        if self._writes(batch):
+            batch.fingerprints = {}
         if self.options.underflow is not None:
             batch.lost_share = self.underflows.share_for(number)
         return batch
+
+    def _writes(self, batch: Batch, found: Finished | None = None) -> bool:
+        """Whether a batch is written into a file of traces, given what was found in it."""
+        if self.options.trace_to is None:
+            return False
+        is_reported = found is not None and found.report is not None
+        return is_reported or batch.number in self.options.trace_batch_nums
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""
@@ -152,6 +163,8 @@ class Recorder:
                 found = self._judged(self.judge, batch, error)
             elif batch.number in traced:
                 measure_postponed(batch)
+            if self._writes(batch, found):
+                take_fingerprints(batch)
             if batch.lost_share is not None and error is None:
                 found = self._with_underflows(found or Finished(batch))
         finally:
@@ -282,9 +295,10 @@ class Recorder:
         shown = view.shown(flow)
         then = None if just_ended else batch.ended
         unlike = None if then is None else self.standing.changes_since(then)
+        prints = Fingerprints.in_flow(flow, batch.fingerprints)
         found = []
         for index, position in enumerate(shown):
             if on_progress is not None:
                 on_progress(index / len(shown))
-            found.append(view.render(flow, position, index, unlike))
+            found.append(view.render(flow, position, index, unlike, prints))
         return found

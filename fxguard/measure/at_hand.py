@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "own_arithmetic",
     "range_of",
     "version_of",
+    "versions_of",
 ]
 
 # How often a tensor was written, for many at once; raises for one of inference mode.
@@ -62,6 +63,11 @@ def name_of_dtype(dtype: torch.dtype) -> str:
 def version_of(tensor: Tensor) -> int | None:
     """How often it was written; None for one of inference mode, where nobody counts."""
     return None if tensor.is_inference() else tensor._version
+
+
+def versions_of(values: Iterable[object]) -> tuple[int | None, ...]:
+    """The same of many values; None also for what is no tensor."""
+    return tuple(version_of(each) if isinstance(each, Tensor) else None for each in values)
 
 
 def has_memory(value: Tensor) -> bool:

@@ -11,9 +11,16 @@ __all__ = ["plain_data", "strict_json"]
 
 
 def plain_data(record: Any) -> dict[str, Any]:
-    """A record as dicts, lists, strings and numbers, with its fields by name."""
-    data: dict[str, Any] = _with_lists(dataclasses.asdict(record))
+    """A record as dicts, lists, strings and numbers, with its fields by name.
+
+    Rows without a fingerprint, as all of a report are, have no such field.
+    """
+    data: dict[str, Any] = _with_lists(dataclasses.asdict(record, dict_factory=_fields))
     return data
+
+
+def _fields(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if name != "fingerprint" or value is not None}
 
 
 def _with_lists(value: Any) -> Any:

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fxguard.records import Row, RowRole
+from fxguard.trace import _elements_text
 from fxguard.trace.batch_diff import BatchDiff, Match
 
 __all__ = ["difference_text", "names_text", "table", "verdict_lines"]
-
-ELEMENTS = "compared: smallest and largest magnitudes; not compared: elements"
 
 
 def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
@@ -23,7 +22,8 @@ def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
     if not differing:
         aligned = [match for batch in batches for match in batch.aligned]
         if any(match.compared for match in aligned):
-            return [f"ranges agree: {_counts(batches)}", ELEMENTS, *_alone(batches)]
+            what, compared = _elements_text.compared(batches)
+            return [f"{what} agree: {_counts(batches)}", *compared, *_alone(batches)]
         reason = "no frame is in both"
         if aligned:
             reason = f"of {len(aligned)} frames in both, none has numbers in both"
@@ -34,7 +34,7 @@ def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
     if largest is not first:
         lines.append(f"the largest difference: {_headline(largest, batch_of_largest)}")
         lines += _rows(largest)
-    return [*lines, _counts(batches), ELEMENTS, *_alone([batch])]
+    return [*lines, _counts(batches), *_elements_text.compared(batches)[1], *_alone([batch])]
 
 
 def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
@@ -93,6 +93,7 @@ def _rows(match: Match) -> Iterator[str]:
         a, b = (" ".join(f"{cell:>9}" for cell in _cells(row)) for row in (pair.a, pair.b))
         mark = "" if not pair.differs else "  <-"
         yield f"  {a}  {b}  {difference_text(pair.distance):>10}  {pair.a.label}{mark}"
+        yield from _elements_text.rows(pair)
 
 
 def _reason(match: Match, batch: BatchDiff) -> str:
@@ -101,7 +102,7 @@ def _reason(match: Match, batch: BatchDiff) -> str:
         return f"its {names_text(held)} differs already"
     read = [pair for pair in match.of(RowRole.INPUT) if pair.differs]
     if not read:
-        return "the ranges of what it read agree, those of what it made do not"
+        return _elements_text.reason(match)
     root = batch.aligned[-1] if batch.aligned else match
     inputs = [pair.a.label for pair in root.of(RowRole.INPUT) if pair.differs]
     if inputs and not root.frame.name:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fxguard.formats import is_mask
 from fxguard.records import Frame, Row, RowRole
 from fxguard.trace.align import align
+from fxguard.trace.fingerprints import distance_of_elements
 from fxguard.trace.trace import TracedBatch
 
 __all__ = ["BatchDiff", "Match", "RowPair", "compare_batches", "distance"]
@@ -36,8 +37,11 @@ class RowPair:
 
     a: Row
     b: Row
-    distance: float | None  # see `distance`; None where one of them has no number
+    # The larger of the differences of ranges and fingerprints; None where one has no number.
+    distance: float | None
     differs: bool  # more than is tolerated
+    # See `distance_of_elements`; None where one of them has no fingerprint.
+    elements: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Match:
 
     @property
     def differs(self) -> bool:
-        """Whether the ranges of what it made differ by more than is tolerated."""
+        """Whether ranges or fingerprints of what it made differ by more than is tolerated."""
         return any(pair.differs for pair in self.of(RowRole.OUTPUT))
 
     @property
@@ -117,7 +121,8 @@ def compare_batches(a: TracedBatch, b: TracedBatch, tolerance: float | None) -> 
     Args:
         a: a batch.
         b: another one.
-        tolerance: how far apart two ranges may be, see :func:`distance`; None: what rounding makes.
+        tolerance: how far apart two ranges may be, see :func:`distance`, and two fingerprints, see
+            :func:`~fxguard.trace.fingerprints.distance_of_elements`; None: what rounding makes.
     """
     allowed = _rounding(a, b) if tolerance is None else tolerance
 
@@ -159,7 +164,11 @@ def _rows(x: Frame, y: Frame, tolerance: float) -> Iterator[RowPair]:
 
 def _row_pair(a: Row, b: Row, tolerance: float) -> RowPair:
     difference = distance(a, b)
-    return RowPair(a, b, difference, difference is not None and difference > tolerance)
+    if difference is None:
+        return RowPair(a, b, None, False)
+    elements = distance_of_elements(a, b)
+    difference = max(difference, elements or 0.0)
+    return RowPair(a, b, difference, difference > tolerance, elements)
 
 
 def distance(a: Row, b: Row) -> float | None:

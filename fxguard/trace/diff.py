@@ -30,8 +30,13 @@ Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 class Diff:
     """Two traces next to each other: where they part.
 
-    What is compared are ranges: the smallest and largest magnitude of each tensor. Tensors whose
-    ranges agree may have other elements, such as the same ones in another order.
+    What is compared are ranges, the smallest and largest magnitude of each tensor, and fingerprints
+    where both traces have them: mean, norm, and two sums of the elements with seeded signs. Files
+    of traces have fingerprints; files of earlier versions, and frames that were never in a file,
+    have none. The verdict says what was compared. Tensors whose ranges agree may have other
+    elements, such as the same ones in another order. If their fingerprints agree too, other
+    elements are unlikely, and not impossible: two exchanged elements of a large tensor are less
+    than a tolerance.
 
     Example:
         >>> found = fxguard.diff("traces/before.jsonl", "traces/after.jsonl")
@@ -56,7 +61,7 @@ class Diff:
 
     @property
     def differs(self) -> bool:
-        """Whether any operation in both made values of different ranges."""
+        """Whether any operation in both made values of different ranges or fingerprints."""
         return self.first is not None
 
     @property
@@ -66,7 +71,7 @@ class Diff:
 
     @property
     def agrees(self) -> bool:
-        """Whether something was compared, and all compared ranges agree."""
+        """Whether something was compared, and all compared ranges and fingerprints agree."""
         return self.compared > 0 and not self.differs
 
     def _differing(self) -> Iterator[Match]:
@@ -148,7 +153,9 @@ def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
         tolerance: how far apart two ranges may be, relative to the larger one:
             ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``. None allows what
             rounding makes of them: 1e-5 for float64, 1e-4 for float32, 1e-2 for float16, 5e-2 for
-            bfloat16, by the coarsest dtype in either trace.
+            bfloat16, by the coarsest dtype in either trace. It holds for fingerprints, too, whose
+            differences are relative to the largest magnitude, or to five times the root mean
+            square if that is less.
 
     Raises:
         FxguardError: when a file is not a trace, or no batch of one is in the other.
@@ -216,6 +223,7 @@ def _match_data(match: Match) -> dict[str, Any]:
                 "a": [pair.a.abs_min, pair.a.abs_max],
                 "b": [pair.b.abs_min, pair.b.abs_max],
                 "difference": pair.distance,
+                "difference_of_elements": pair.elements,
                 "differs": pair.differs,
             }
             for pair in match.rows

@@ -2,9 +2,10 @@
 
 A file holds JSON lines. The first says what the file is; a ``plan`` line lists frames with the
 labels of their rows, and is written again only when a batch has other frames; a ``batch`` line
-holds the numbers. Each line is written when its batch has finished, so that a file is readable up
-to the point of a crash. The frames of its loss and of its backward come later, in lines of their
-own. Here they are read; :mod:`fxguard.trace.writer` writes them. Knows nothing of torch.
+holds the numbers, and the fingerprints beside them. Files of earlier versions have none, and
+earlier versions pass over them. Each line is written when its batch has finished, so that a file is
+readable up to the point of a crash. The frames of its loss and of its backward come later, in lines
+of their own. Here they are read; :mod:`fxguard.trace.writer` writes them. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fxguard.report.frames_json import (
     of_type,
     read_text,
 )
+from fxguard.trace.fingerprints import read_fingerprints
 from fxguard.trace.trace import Trace, TracedBatch
 
 __all__ = ["SCHEMA", "load_trace"]
@@ -135,12 +137,17 @@ def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
     plan = plans[_int(entry["of_plan"])]
     if len(rows) != plan.row_count:
         raise ValueError("a batch has other rows than its plan")
+    given = entry.get("fingerprints")
+    fingerprints = None if given is None else read_fingerprints(given, plan.row_count)
     frames: list[Frame] = []
     at = 0
     for name, kind, is_op, source, of_rows, phase in plan.frames:
         with_numbers = []
         for label, dtype in of_rows:
-            with_numbers.append(_row(label, dtype, rows[at]))
+            row = _row(label, dtype, rows[at])
+            if fingerprints is not None:
+                row = replace(row, fingerprint=fingerprints[at])
+            with_numbers.append(row)
             at += 1
         rows_of_frame, index = tuple(with_numbers), len(frames)
         frames.append(Frame(name, kind, is_op, rows_of_frame, source, number, index, phase))

@@ -16,6 +16,7 @@ from typing import Any
 
 from fxguard.report.frames_json import as_json, layout_of, numbers_of
 from fxguard.trace.file import SCHEMA
+from fxguard.trace.fingerprints import fingerprints_of
 from fxguard.trace.trace import TracedBatch
 
 __all__ = ["TraceWriter"]
@@ -86,7 +87,10 @@ class TraceWriter:
         if batch.verdict:
             entry["verdict"] = batch.verdict
             entry["blamed"] = batch.blamed
-        entry["rows"] = numbers_of([row for frame in batch.frames for row in frame.rows])
+        rows = [row for frame in batch.frames for row in frame.rows]
+        entry["rows"] = numbers_of(rows)
+        if (fingerprints := fingerprints_of(rows)) is not None:
+            entry["fingerprints"] = fingerprints
         lines.append(as_json(entry))
         self._append("".join(f"{line}\n" for line in lines).encode(), rank)
         self._plans[plan] = of_plan

@@ -92,7 +92,7 @@ def test_diff(traces: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert said.startswith(f"A: {a}\nB: {b}\n\nthey part at blocks.0.linear Linear, batch 2\n")
     assert main.main(["diff", a, a]) == 0
-    assert "ranges agree: 0 of " in capsys.readouterr().out
+    assert "ranges and fingerprints agree: 0 of " in capsys.readouterr().out
     assert main.main(["diff", a, b, "--tolerance", "1"]) == 0
     assert main.main(["diff", a, b, "--batches", "0,1"]) == 0
     assert main.main(["diff", b, "--batches", "0,2"]) == 1

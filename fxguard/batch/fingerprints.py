@@ -1,0 +1,56 @@
+"""Fingerprints that a batch has noted, for the rows of its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.keys import Key
+from fxguard.measure.fingerprints import fingerprint_of
+from fxguard.records import Fingerprint, Row
+
+__all__ = ["Fingerprints"]
+
+
+@dataclass(slots=True)
+class Fingerprints:
+    """The fingerprints of one batch, while its frames are put together.
+
+    Weights and buffers are at hand then, and each is read once.
+    """
+
+    of_values: Mapping[int, Fingerprint]  # by index into the values of the data flow
+    of_tensors: dict[int, tuple[Tensor, Fingerprint]] = field(default_factory=dict)  # by id
+
+    @classmethod
+    def in_flow(
+        cls, flow: DataFlow, noted: Mapping[Key, Fingerprint] | None
+    ) -> Fingerprints | None:
+        """Those that were noted, by value of the data flow; None where nobody has asked for any.
+
+        A value that one graph has made and another one has read was noted twice: the first is
+        taken that has numbers.
+        """
+        if noted is None:
+            return None
+        found: dict[int, Fingerprint] = {}
+        for key, each in noted.items():
+            value = flow.place.get(key)
+            if value is not None and (value not in found or found[value].note):
+                found[value] = each
+        return cls(found)
+
+    def of_value(self, row: Row, value: int) -> Row:
+        """A row of a value, with its fingerprint if it has a range."""
+        return row if row.abs_max is None else replace(row, fingerprint=self.of_values.get(value))
+
+    def of_tensor(self, row: Row, tensor: Tensor) -> Row:
+        """The same for a tensor that is at hand."""
+        if row.abs_max is None:
+            return row
+        if id(tensor) not in self.of_tensors:
+            self.of_tensors[id(tensor)] = tensor, fingerprint_of(tensor)
+        return replace(row, fingerprint=self.of_tensors[id(tensor)][1])

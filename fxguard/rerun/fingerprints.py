@@ -1,0 +1,175 @@
+"""A captured graph once more, node by node in eager mode, for the fingerprints of its values.
+
+The graph that ran has reductions where the values were, and a compiler may never have made them.
+The second run begins as the first one did, and what it makes is compared with the ranges of the
+first. Where one of them is another, or where no second run is possible, the graph has no
+fingerprints, and a note says why: there is none of another time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun, UncapturedOperation
+from fxguard.batch.keys import Key
+from fxguard.formats import format_of
+from fxguard.graph.random_state import RandomState
+from fxguard.measure import eager
+from fxguard.measure.at_hand import versions_of
+from fxguard.measure.fingerprints import fingerprint_of
+from fxguard.records import Fingerprint, Role
+from fxguard.rerun.node_by_node import NodeByNode
+from fxguard.rerun.same_start import TOLERANCE, as_before, copies_of
+
+__all__ = ["fingerprints_of", "take_fingerprints"]
+
+NOT_REPEATED = "its graph cannot run again"
+WRITTEN = "its graph wrote it"
+WRITTEN_SINCE = "an input of its graph may have been written since"
+STOPPED = "a second run of its graph was stopped by an error"
+OTHER_NUMBERS = "a second run of its graph gave other numbers"
+RANDOM = "its graph draws random numbers under a compiler"
+MANY_TIMES = "made many times, in a loop"
+NOT_MADE = "a second run did not come to it"
+
+# How many roundings of the largest magnitude the numbers of two eager runs may be apart: kernels
+# that need no gradient add in another order.
+ROUNDINGS = 64
+
+
+class _Other(Exception):  # noqa: N818 - a signal, not an error
+    """The second run is not the first one again."""
+
+
+def take_fingerprints(batch: Batch) -> None:
+    """Note the fingerprints of all that the graphs of a batch have measured.
+
+    Args:
+        batch: read, and still open. One that has noted nothing between graphs is given a place for
+            fingerprints.
+    """
+    if batch.fingerprints is None:
+        batch.fingerprints = {}
+    for index, event in enumerate(batch.events):
+        if isinstance(event, GraphRun):
+            later = batch.events[index + 1 :]
+            is_last = not any(isinstance(e, (GraphRun, UncapturedOperation)) for e in later)
+            found = fingerprints_of(event, is_last=is_last)
+            batch.fingerprints |= {Key(index, value): each for value, each in found.items()}
+
+
+def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerprint]:
+    """The fingerprint of each value of a graph that has a range.
+
+    Args:
+        run: of the graph, still open, with its numbers on the host.
+        is_last: whether no other graph and no operation has run since.
+
+    Returns:
+        Value of the plan to its fingerprint, or to one that says why there is none.
+    """
+    measured = {v.slot: i for i, v in enumerate(run.plan.values) if v.slot is not None}
+    why = _why_not(run, is_last)
+    found: dict[int, Fingerprint] = {}
+    if not why:
+        try:
+            found = _second_run(run, measured)
+        except _Other as other:
+            why = str(other)
+        except Exception:  # a collective, no memory, a kernel that is not there
+            why = STOPPED
+    missing = Fingerprint(note=why or NOT_MADE)
+    overwritten = {
+        value: Fingerprint(note=WRITTEN)
+        for position, value in run.plan.inputs
+        if position in _written_by(run) and not why
+    }
+    return dict.fromkeys(measured.values(), missing) | found | overwritten
+
+
+def _written_by(run: GraphRun) -> set[int]:
+    """Positions of inputs that the graph wrote, and of which nobody has a copy."""
+    return {position for position, _ in run.plan.written} - set(run.plan.overwritten)
+
+
+def _why_not(run: GraphRun, is_last: bool) -> str:
+    if run.args is None or not run.may_repeat or not run.plan.checks:
+        return NOT_REPEATED
+    if not _holds_inputs(run, run.args, is_last):
+        return WRITTEN_SINCE
+    return ""
+
+
+def _holds_inputs(run: GraphRun, args: Sequence[Any], is_last: bool) -> bool:
+    """Whether what the graph read is still there: ranges do not see every write."""
+    own = _written_by(run)
+    before = run.versions or (None,) * len(args)
+    for position, (then, now) in enumerate(zip(before, versions_of(args), strict=True)):
+        if position in own or not isinstance(args[position], Tensor):
+            continue
+        if then is None and not is_last:  # in inference mode nobody counts
+            return False
+        if then is not None and then != now:
+            return False
+    return True
+
+
+def _second_run(run: GraphRun, measured: dict[int, int]) -> dict[int, Fingerprint]:
+    first: Sequence[Any] = run.statistics.tolist()
+    found: dict[int, Fingerprint] = {}
+    allowed = _allowed(run)
+
+    def visit(slot: int, tensor: Any, repeats: bool) -> None:
+        index = measured[slot]
+        if repeats:
+            found[index] = Fingerprint(note=MANY_TIMES)
+            return
+        value = run.plan.values[index]
+        low, high = map(float, eager.abs_min_max(tensor))
+        # What came in is what it was: a cache that the graph wrote was copied before.
+        apart = allowed if value.can_be_bad else 0.0
+        if value.role is Role.MADE and not _repeats((low, high), first[slot], apart):
+            raise _Other(OTHER_NUMBERS)
+        taken = fingerprint_of(tensor)
+        found[index] = replace(taken, of_eager_run=run.is_compiled and not taken.note)
+
+    with as_before(run):
+        NodeByNode(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*copies_of(run))
+        # A compiler may have drawn from a generator of its own: ranges cannot tell.
+        if run.is_compiled and _has_drawn(run):
+            raise _Other(RANDOM)
+    return found
+
+
+def _has_drawn(run: GraphRun) -> bool:
+    """Whether the second run, which has just ended, has drawn random numbers."""
+    begun = run.random_state
+    return begun is not None and not RandomState.now(run.args).is_same(begun)
+
+
+def _allowed(run: GraphRun) -> float:
+    """How far apart the ranges of two runs may be, relative to the largest magnitude.
+
+    A compiler keeps more digits between fused operations. The coarsest dtype counts for all values:
+    what is computed of rounded numbers is as far apart as these.
+    """
+    if run.is_compiled:
+        return TOLERANCE
+    formats = [format_of(value.dtype) for value in run.plan.values]
+    coarsest = max((known.eps for known in formats if known is not None), default=0.0)
+    return min(TOLERANCE, ROUNDINGS * coarsest)
+
+
+def _repeats(now: tuple[float, float], before: Sequence[float], allowed: float) -> bool:
+    """Whether two runs made tensors of one range; each has abs min and abs max."""
+    (low, high), (low_before, high_before) = now, before
+    if not math.isfinite(high) or not math.isfinite(high_before):
+        return str(high) == str(high_before)
+    apart = max(abs(high - high_before), abs(low - low_before))
+    return apart <= allowed * abs(max(high, high_before)) + 1e-30  # a mark is negative
