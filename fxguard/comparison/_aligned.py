@@ -91,11 +91,20 @@ def _named(runs: Sequence[KeptRun]) -> dict[Key, Named]:
             kind = read_node(node, owner).kind
             step = steps.get(place)
             source = source_of_trace(node.meta.get("stack_trace")) if step is None else step.source
-            module = module if step is None else run.running_name(step.module)
+            module = _module_around(node, module) if step is None else run.running_name(step.module)
             title = titles.get(place, f"{module} {kind}".strip())
             key = number, place
             found[key] = Named(key, node, title, kind, module, source, place in titles)
     return found
+
+
+def _module_around(node: Node, before: str) -> str:
+    """The module in whose forward a node stands that is no operation of its own."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return before
+    key, entry = list(stack.items())[-1]
+    return nodes.path_of(key, entry, {})
 
 
 def _inputs(model: ModelRun) -> tuple[dict[str, Hashable], ...]:

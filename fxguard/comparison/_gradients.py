@@ -47,18 +47,22 @@ def compare_gradients(
     wide_a = gradients_in_float64(a, [each.run.args for each in a.runs])
     wide_b = gradients_in_float64(b, arguments, a.starts)
     largest = max((size_of(x) for x in wide_a.values()), default=0.0)
+    reference = wide_a  # that of the side whose weights have more digits
+    if unit_of(*a.gradients.values()) > unit_of(*b.gradients.values()):
+        reference = gradients_in_float64(b, [each.run.args for each in b.runs])
     for name, low_a in a.gradients.items():
-        low_b, one, other = b.gradients.get(name), wide_a.get(name), wide_b.get(name)
+        low_b, high = b.gradients.get(name), reference.get(name)
+        one, other = wide_a.get(name), wide_b.get(name)
         if low_b is None or low_b.shape != low_a.shape:
             said = "B has no gradient there" if low_b is None else "shapes differ"
             yield Compared(name, "gradient", dtypes=(dtype_of(low_a), ""), reason=said)
             continue
         errors, reason = None, ""
-        if one is not None:
+        if high is not None:
             floor = SMALL * largest
-            errors = relative_error(low_a, one, floor), relative_error(low_b, one, floor)
+            errors = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
             units = unit_of(low_a), unit_of(low_b)
-            if other is not None:
+            if one is not None and other is not None:
                 reason = _differs(one, other, max(units), largest)
                 errors = None if reason else errors
             reason = reason or _is_worse(low_a, low_b, (errors or (0.0, 0.0)), units)
@@ -135,7 +139,7 @@ def gradients_in_float64(
                 name = names.get(position) or inputs.get(id(argument), f"{id(argument)}")
                 if name not in leaves:
                     leaf = widened(value, torch.float64).clone()
-                    leaves[name] = leaf.requires_grad_(not leaf.is_complex())
+                    leaves[name] = leaf.requires_grad_(argument.requires_grad)
                 wide.append(leaves[name].clone())
         form = WideForm(differentiable=True)
         with as_before(kept.run), torch.enable_grad():
@@ -150,8 +154,9 @@ def gradients_in_float64(
     drawn = [gradient for _, gradient in (starts or model.starts)]
     found = torch.autograd.grad(
         [x for x, _ in own if x is not None],
-        list(leaves.values()),
+        [leaf for leaf in leaves.values() if leaf.requires_grad],
         [gradient.to(torch.float64) for gradient in drawn],
         allow_unused=True,
     )
-    return {name: x for name, x in zip(leaves, found, strict=True) if x is not None}
+    names = [name for name, leaf in leaves.items() if leaf.requires_grad]
+    return {name: x for name, x in zip(names, found, strict=True) if x is not None}

@@ -117,7 +117,6 @@ class Judge:
         try:
             wide_a = in_float64(made.ran, made.node, made.ran.args, made.ran.kwargs)
             of_a = [x for x in wide_a if is_float(x)]
-            errors = _errors(floats, of_a)
             exact = [x for x in in_float64(ran, node, *sides.exact) if is_float(x)]
         except NotJudged as why:
             if not reason and self.tolerance is None and not differs:
@@ -125,6 +124,10 @@ class Judge:
             return reason, None
         pairs = [(a, b) for a, b, _ in floats]
         units = unit_of(*(a for a, _ in pairs)), unit_of(*(b for _, b in pairs))
+        reference = of_a  # with the weights that have more digits
+        if units[0] > units[1]:
+            reference = [x for x in in_float64(ran, node, *sides.own) if is_float(x)]
+        errors = _errors(floats, reference)
         programs = [_masked(x, y, a, b) for x, y, (a, b) in zip(of_a, exact, pairs, strict=True)]
         rounded = 0.0 if sides.is_wired_alike else units[0]
         if any(beyond(x, y, max(units), rounded=rounded) for x, y in programs):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fxguard.comparison._rounding import apart, error_of
+from fxguard.comparison._rounding import apart, error_of, unit_of
 from fxguard.comparison._runs import KeptRun, ModelRun
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
@@ -21,15 +21,18 @@ __all__ = ["compare_outputs"]
 
 
 def compare_outputs(a: ModelRun, b: ModelRun) -> Iterator[Compared]:
-    """How far apart the outputs are. Roundings add up on the way: nothing here is significant,
-    unless no operation could be compared.
+    """How far apart the outputs are.
+
+    Roundings add up on the way: a difference is significant where the shapes differ. Float64 begins
+    with the weights of the side whose outputs have more digits.
 
     Args:
         a: has run.
         b: likewise.
     """
+    finer = a if unit_of(*a.outputs) <= unit_of(*b.outputs) else b
     try:
-        wide = _in_float64(a.runs)
+        wide = _in_float64(finer.runs)
     except NotJudged:
         wide = {}
     for number, (one, other) in enumerate(zip(a.outputs, b.outputs, strict=False)):
@@ -40,7 +43,7 @@ def compare_outputs(a: ModelRun, b: ModelRun) -> Iterator[Compared]:
             continue
         if not is_float(one) or not is_float(other):
             continue
-        high = wide.get(id(one))
+        high = wide.get(id(one if finer is a else other))
         errors = None if high is None else (error_of(one, high), error_of(other, high))
         dtypes = dtype_of(one), dtype_of(other)
         yield Compared(title, "output", dtypes=dtypes, total=apart(one, other), errors=errors)

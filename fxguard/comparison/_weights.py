@@ -33,6 +33,9 @@ def difference_between(a: Tensor, b: Tensor) -> str:
         return "" if torch.equal(a, b.to(a.device)) else _count(in_double(a) != in_double(b))
     dtype = max((a.dtype, b.dtype), key=lambda each: torch.finfo(each).eps)
     eps = torch.finfo(dtype).eps
+    lost = a.isfinite() != b.to(a.device).isfinite()
+    if bool(lost.any()):
+        return f"{int(lost.sum())} of {lost.numel()} elements are finite in one model only"
     a, b = in_double(a.to(dtype)), in_double(b.to(dtype).to(a.device))
     differs = _differs(a, b, eps)
     if not bool(differs.any()):
@@ -50,7 +53,7 @@ def difference_between(a: Tensor, b: Tensor) -> str:
 def _differs(a: Tensor, b: Tensor, eps: float) -> Tensor:
     size = torch.maximum(a.abs(), b.abs())
     same = (a == b) | (a.isnan() & b.isnan())
-    return ~same & ~((a - b).abs() <= eps * size)
+    return ~same & ~(((a - b).abs() <= eps * size) & size.isfinite())
 
 
 def _factor(a: Tensor, b: Tensor, eps: float) -> float | None:
