@@ -32,7 +32,7 @@ TIMES = 64
 
 
 def compare_gradients(
-    a: ModelRun, b: ModelRun, arguments: Sequence[Sequence[Any]]
+    a: ModelRun, b: ModelRun, arguments: Sequence[Sequence[Any]], *, alike: bool
 ) -> Iterator[Compared]:
     """Compare the gradients of each weight and input.
 
@@ -40,6 +40,8 @@ def compare_gradients(
         a: with gradients.
         b: likewise.
         arguments: what A has for each argument of each graph of B.
+        alike: whether integers and booleans were the same in both. Otherwise, as where a router
+            chose another expert, float64 takes over other choices, and cannot tell.
 
     Raises:
         NotJudged: where there is no backward in float64.
@@ -62,7 +64,7 @@ def compare_gradients(
             floor = SMALL * largest
             errors = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
             units = unit_of(low_a), unit_of(low_b)
-            if one is not None and other is not None:
+            if alike and one is not None and other is not None:
                 reason = _differs(one, other, max(units), largest)
                 errors = None if reason else errors
             reason = reason or _is_worse(low_a, low_b, (errors or (0.0, 0.0)), units)
@@ -158,5 +160,5 @@ def gradients_in_float64(
         [gradient.to(torch.float64) for gradient in drawn],
         allow_unused=True,
     )
-    names = [name for name, leaf in leaves.items() if leaf.requires_grad]
-    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
+    asked = [name for name, leaf in leaves.items() if leaf.requires_grad]
+    return {name: x for name, x in zip(asked, found, strict=True) if x is not None}

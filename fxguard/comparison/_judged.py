@@ -47,10 +47,15 @@ class Judge:
     Args:
         tolerance: the largest own error that is not significant, relative to the largest
             magnitude; None: what roundings explain.
+
+    Attributes:
+        chose_otherwise: operations whose integers or booleans are others in the two models as they
+            ran: roundings decided, as in a router.
     """
 
     def __init__(self, tolerance: float | None) -> None:
         self.tolerance = tolerance
+        self.chose_otherwise = 0
 
     def compare(self, sides: Sides, weights: tuple[str, ...]) -> Compared | None:
         """How far apart an operation's results are; None where it makes no numbers.
@@ -82,6 +87,9 @@ class Judge:
         ]
         if not triples:
             return None
+        self.chose_otherwise += any(
+            not is_float(a) and not torch.equal(a, c) for a, _, c in triples
+        )
         floats = [each for each in triples if is_float(each[0])]
         found = Compared("", weights=weights)
         if floats:

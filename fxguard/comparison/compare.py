@@ -141,8 +141,14 @@ class _Comparing:
         if why:
             graphs.not_compared["gradients"] = why
             return
+        chose = self.judge.chose_otherwise
+        if chose:
+            what = "gradients in float64"
+            graphs.not_compared[what] = (
+                f"roundings decided integers or booleans of {chose} operations otherwise in B"
+            )
         try:
-            found = list(compare_gradients(a, b, graphs.arguments))
+            found = list(compare_gradients(a, b, graphs.arguments, alike=not chose))
         except (NotJudged, RuntimeError) as reason:
             graphs.not_compared["gradients"] = str(reason)
             return

@@ -76,7 +76,8 @@ def verdict_lines(found: Parts) -> list[str]:
     if significant:
         lines.append(f"compared by elements: {_counts(found)}")
     lines += _gradients(found)
-    lines += found.notes
+    for note in found.notes:
+        lines += textwrap.wrap(note, WIDTH, subsequent_indent="  ")
     lines += _not_compared(found)
     return lines
 
@@ -141,10 +142,13 @@ def _gradients(found: Parts) -> Iterator[str]:
     nearer = [each.nearer for each in known]
     worst = max(known, key=lambda each: max(each.errors or (0.0,)))
     a, b = worst.errors or (0.0, 0.0)
-    yield (
-        f"gradients: {nearer.count('A')} nearer to float64 in A, {nearer.count('B')} in B; "
-        f"furthest: {worst.title}, A {number(a)}, B {number(b)}"
+    counts = nearer.count("A"), nearer.count("B")
+    said = (
+        f"{counts[0]} nearer to float64 in A, {counts[1]} in B"
+        if any(counts)
+        else "as near to float64 in both"
     )
+    yield f"gradients: {said}; furthest: {worst.title}, A {number(a)}, B {number(b)} from float64"
 
 
 def _not_compared(found: Parts) -> Iterator[str]:
