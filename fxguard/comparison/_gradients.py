@@ -67,7 +67,8 @@ def compare_gradients(
             if alike and one is not None and other is not None:
                 reason = _differs(one, other, max(units), largest)
                 errors = None if reason else errors
-            reason = reason or _is_worse(low_a, low_b, (errors or (0.0, 0.0)), units)
+            known = errors if alike and errors is not None else (0.0, 0.0)
+            reason = reason or _is_worse(low_a, low_b, known, units)
         yield Compared(
             name,
             "gradient",
