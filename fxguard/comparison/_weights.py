@@ -78,5 +78,4 @@ def _permuted(a: Tensor, b: Tensor) -> str:
 
 
 def _count(differs: Tensor) -> str:
-    count, total = int(differs.sum()), differs.numel()
-    return f"{count} of {total} element{'s' * (total > 1)} differ{'s' * (count == 1)}"
+    return f"{int(differs.sum())} of {differs.numel()} elements differ"
