@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("measure", "report", "ranks", "graph", "trace", "plan", "passes")),
     *((name,) for name in ("batch", "rerun", "capture", "verdict", "guard")),
     ("precision",),
+    ("comparison",),
     ("debug_utils", "netcheck"),  # names that documents give
     ("__init__",),  # gives out the names of those to its left
     ("integrations", "testing", "cli", "about"),

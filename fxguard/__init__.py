@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from fxguard.batch.frames import frames_of as frames_of
+    from fxguard.comparison.compare import compare as compare
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from fxguard.findings import Origin as Origin
     from fxguard.findings import SelfTest as SelfTest
     from fxguard.guard.backend import backend as backend
-    from fxguard.guard.compare import compare as compare
     from fxguard.guard.guard import Guard as Guard
     from fxguard.guard.instrument import guard_of as guard_of
     from fxguard.guard.instrument import instrument as instrument
@@ -63,8 +63,10 @@ if TYPE_CHECKING:
     from fxguard.report.forecast import Forecast as Forecast
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
     from fxguard.report.report import Report as Report
+    from fxguard.trace.comparison import Comparison as Comparison
     from fxguard.trace.diff import Diff as Diff
     from fxguard.trace.diff import diff as diff
+    from fxguard.trace.elements import Compared as Compared
     from fxguard.trace.file import load_trace as load_trace
     from fxguard.trace.trace import Trace as Trace
     from fxguard.trace.trace import TracedBatch as TracedBatch
@@ -77,6 +79,8 @@ logging.getLogger("fxguard").addHandler(logging.NullHandler())
 _HOME = {
     "BatchLimitReached": "errors",
     "Climb": "findings",
+    "Compared": "trace.elements",
+    "Comparison": "trace.comparison",
     "Diff": "trace.diff",
     "DebugUnderflowOverflow": "debug_utils",
     "Forecast": "report.forecast",
@@ -94,7 +98,7 @@ _HOME = {
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",
     "backend": "guard.backend",
-    "compare": "guard.compare",
+    "compare": "comparison.compare",
     "detect_overflow": "debug_utils",
     "diff": "trace.diff",
     "forecast": "precision.forecast",

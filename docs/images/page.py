@@ -37,7 +37,7 @@ def pages(folder: Path) -> tuple[Path, Path]:
     tokens = example["text_batches"]()[0]
     half = copy.deepcopy(model).half()
     found = fxguard.compare(model.float(), half, input_ids=tokens, labels=tokens)
-    found.to_html(folder / "diff.html")
+    found.ranges.to_html(folder / "diff.html")
     diff = folder / "diff.html"
     diff.write_text(without_home(diff.read_text()))
     return folder / "trace.html", folder / "diff.html"

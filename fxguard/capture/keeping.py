@@ -11,17 +11,18 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 
+from fxguard.batch.events import GraphRun
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.errors import UsageError
 from fxguard.globs import matches
 from fxguard.graph.nodes import example_of
 from fxguard.measure.free_memory import has_room
 from fxguard.passes.float32 import in_float32, is_put_in
-from fxguard.plan.plan import Plan, Step
+from fxguard.plan.plan import Place, Plan, Step
 from fxguard.plan.reader import make_plan
-from fxguard.records import Role
+from fxguard.records import Role, title_of
 
-__all__ = ["Keeping", "numbered", "seen_from_outside"]
+__all__ = ["Keeping", "named_steps", "numbered", "seen_from_outside", "titles_of"]
 
 AROUND = "<the model>"  # in a graph that holds more than it
 
@@ -165,3 +166,16 @@ def _inputs_at(graph_module: GraphModule, positions: Collection[int]) -> list[Te
 def _outermost(step: Step) -> str:
     """The node of the graph itself in which an operation stands."""
     return step.inside[0][0] if step.inside else step.node
+
+
+def titles_of(run: GraphRun) -> dict[Place, str]:
+    """What each operation is called: a second one of the same name has a number."""
+    named = named_steps(run)
+    return {(step.inside, step.node): title_of(module, kind) for module, kind, step in named}
+
+
+def named_steps(run: GraphRun) -> Iterator[tuple[str, str, Step]]:
+    """Each operation of a graph, with its module and its name: ``mul #2``."""
+    for step, number in numbered(run.plan):
+        kind = step.kind if number == 1 else f"{step.kind} #{number}"
+        yield run.running_name(step.module), kind, step

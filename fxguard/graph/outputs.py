@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxguard.graph import nodes
+from fxguard.graph.marks import flatten_call
 
-__all__ = ["handed_on", "made_of"]
+__all__ = ["handed_on", "made_of", "to_differentiate"]
 
 
 def _outputs(graph_module: GraphModule) -> list[object]:
@@ -40,3 +43,10 @@ def handed_on(graph_module: GraphModule, written: Collection[int]) -> frozenset[
     same = {node for position, node in enumerate(inputs) if position not in written}
     outputs = enumerate(_outputs(graph_module))
     return frozenset(position for position, output in outputs if output in same)
+
+
+def to_differentiate(output: Any) -> list[Tensor]:
+    """What a backward begins from: the ``loss`` that a model returns, or all that it returns."""
+    made = getattr(output, "loss", None)
+    returned = [made] if isinstance(made, Tensor) else flatten_call((), {}, output)[1]
+    return [x for x in returned if x.requires_grad]

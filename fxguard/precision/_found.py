@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fxguard.batch.events import GraphRun
-from fxguard.capture.keeping import numbered
+from fxguard.capture.keeping import named_steps, titles_of
 from fxguard.plan.plan import Place, Step
 from fxguard.records import Frame, Row, title_of
 from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.rerun.failure import Failure, Failures
 
-__all__ = ["Found", "titles_of"]
+__all__ = ["Found"]
 
 # Each failure by what fails: an operation, with its step; a weight, an input or an output.
 _Listed = dict[str, tuple[Failure, Step | None]]
@@ -59,7 +59,7 @@ class Found:
         self, run: GraphRun, rows: Mapping[Place, Sequence[Row]], *, backward: bool = False
     ) -> None:
         """Add the ranges that operations of a run have in float64, a backward's from its end."""
-        named = list(_named(run))
+        named = list(named_steps(run))
         phase = "backward" if backward else "forward"
         for module, kind, step in reversed(named) if backward else named:
             found = rows.get((step.inside, step.node))
@@ -108,19 +108,6 @@ class Found:
             tuple(frames),
             planner,
         )
-
-
-def titles_of(run: GraphRun) -> dict[Place, str]:
-    """What each operation is called: a second one of the same name has a number."""
-    named = _named(run)
-    return {(step.inside, step.node): title_of(module, kind) for module, kind, step in named}
-
-
-def _named(run: GraphRun) -> Iterator[tuple[str, str, Step]]:
-    """Each operation of a graph, with its module and its name: ``mul #2``."""
-    for step, number in numbered(run.plan):
-        kind = step.kind if number == 1 else f"{step.kind} #{number}"
-        yield run.running_name(step.module), kind, step
 
 
 def _severity(item: tuple[str, tuple[Failure, Step | None]]) -> tuple[int, float]:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
-from fxguard.capture.keeping import numbered
+from fxguard.capture.keeping import numbered, titles_of
 from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
-from fxguard.precision._found import Found, titles_of
+from fxguard.precision._found import Found
 from fxguard.rerun.backward_in_dtype import BackwardInDtype, gradients_in_float64
 from fxguard.rerun.failure import failure_of
 from fxguard.rerun.in_float8 import BackwardInFloat8, InFloat8

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.errors import UsageError
+from fxguard.graph.outputs import to_differentiate
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.measure.at_hand import version_of
 from fxguard.rerun.both_gradients import BothGradients
 from fxguard.rerun.same_start import copies_of
 from fxguard.testing.side_by_side import Deviation, SideBySide
-from fxguard.testing.watch import to_differentiate
 
 __all__ = ["Comparison"]
 

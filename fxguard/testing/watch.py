@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
-from fxguard.graph.marks import flatten_call
+from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, find_guard, unwrapped
 from fxguard.guard.options import Options
@@ -26,7 +26,6 @@ __all__ = [
     "call",
     "forget",
     "on_loan",
-    "to_differentiate",
     "watch",
 ]
 
@@ -132,13 +131,6 @@ def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bac
         if losses and leaves:
             torch.autograd.grad(losses, leaves, allow_unused=True)
     return output
-
-
-def to_differentiate(output: Any) -> list[Tensor]:
-    """What a backward begins from: the ``loss`` that a model returns, or all that it returns."""
-    made = getattr(output, "loss", None)
-    returned = [made] if isinstance(made, Tensor) else flatten_call((), {}, output)[1]
-    return [x for x in returned if x.requires_grad]
 
 
 @contextmanager

@@ -428,7 +428,7 @@ def test_a_diff(show: Any, tmp_path: Path) -> None:
             hidden = self.first(x).exp() + 1
             return self.second(hidden * hidden)
 
-    found = fxguard.compare(Net(), Other(), X)
+    found = fxguard.compare(Net(), Other(), X).ranges
     found.to_html(tmp_path / "diff.html")
     page = show(tmp_path / "diff.html")
     assert page.inner_text("h1") == "Where two traces part"

@@ -222,13 +222,22 @@ def test_traces_of_two_programs(tmp_path: Path) -> None:
 def test_what_agrees_is_the_ranges() -> None:
     """Elements in another order have the same range: the words claim no more than was compared."""
     x = torch.tensor([1.0, 2.0, 3.0])
-    found = fxguard.compare(Turned(0), Turned(1), x)
+    frames = [frames_of(Turned(turns), x) for turns in range(3)]
     assert not torch.equal(Turned(0)(x), Turned(1)(x))
+    found = diff(frames[0], frames[1])
     assert found.agrees
     assert found.verdict[0].startswith("ranges agree: 0 of ")
     assert found.verdict[1] == ("compared: smallest and largest magnitudes; not compared: elements")
-    assert found.verdict[1] in fxguard.compare(Turned(0), Turned(2), x).verdict
+    assert found.verdict[1] in diff(frames[0], frames[2]).verdict
     assert "no difference" not in str(found)
+
+
+def test_compare_sees_what_ranges_do_not() -> None:
+    """The same elements in another order are found at the operation that turned them."""
+    found = fxguard.compare(Turned(0), Turned(1), torch.tensor([1.0, 2.0, 3.0]))
+    assert found.ranges.agrees
+    assert found.first is not None
+    assert found.first.kind == "roll"
 
 
 class Turned(nn.Module):

@@ -52,7 +52,14 @@ def test_float32_and_float16() -> None:
         model.linear.weight.mul_(3e3)
     found = compare(model, copy.deepcopy(model).half(), X)
     assert found.first is not None
-    assert (found.first.frame.kind, found.first.distance) == ("square", float("inf"))
+    assert (found.first.title, found.first.kind) == ("square", "square")
+    assert found.first.reason.startswith("overflow in B: needs ")
+    assert found.first.reason.endswith("float16 holds 65504")
+    assert found.first.own is not None
+    assert found.first.own.absolute == found.first.own.relative == float("inf")
+    assert found.first.nearer == "A"
+    assert found.ranges.first is not None
+    assert (found.ranges.first.frame.kind, found.ranges.first.distance) == ("square", float("inf"))
     assert (found.a, found.b) == ("Net, float32", "Net, float16")
     entry = zoo.ZOO["bert"]
     bert = entry.model().eval()
@@ -71,7 +78,10 @@ def test_eager_and_compiled(backend: str) -> None:
     other = torch.compile(copy.deepcopy(model), backend=backend)
     with torch.no_grad():
         other.linear.bias += 1
-    assert compare(model, other, X).differs
+    found = compare(model, other, X)
+    assert found.first is not None
+    assert found.first.title == "linear linear"
+    assert found.first.weights == ("linear.bias: 8 of 8 elements differ",)
 
 
 def test_inputs_are_not_written() -> None:
@@ -96,6 +106,8 @@ def test_a_forward_that_raises() -> None:
             return torch.linalg.cholesky(x.abs() + torch.eye(2))
 
     found = compare(Raises(), Good(), -torch.eye(2))
+    assert not found.agrees
+    assert str(found).splitlines()[3] == "nothing could be compared by elements"
     assert found.batches[0].a.verdict[0].startswith("log made")
     assert compare(Good(), Good(), torch.eye(2)).first is None
     with pytest.raises(RuntimeError, match="must match the size of tensor"):

@@ -1,0 +1,1 @@
+"""Two models on the same inputs, element by element."""

@@ -1,0 +1,82 @@
+"""What a graph returned as it ran, compiled perhaps, against its operations in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.batch.kept_run import versions_of
+from fxguard.comparison._graphs import Graphs
+from fxguard.comparison._rounding import apart, error_of, unit_of
+from fxguard.comparison._runs import KeptRun, ModelRun, unchanged
+from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.measure.at_hand import dtype_of
+from fxguard.passes.unmark import without_marks
+from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.wide_run import WideForm
+from fxguard.trace.elements import Compared
+
+__all__ = ["as_it_ran"]
+
+# How many times as far from float64 as eager mode: and eager mode is taken to be off by as many
+# roundings at least.
+TIMES, ROUNDINGS = 16, 16
+
+
+def as_it_ran(model: ModelRun, side: str, graphs: Graphs) -> Iterator[Compared]:
+    """What each graph of a model returned, where eager mode gives something else.
+
+    Args:
+        model: that has run.
+        side: "A" or "B".
+        graphs: where it is noted what was not compared.
+    """
+    for number, kept in enumerate(model.runs):
+        name = f"what graph {number} of {side} returned"
+        try:
+            yield from _compared(kept, name)
+        except NotJudged as reason:
+            graphs.not_compared[name] = str(reason)
+
+
+def _compared(kept: KeptRun, name: str) -> Iterator[Compared]:
+    run = kept.run
+    if not unchanged(kept):
+        raise NotJudged("its inputs were written after it had run")
+    with torch.no_grad(), as_before(run):
+        before = RandomState.now(run.args)
+        form = WideForm()
+        low, wide = Lockstep(without_marks(run.graph_module), form).run_both(copies_of(run))
+        draws = not before.is_same(RandomState.now(run.args))
+    now = versions_of(kept.outputs)
+    for position, (output, eager, high) in enumerate(zip(kept.outputs, low, wide, strict=True)):
+        if not is_float(output) or now[position] != kept.output_versions[position]:
+            continue
+        if torch.equal(output, eager):
+            continue
+        if draws:
+            raise NotJudged("it draws random numbers, and compiled it may draw others")
+        yield _judged(f"{name}, {position}", output.detach(), eager.detach(), high)
+
+
+def _judged(title: str, output: Tensor, eager: Tensor, wide: Any) -> Compared:
+    errors = error_of(eager, wide), error_of(output, wide)
+    allowed = TIMES * max(errors[0], ROUNDINGS * unit_of(output))
+    reason = ""
+    if not errors[1] <= allowed:
+        reason = (
+            f"it is {errors[1]:.2g} from float64, and its operations in eager mode are "
+            f"{errors[0]:.2g}: the compiler, or a kernel that it chose, makes something else"
+        )
+    return Compared(
+        title,
+        "compiled",
+        dtypes=(dtype_of(eager), dtype_of(output)),
+        total=apart(eager, output),
+        reason=reason,
+    )

@@ -1,0 +1,292 @@
+"""A captured graph of B once more: each operation also on the operands that A's operation had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.comparison._aligned import Aligned, Key, Named, Side
+from fxguard.comparison._evaluated import as_dtypes_of, evaluated, in_float64, shares_memory
+from fxguard.comparison._judged import Judge, Sides
+from fxguard.comparison._recorded import Made, Recorded, copied, values_of
+from fxguard.graph.nodes import leaves
+from fxguard.graph.wide_form import NotJudged, Ran, is_float
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.trace.elements import Compared
+
+__all__ = ["Beside"]
+
+
+class Beside(SecondForm):
+    """Runs each operation of B on what A's operation had read, and goes on with what A's made.
+
+    The second form of a value is what A has in its place, in A's dtypes. Operations of B alone
+    compute in float64, so that they add no roundings.
+
+    Args:
+        recorded: the graphs of A.
+        aligned: which operation is which.
+        judge: what compares an operation.
+
+    Attributes:
+        found: what was compared, in order of execution.
+        not_compared: operations that were not, and why.
+        differing: names of weights and buffers that differ from A's, and how.
+        returned: what each graph of B returned in its second form.
+    """
+
+    def __init__(self, recorded: Sequence[Recorded], aligned: Aligned, judge: Judge) -> None:
+        self.recorded = recorded
+        self.aligned = aligned
+        self.judge = judge
+        self.found: list[Compared] = []
+        self.not_compared: dict[str, str] = {}
+        self.differing: dict[str, str] = {}
+        self.returned: list[list[Any]] = []
+        self._said: set[str] = set()  # weights that differ, and were named
+        self.begin(0, {}, writes=False)
+
+    def begin(self, graph: int, weights: Mapping[str, str], *, writes: bool) -> None:
+        """A graph of B is about to run.
+
+        Args:
+            graph: its number.
+            weights: names of its inputs that are weights or buffers: they stay as B has them.
+            writes: whether one of its operations writes a tensor.
+        """
+        self.graph = graph
+        self.weights = weights
+        self.writes = writes
+        self._whole: set[str] = set()  # nodes whose body runs inside of them
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return True
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        return memory.clone()
+
+    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        if step.kind_of(node) is not None:  # its body runs inside of it
+            self._whole.add(node.name)
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        key = self.graph, step.place(node)
+        if any(name in self._whole for name, _ in step.inside):
+            return ran.result
+        named = self.aligned.b.named.get(key)
+        partner = self.aligned.of_b.get(key)
+        made = None if partner is None else self.recorded[partner[0]].next_of(partner[1])
+        if named is None or made is None or not _same_shapes(made, step, ran):
+            if named is not None and made is not None:
+                self._shapes_differ(named, made, ran)
+            return self._alone(step, node, ran, args, kwargs)
+        self._compare(step, node, ran, args, kwargs, named, made)
+        return self._as_in_a(step, ran, args, kwargs, made)
+
+    # What A has in the place of a value.
+
+    def _alone(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        """What an operation of B alone makes of A's values."""
+        if not ran.has_floats and not ran.call.written:
+            return ran.result
+        if ran.call.written or shares_memory(ran):
+            try:
+                with torch.no_grad():
+                    return ran.run(*args, **kwargs)
+            except Exception as error:  # dtypes that do not go together
+                raise NotJudged(f"{ran.call.kind} of B alone does not run on A's values") from error
+        try:
+            values = in_float64(ran, node, args, kwargs)
+        except NotJudged:
+            values = evaluated(ran, node, *self._own(step, node), None)
+        return _in_structure(ran.result, values)
+
+    def _as_in_a(self, step: Lockstep, ran: Ran, args: Any, kwargs: Any, made: Made) -> Any:
+        """What A's operation made, in the memory that B's has for it."""
+        values = copied(made.values) if self.writes else made.values
+        if not ran.call.written and not shares_memory(ran):
+            return _in_structure(ran.result, values)
+        try:
+            with torch.no_grad():
+                result = ran.run(*args, **kwargs)
+                mine = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
+                for one, other in zip(mine, values, strict=True):
+                    if is_float(one) and ran.call.written:
+                        one.copy_(other)
+        except Exception as error:
+            raise NotJudged(f"{ran.call.kind} does not run on A's values") from error
+        return result
+
+    # How far apart the two are.
+
+    def _compare(
+        self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any, named: Named, made: Made
+    ) -> None:
+        weights = self._weights_of(step, node)
+        actual = values_of(ran.result, ran.call, step.env.__getitem__)
+        sides = Sides(
+            made=made,
+            ran=ran,
+            node=node,
+            exact=(args, kwargs),
+            own=self._own(step, node),
+            actual=actual,
+            is_wired_alike=self._is_wired_alike(step, node, made),
+        )
+        try:
+            found = self.judge.compare(sides, weights)
+        except NotJudged as reason:
+            self.not_compared[named.title] = str(reason)
+            return
+        if found is None:
+            return
+        found = replace(
+            found, title=named.title, kind=named.kind, module=named.module, source=named.source
+        )
+        culprit = None if weights or not found.reason else self._culprit(step, node, made)
+        if culprit is not None:
+            alone, side = culprit
+            found = replace(
+                found,
+                title=alone.title,
+                kind=alone.kind,
+                module=alone.module,
+                source=alone.source,
+                only_in=side,
+                reason=f"{side} alone has it, and {named.title} then reads other values",
+            )
+        if named.is_step or found.reason:
+            self.found.append(found)
+
+    def _shapes_differ(self, named: Named, made: Made, ran: Ran) -> None:
+        shapes = [
+            [list(x.shape) for x in leaves(result) if isinstance(x, Tensor)]
+            for result in (made.ran.result, ran.result)
+        ]
+        self.found.append(
+            Compared(
+                named.title,
+                kind=named.kind,
+                module=named.module,
+                source=named.source,
+                reason="shapes differ: {} in A, {} in B".format(*shapes),
+            )
+        )
+
+    def _own(self, step: Lockstep, node: Node) -> tuple[Any, Any]:
+        """Arguments of B's operation: A's values in B's dtypes, weights as B has them."""
+        written = set(step.call_of(node).written)
+
+        def own(read: Node) -> Any:
+            low = step.env[read]
+            if not step.inside and read.name in self.weights and read not in written:
+                return low
+            return as_dtypes_of(step.others.get(read, low), low)
+
+        args: tuple[Any, ...] = torch.fx.node.map_arg(node.args, own)
+        kwargs: dict[str, Any] = torch.fx.node.map_arg(node.kwargs, own)
+        return args, kwargs
+
+    def _weights_of(self, step: Lockstep, node: Node) -> tuple[str, ...]:
+        """The weights that differ and that an operation is the first to read."""
+        found = []
+        for read in node.all_input_nodes if not step.inside else ():
+            name = self.weights.get(read.name, "")
+            if name in self.differing and name not in self._said:
+                self._said.add(name)
+                found.append(f"{name}: {self.differing[name]}")
+        return tuple(found)
+
+    def _is_wired_alike(self, step: Lockstep, node: Node, made: Made) -> bool:
+        """Whether both operations read the results of operations that are aligned."""
+        mine, theirs = node.all_input_nodes, made.node.all_input_nodes
+        if len(mine) != len(theirs):
+            return False
+        graph, (inside, _) = self.aligned.of_b[self.graph, step.place(node)]
+        for x, y in zip(mine, theirs, strict=True):
+            if x.op == y.op == "get_attr" or (step.inside and x.op == y.op == "placeholder"):
+                continue
+            one = self.aligned.b.origin(self.graph, step.inside, x)
+            other = self.aligned.a.origin(graph, inside, y)
+            if self.aligned.of_b.get(one, one) != other:  # type: ignore[call-overload]
+                return False
+        return True
+
+    def _culprit(self, step: Lockstep, node: Node, made: Made) -> tuple[Named, Any] | None:
+        """The first operation of one model alone that an operation depends on."""
+        both = self.aligned
+        graph, (inside, _) = both.of_b[self.graph, step.place(node)]
+        alone = first_alone(node, self.graph, step.inside, both.b, both.of_b)
+        if alone is not None:
+            return alone, "B"
+        alone = first_alone(made.node, graph, inside, both.a, both.of_a)
+        return None if alone is None else (alone, "A")
+
+
+def first_alone(
+    reader: Node, graph: int, inside: Any, side: Side, paired: Mapping[Key, Key]
+) -> Named | None:
+    """The first operation without a partner that leads to a reader: by data, or by a write.
+
+    Args:
+        reader: an operation, or the output of a graph.
+        graph: the number of its graph.
+        inside: the bodies around it.
+        side: the operations of its model.
+        paired: those that have a partner.
+    """
+    todo, seen = list(reader.all_input_nodes), set()
+    found: list[Named] = []
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        key: Any = side.origin(graph, inside, node)
+        alone = side.named.get(key)
+        if alone is not None and key not in paired:
+            found.append(alone)
+            todo += node.all_input_nodes
+        # Operations without a partner that read it, and come before the reader: one may write it.
+        todo += [
+            user
+            for user in node.users
+            if user.op.startswith("call")
+            and (graph, (inside, user.name)) not in paired
+            and user.name != reader.name
+            and (graph, (inside, user.name)) in side.named
+            and (reader.op == "output" or _comes_before(user, reader))
+        ]
+    order = list(side.named)
+    return min(found, key=lambda each: order.index(each.key), default=None)
+
+
+def _comes_before(node: Node, reader: Node) -> bool:
+    return node.graph is reader.graph and node < reader
+
+
+def _same_shapes(made: Made, step: Lockstep, ran: Ran) -> bool:
+    mine = values_of(ran.result, ran.call, step.env.__getitem__)
+    if len(mine) != len(made.values):
+        return False
+    return all(
+        x.shape == y.shape
+        for x, y in zip(mine, made.values, strict=True)
+        if isinstance(x, Tensor) and isinstance(y, Tensor)
+    )
+
+
+def _in_structure(like: Any, values: list[Any]) -> Any:
+    """Values in the structure of a result."""
+    flat, spec = pytree.tree_flatten(like)
+    taken = [
+        value if isinstance(one, Tensor) and isinstance(value, Tensor) else one
+        for one, value in zip(flat, values[: len(flat)], strict=True)
+    ]
+    return pytree.tree_unflatten(taken, spec)

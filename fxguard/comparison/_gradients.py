@@ -1,0 +1,165 @@
+"""The gradients of two models: how far apart, and which side is nearer to float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.comparison._aligned import standing
+from fxguard.comparison._recorded import WholeFunctions
+from fxguard.comparison._rounding import apart, gap_of, in_double, size_of, unit_of
+from fxguard.comparison._runs import ModelRun
+from fxguard.graph.wide_form import NotJudged, is_float, widened
+from fxguard.measure.at_hand import dtype_of
+from fxguard.passes.unmark import without_marks
+from fxguard.rerun.differences import relative_error
+from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.wide_run import WideForm
+from fxguard.trace.elements import Compared
+
+__all__ = ["compare_gradients", "gradients_in_float64"]
+
+# A gradient below this share of the largest one of the model may be nothing but roundings: errors
+# are relative to no less than that.
+SMALL = 1e-3
+# What two programs may differ by in float64, relative to the largest gradient: 2^-40.
+SAME_PROGRAM = 2.0**-40
+# How many times the error of one side, each in roundings of its dtype, the other may have.
+TIMES = 64
+
+
+def compare_gradients(
+    a: ModelRun, b: ModelRun, arguments: Sequence[Sequence[Any]], *, alike: bool
+) -> Iterator[Compared]:
+    """Compare the gradients of each weight and input.
+
+    Args:
+        a: with gradients.
+        b: likewise.
+        arguments: what A has for each argument of each graph of B.
+        alike: whether integers and booleans were the same in both. Otherwise, as where a router
+            chose another expert, float64 takes over other choices, and cannot tell.
+
+    Raises:
+        NotJudged: where there is no backward in float64.
+    """
+    wide_a = gradients_in_float64(a, [each.run.args for each in a.runs])
+    wide_b = gradients_in_float64(b, arguments, a.starts)
+    largest = max((size_of(x) for x in wide_a.values()), default=0.0)
+    reference = wide_a  # that of the side whose weights have more digits
+    if unit_of(*a.gradients.values()) > unit_of(*b.gradients.values()):
+        reference = gradients_in_float64(b, [each.run.args for each in b.runs])
+    for name, low_a in a.gradients.items():
+        low_b, high = b.gradients.get(name), reference.get(name)
+        one, other = wide_a.get(name), wide_b.get(name)
+        if low_b is None or low_b.shape != low_a.shape:
+            said = "B has no gradient there" if low_b is None else "shapes differ"
+            yield Compared(name, "gradient", dtypes=(dtype_of(low_a), ""), reason=said)
+            continue
+        errors, reason = None, ""
+        if high is not None:
+            floor = SMALL * largest
+            errors = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
+            units = unit_of(low_a), unit_of(low_b)
+            if alike and one is not None and other is not None:
+                reason = _differs(one, other, max(units), largest)
+                errors = None if reason else errors
+            known = errors if alike and errors is not None else (0.0, 0.0)
+            reason = reason or _is_worse(low_a, low_b, known, units)
+        yield Compared(
+            name,
+            "gradient",
+            dtypes=(dtype_of(low_a), dtype_of(low_b)),
+            total=apart(low_a, low_b),
+            errors=errors,
+            reason=reason,
+        )
+    for name in b.gradients.keys() - a.gradients.keys():
+        dtypes = ("", dtype_of(b.gradients[name]))
+        yield Compared(name, "gradient", dtypes=dtypes, reason="A has no gradient there")
+
+
+def _differs(one: Tensor, other: Tensor, unit: float, largest: float) -> str:
+    """Whether two programs have other gradients in float64."""
+    one, other = in_double(one), in_double(other)
+    allowed = unit * size_of(one) + SAME_PROGRAM * largest
+    gap = float(gap_of(one, other).max()) if one.numel() else 0.0
+    if gap <= allowed:
+        return ""
+    size = max(size_of(one), size_of(other))
+    return f"not roundings: in float64, too, the two gradients are {gap / size:.2g} apart"
+
+
+def _is_worse(
+    low_a: Tensor, low_b: Tensor, errors: tuple[float, float], units: tuple[float, float]
+) -> str:
+    finite = [bool(x.isfinite().all()) for x in (low_a, low_b)]
+    if finite[0] != finite[1]:
+        return f"it is finite in {'A' if finite[0] else 'B'} only"
+    for mine, theirs, side in ((0, 1, "A"), (1, 0, "B")):
+        allowed = TIMES * units[mine] * max(errors[theirs] / units[theirs], 1.0)
+        if errors[mine] > allowed:
+            return (
+                f"{side} is {errors[mine]:.2g} from float64, more than {TIMES} times as many "
+                f"roundings as the other side has"
+            )
+    return ""
+
+
+def gradients_in_float64(
+    model: ModelRun,
+    arguments: Sequence[Sequence[Any] | None],
+    starts: Sequence[tuple[Tensor, Tensor]] | None = None,
+) -> dict[str, Tensor]:
+    """The gradients of weights and inputs, in float64 from the beginning.
+
+    Args:
+        model: that has run.
+        arguments: of each graph, what it is given: its own, or another model's.
+        starts: what comes in at each output; the model's own where not given.
+
+    Raises:
+        NotJudged: where there is no backward in float64, or what the model returned is no output
+            of a graph.
+    """
+    known: dict[int, Tensor] = {}  # what a graph has returned, by identity
+    leaves: dict[str, Tensor] = {}
+    inputs = {id(x): f"input {number}" for number, x in enumerate(model.given)}
+    for kept, values in zip(model.runs, arguments, strict=True):
+        args, names = kept.run.args, standing(kept.run)
+        assert args is not None
+        assert values is not None
+        wide: list[Any] = []
+        for position, (argument, value) in enumerate(zip(args, values, strict=True)):
+            if not is_float(argument) or not is_float(value):
+                wide.append(argument)
+            elif id(argument) in known:
+                wide.append(known[id(argument)].clone())
+            else:
+                name = names.get(position) or inputs.get(id(argument), f"{id(argument)}")
+                if name not in leaves:
+                    leaf = widened(value, torch.float64).clone()
+                    leaves[name] = leaf.requires_grad_(argument.requires_grad)
+                wide.append(leaves[name].clone())
+        form = WideForm(differentiable=True)
+        with as_before(kept.run), torch.enable_grad():
+            module = without_marks(kept.run.graph_module)
+            _, made = WholeFunctions(module, form).run_both(copies_of(kept.run), wide)
+        for output, other in zip(kept.outputs, made, strict=True):
+            if is_float(output):
+                known[id(output)] = widened(other, torch.float64, differentiable=True)
+    own = [(known.get(id(x)), drawn) for x, drawn in model.starts]
+    if any(x is None or not x.requires_grad for x, _ in own):
+        raise NotJudged("what the model returned was not made by a captured graph alone")
+    drawn = [gradient for _, gradient in (starts or model.starts)]
+    found = torch.autograd.grad(
+        [x for x, _ in own if x is not None],
+        [leaf for leaf in leaves.values() if leaf.requires_grad],
+        [gradient.to(torch.float64) for gradient in drawn],
+        allow_unused=True,
+    )
+    asked = [name for name, leaf in leaves.items() if leaf.requires_grad]
+    return {name: x for name, x in zip(asked, found, strict=True) if x is not None}

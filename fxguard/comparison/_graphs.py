@@ -1,0 +1,183 @@
+"""The captured graphs of two models: every operation that is in both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fxguard.comparison._aligned import Aligned, Named, aligned, placeholders, standing
+from fxguard.comparison._beside import Beside, first_alone
+from fxguard.comparison._judged import Judge
+from fxguard.comparison._recorded import Recorded, nodes_of, recorded
+from fxguard.comparison._rounding import apart, beyond, unit_of
+from fxguard.comparison._runs import ModelRun, unchanged
+from fxguard.comparison._weights import difference_between
+from fxguard.graph.operations import read_node
+from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.passes.unmark import without_marks
+from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.trace.elements import Compared
+
+__all__ = ["Graphs", "compare_graphs"]
+
+
+@dataclass(slots=True)
+class Graphs:
+    """What came of comparing graphs."""
+
+    found: list[Compared] = field(default_factory=list)  # in order of execution
+    not_compared: dict[str, str] = field(default_factory=dict)  # what, and why
+    only_in_a: list[str] = field(default_factory=list)  # titles
+    only_in_b: list[str] = field(default_factory=list)
+    # What A has for each argument of each graph of B, of those that were compared.
+    arguments: list[list[Any]] = field(default_factory=list)
+
+
+def compare_graphs(
+    a: ModelRun,
+    b: ModelRun,
+    judge: Judge,
+    form_of: type[Beside] = Beside,
+    interpreter: type[Lockstep] = Lockstep,
+) -> Graphs:
+    """Compare all operations of two models.
+
+    Args:
+        a: has run.
+        b: likewise.
+        judge: what compares an operation.
+        form_of: the second form of B's graphs.
+        interpreter: what runs the graphs.
+    """
+    graphs = Graphs()
+    if not a.runs or not b.runs:
+        side = "A" if not a.runs else "B"
+        graphs.not_compared["operations"] = f"no graph of {side} was captured"
+        return graphs
+    changed = [each for each in (*a.runs, *b.runs) if not unchanged(each)]
+    if changed:
+        why = "an input of a captured graph was written after it had run"
+        graphs.not_compared["operations"] = why
+        return graphs
+    both = aligned(a, b)
+    try:
+        kept = [recorded(each.run, interpreter) for each in a.runs]
+        form = form_of(kept, both, judge)
+        for number in range(len(b.runs)):
+            _compare_graph(number, a, b, form, graphs, interpreter)
+    except NotJudged as reason:
+        graphs.not_compared["the operations that follow"] = str(reason)
+    graphs.found += form.found
+    graphs.not_compared |= form.not_compared
+    if not any(each.is_significant for each in form.found):
+        graphs.found += _outputs(both, kept, b, form.returned)
+    graphs.only_in_a += _alone_in(both.a.named, both.of_a)
+    graphs.only_in_b += _alone_in(both.b.named, both.of_b)
+    return graphs
+
+
+def _alone_in(named: Any, paired: Any) -> list[str]:
+    return [each.title for key, each in named.items() if key not in paired and each.is_step]
+
+
+def _compare_graph(
+    number: int, a: ModelRun, b: ModelRun, form: Beside, graphs: Graphs, interpreter: type[Lockstep]
+) -> None:
+    """Run one graph of B, each operation also on A's operands."""
+    run = b.runs[number].run
+    module = without_marks(run.graph_module)
+    arguments = _arguments(number, a, b, form)
+    graphs.arguments.append(arguments)
+    writes = any(read_node(node, owner).written for _, node, owner in nodes_of(module))
+    names = placeholders(run)
+    weights = {names[position]: name for position, name in standing(run).items()}
+    args = run.args
+    assert args is not None
+    for position, name in standing(run).items():
+        mine, theirs = args[position], arguments[position]
+        if mine is theirs or not isinstance(mine, Tensor) or name in form.differing:
+            continue
+        if difference := difference_between(theirs.detach(), mine.detach()):
+            form.differing[name] = difference
+    form.begin(number, weights, writes=writes)
+    with as_before(run):
+        low = copies_of(run)
+        second = [
+            x.detach().clone() if writes and isinstance(x, Tensor) and x is not y else x
+            for x, y in zip(arguments, low, strict=True)
+        ]
+        form.returned.append(list(interpreter(module, form).run_both(low, second)[1]))
+
+
+def _arguments(number: int, a: ModelRun, b: ModelRun, form: Beside) -> list[Any]:
+    """What A has for each argument of a graph of B; B's own where A has nothing."""
+    weights: dict[str, Any] = {}
+    for kept in reversed(a.runs):  # the first graph that reads a buffer has it as it was
+        args = kept.run.args
+        assert args is not None
+        weights |= {name: args[position] for position, name in standing(kept.run).items()}
+    made = {
+        id(output): value
+        for kept, returned in zip(b.runs, form.returned, strict=False)
+        for output, value in zip(kept.outputs, returned, strict=True)
+    }
+    inputs = {id(x): a.given[n] for n, x in enumerate(b.given) if n < len(a.given)}
+    run = b.runs[number].run
+    names = standing(run)
+    own_weights = list(names.items())
+    found = []
+    assert run.args is not None
+    in_order = list(weights.values()) if len(weights) == len(own_weights) else []
+    for position, own in enumerate(run.args):
+        other: Any = None
+        if position in names:
+            other = weights.get(names[position])
+            if other is None and in_order:  # another prefix
+                other = in_order[own_weights.index((position, names[position]))]
+        elif isinstance(own, Tensor):
+            other = made.get(id(own), inputs.get(id(own)))
+        alike = isinstance(own, Tensor) and isinstance(other, Tensor) and own.shape == other.shape
+        found.append(other if alike else own)
+    return found
+
+
+def _outputs(
+    both: Aligned, kept: list[Recorded], b: ModelRun, returned: list[list[Any]]
+) -> Iterator[Compared]:
+    """What operations of one model alone have changed right before the last graph returns."""
+    if len(returned) != len(b.runs) or len(returned[-1]) != len(kept[-1].outputs):
+        return
+    last_a, last_b = len(kept) - 1, len(returned) - 1
+    graphs = kept[-1].run.graph_module.graph, b.runs[-1].run.graph_module.graph
+    output_a, output_b = (next(n for n in g.nodes if n.op == "output") for g in graphs)
+    for a, other in zip(kept[-1].outputs, returned[-1], strict=True):
+        if not is_float(a) or not is_float(other):
+            continue
+        if a.shape == other.shape and not beyond(a, other, unit_of(a), rounded=unit_of(a)):
+            continue
+        for node, graph, side_of, paired, side in (
+            (output_b, last_b, both.b, both.of_b, "B"),
+            (output_a, last_a, both.a, both.of_a, "A"),
+        ):
+            alone = first_alone(node, graph, (), side_of, paired)
+            if alone is not None:
+                yield _alone(alone, side, a, other)
+                return
+
+
+def _alone(alone: Named, side: Any, a: Tensor, b: Tensor) -> Compared:
+    gap = apart(a, b) if a.shape == b.shape else None
+    return Compared(
+        alone.title,
+        kind=alone.kind,
+        module=alone.module,
+        source=alone.source,
+        own=gap,
+        total=gap,
+        only_in=side,
+        reason=f"{side} alone has it, and the graph then returns other values",
+    )

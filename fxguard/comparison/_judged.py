@@ -1,0 +1,257 @@
+"""One operation in both models: how far apart, and whether roundings explain that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxguard.comparison._evaluated import at_limit, evaluated, in_float64, spread
+from fxguard.comparison._recorded import Made
+from fxguard.comparison._rounding import (
+    apart,
+    beyond,
+    error_of,
+    share_of_rounding,
+    unit_of,
+)
+from fxguard.graph.wide_form import NotJudged, Ran, is_float
+from fxguard.measure.at_hand import dtype_of
+from fxguard.trace.elements import Apart, Compared
+
+__all__ = ["Judge", "Sides"]
+
+# Where float64 has no answer: in roundings of the largest magnitude.
+WITHOUT_FLOAT64 = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """One operation in both models."""
+
+    made: Made  # in A
+    ran: Ran  # in B, on B's own operands
+    node: Node  # in B
+    exact: tuple[Any, Any]  # arguments of B's operation: A's values, in A's dtypes
+    own: tuple[Any, Any]  # the same in B's dtypes, with B's weights
+    actual: list[Any]  # what B's operation made of B's own operands
+    is_wired_alike: bool  # both read the results of operations that are aligned
+
+
+class Judge:
+    """Compares operations.
+
+    Args:
+        tolerance: the largest own error that is not significant, relative to the largest
+            magnitude; None: what roundings explain.
+
+    Attributes:
+        chose_otherwise: operations whose integers or booleans are others in the two models as they
+            ran: roundings decided, as in a router.
+    """
+
+    def __init__(self, tolerance: float | None) -> None:
+        self.tolerance = tolerance
+        self.chose_otherwise = 0
+
+    def compare(self, sides: Sides, weights: tuple[str, ...]) -> Compared | None:
+        """How far apart an operation's results are; None where it makes no numbers.
+
+        Args:
+            sides: the operation.
+            weights: that it reads and that differ, with how.
+
+        Raises:
+            NotJudged: where it cannot run on the operands of A.
+        """
+        made, ran = sides.made, sides.ran
+        draws = made.ran.before is not None or ran.before is not None
+        others = zip(made.values, sides.actual, strict=True)
+        if draws and any(x.dtype != y.dtype for x, y in others if is_float(x) and is_float(y)):
+            raise NotJudged(f"{ran.call.kind} draws random numbers, in two dtypes")
+        state = made.random_state if draws else None
+        if draws:
+            ran = replace(ran, before=made.ran.before)
+            sides = replace(sides, ran=ran)
+        try:
+            own = evaluated(ran, sides.node, *sides.own, state)
+        except Exception as error:
+            raise NotJudged(f"{ran.call.kind} does not run on A's values") from error
+        triples = [
+            (a, b, c)
+            for a, b, c in zip(made.values, own, sides.actual, strict=True)
+            if isinstance(a, Tensor) and isinstance(b, Tensor)
+        ]
+        if not triples:
+            return None
+        self.chose_otherwise += any(
+            not is_float(a) and not torch.equal(a, c) for a, _, c in triples
+        )
+        floats = [each for each in triples if is_float(each[0])]
+        found = Compared("", weights=weights)
+        if floats:
+            a, _, c = floats[0]
+            found = replace(
+                found,
+                dtypes=(dtype_of(a), dtype_of(c)),
+                own=_worst(apart(a, b) for a, b, _ in floats),
+                inherited=_worst(apart(b, c) for _, b, c in floats),
+                total=_worst(apart(a, c) for a, _, c in floats),
+            )
+        reason, errors = self._reason(sides, own, floats, bool(weights))
+        if weights:
+            reason = f"a weight differs: {'; '.join(weights)}"
+            if found.own is not None and found.own.absolute == 0:
+                reason += "; on these inputs its result is the same"
+            errors = None  # float64 does not know which weight is meant
+        return replace(found, reason=reason, errors=errors) if floats or reason else None
+
+    def _reason(
+        self, sides: Sides, own: list[Any], floats: list[Any], differs: bool
+    ) -> tuple[str, tuple[float, float] | None]:
+        """Why the results are significantly apart, and how far each is from float64."""
+        reason = "" if differs else self._reason_of_integers(sides, own)
+        if self.tolerance is not None and not reason:
+            worst = max((apart(a, b).relative for a, b, _ in floats), default=0.0)
+            if worst > self.tolerance:
+                reason = f"its own error of {worst:.2g} is over the tolerance of {self.tolerance:g}"
+        same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b, _ in floats)
+        if same or not floats:
+            return reason, None
+        made, ran, node = sides.made, sides.ran, sides.node
+        try:
+            wide_a = in_float64(made.ran, made.node, made.ran.args, made.ran.kwargs)
+            of_a = [x for x in wide_a if is_float(x)]
+            exact = [x for x in in_float64(ran, node, *sides.exact) if is_float(x)]
+        except NotJudged as why:
+            if not reason and self.tolerance is None and not differs:
+                reason = _without_float64(floats, str(why))
+            return reason, None
+        pairs = [(a, b) for a, b, _ in floats]
+        units = unit_of(*(a for a, _ in pairs)), unit_of(*(b for _, b in pairs))
+        reference = of_a  # with the weights that have more digits
+        if units[0] > units[1]:
+            reference = [x for x in in_float64(ran, node, *sides.own) if is_float(x)]
+        errors = _errors(floats, reference)
+        programs = [_masked(x, y, a, b) for x, y, (a, b) in zip(of_a, exact, pairs, strict=True)]
+        rounded = 0.0 if sides.is_wired_alike else units[0]
+        if any(beyond(x, y, max(units), rounded=rounded) for x, y in programs):
+            if differs:
+                return reason, None
+            gap = max(apart(x, y).relative for x, y in programs)
+            said = f"not roundings: in float64, too, the two results are {gap:.2g} apart"
+            return reason or ("" if self.tolerance is not None else said), None
+        if not reason and not differs and self.tolerance is None:
+            reason = self._reason_of_roundings(sides, floats, wide_a)
+        return reason, errors
+
+    def _reason_of_integers(self, sides: Sides, own: list[Any]) -> str:
+        """Integers, booleans and indices: on the very operands of A they have to be the same."""
+        values = sides.made.values
+        places = [
+            place
+            for place, x in enumerate(values)
+            if isinstance(x, Tensor) and not is_float(x) and isinstance(own[place], Tensor)
+        ]
+        if all(torch.equal(values[place], own[place]) for place in places):
+            return ""
+        try:  # the roundings of operands may decide: not here
+            exact = evaluated(sides.ran, sides.node, *sides.exact, None)
+        except Exception:  # dtypes that do not go together
+            return ""
+        for place in places:
+            differs = values[place] != exact[place]
+            if count := int(differs.sum()):
+                return f"{count} of {differs.numel()} integers or booleans differ"
+        return ""
+
+    def _reason_of_roundings(self, sides: Sides, floats: list[Any], wide_a: list[Any]) -> str:
+        """Whether a kernel is further from float64 than its dtype explains."""
+        made, ran, node = sides.made, sides.ran, sides.node
+        wide_b = in_float64(ran, node, *sides.own)
+        for side, low, args, wide, one, at in (
+            ("A", 0, (made.ran.args, made.ran.kwargs), wide_a, made.ran, made.node),
+            ("B", 1, sides.own, wide_b, ran, node),
+        ):
+            results = [each[low] for each in floats]
+            wides = [x for x in wide if is_float(x)]
+            unit = unit_of(*results, *_floats_in(args))
+            shares = [
+                share_of_rounding(x, y, unit, None) for x, y in zip(results, wides, strict=True)
+            ]
+            if max(shares) <= 1:
+                continue
+            moved = [
+                x
+                for x, y in zip(spread(one, at, args[0], args[1], unit, wide), wide, strict=True)
+                if is_float(y)
+            ]
+            shares = [
+                share_of_rounding(x, y, unit, z)
+                for x, y, z in zip(results, wides, moved, strict=True)
+            ]
+            if max(shares) > 1:
+                return _said(side, results, wides, max(shares))
+        return ""
+
+
+def _said(side: str, results: list[Tensor], wides: list[Tensor], share: float) -> str:
+    dtype = dtype_of(results[0])
+    for low, wide in zip(results, wides, strict=True):
+        lost = ~low.isfinite() & wide.isfinite()
+        if bool(lost.any()):
+            if low.is_complex() or bool(low[lost].isnan().any()):
+                return f"NaN in {side}, and finite in float64 on the same operands"
+            largest = float(wide[lost].abs().max())
+            limit = torch.finfo(low.dtype).max
+            needs = f"needs {largest:.6g}, {dtype} holds {limit:.6g}"
+            return f"overflow in {side}: {needs}"
+    return (
+        f"{side} is further from float64 than {dtype} explains: {share:.2g} times what roundings "
+        f"of the result and of the operands may do"
+    )
+
+
+def _without_float64(floats: list[Any], why: str) -> str:
+    for a, b, _ in floats:
+        unit = unit_of(a, b)
+        found = apart(a, b).relative
+        if found > WITHOUT_FLOAT64 * unit:
+            return f"its own error of {found:.2g} is over {WITHOUT_FLOAT64} roundings; {why}"
+    return ""
+
+
+def _errors(floats: list[Any], wides: list[Tensor]) -> tuple[float, float]:
+    """How far the results of both sides are from float64 on A's operands."""
+    pairs = [(a, b, x) for (a, b, _), x in zip(floats, wides, strict=True)]
+    return (
+        max(error_of(a, wide) for a, _, wide in pairs),
+        max(error_of(b, wide) for _, b, wide in pairs),
+    )
+
+
+def _masked(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results in float64; where each is the largest number of its dtype, both are the same."""
+    if a.dtype == b.dtype or a.is_complex():
+        return x, y
+    masks = at_limit(x.to(a.dtype)) & (y.abs() >= 0.99 * torch.finfo(b.dtype).max)
+    masks = masks & (x.sign() == y.sign())
+    return (x, torch.where(masks, x, y)) if bool(masks.any()) else (x, y)
+
+
+def _worst(found: Any) -> Apart:
+    """Of several results: the largest errors, the smallest cosine."""
+    each = list(found)
+    cosines = [x.cosine for x in each if x.cosine is not None]
+    return Apart(
+        max(x.absolute for x in each),
+        max(x.relative for x in each),
+        min(cosines, default=None),
+    )
+
+
+def _floats_in(args: Any) -> list[Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(args) if is_float(x)]

@@ -1,0 +1,150 @@
+"""A captured graph once more: what each of its operations read and made, kept for another model."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fxguard.batch.events import GraphRun
+from fxguard.graph import higher_order
+from fxguard.graph.nodes import leaves
+from fxguard.graph.operations import Call, read_node
+from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import Ran
+from fxguard.passes.unmark import without_marks
+from fxguard.plan.plan import Place
+from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.same_start import as_before, copies_of
+
+__all__ = [
+    "Made",
+    "Recorded",
+    "Recorder",
+    "WholeFunctions",
+    "copied",
+    "nodes_of",
+    "recorded",
+    "values_of",
+]
+
+
+@dataclass(slots=True)
+class Made:
+    """What an operation read and made."""
+
+    node: Node
+    ran: Ran  # with its arguments as they were before it wrote any
+    values: list[Any]  # its results, then what it wrote; as they were when it had run
+    random_state: RandomState | None  # before it, where it draws random numbers
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One run of a graph."""
+
+    run: GraphRun
+    made: dict[Place, deque[Made]]  # of each operation; several turns of a loop in order
+    outputs: list[Any]  # what the graph returns
+
+    def next_of(self, place: Place) -> Made | None:
+        """What an operation made, or made in the next turn of a loop; given once."""
+        turns = self.made.get(place)
+        return turns.popleft() if turns else None
+
+
+class Recorder(SecondForm):
+    """Keeps what each operation read and made. There is no second form.
+
+    Args:
+        writes: whether any operation of the graph writes a tensor: then copies are kept.
+    """
+
+    def __init__(self, writes: bool) -> None:
+        self.writes = writes
+        self.made: dict[Place, deque[Made]] = defaultdict(deque)
+        self._before: tuple[Any, Any] = ((), {})
+        self._state: RandomState | None = None
+
+    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+        return True
+
+    def copy_of(self, memory: Tensor) -> Tensor:
+        return memory
+
+    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+        self._before = copied((args, kwargs)) if self.writes else (args, kwargs)
+        is_random = step.call_of(node).random
+        self._state = RandomState.now((args, kwargs)) if is_random else None
+
+    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        values = values_of(ran.result, ran.call, step.env.__getitem__)
+        if self.writes:
+            values = copied(values)
+        ran = Ran(ran.call, ran.target, ran.run, *self._before, ran.result, ran.before)
+        self.made[step.place(node)].append(Made(node, ran, values, self._state))
+        return ran.result
+
+
+class WholeFunctions(Lockstep):
+    """Runs a function of the user's that has its own backward as one operation."""
+
+    def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
+        kind = super().kind_of(node)
+        return None if kind is not None and kind.has_own_backward else kind
+
+    def nested(self, module: GraphModule, inside: tuple[tuple[str, int], ...]) -> Lockstep:
+        return WholeFunctions(module, self.second, inside)
+
+
+def recorded(run: GraphRun, interpreter: type[Lockstep] = Lockstep) -> Recorded:
+    """Run a graph again, and keep what its operations read and made."""
+    module = without_marks(run.graph_module)
+    writes = any(read_node(node, owner).written for _, node, owner in nodes_of(module))
+    recorder = Recorder(writes)
+    with as_before(run):
+        outputs, _ = interpreter(module, recorder).run_both(copies_of(run))
+    return Recorded(run, recorder.made, list(outputs))
+
+
+def values_of(result: Any, call: Call, value_of: Callable[[Node], Any]) -> list[Any]:
+    """What an operation leaves: the items of its result, then what it has written beside them.
+
+    Args:
+        result: of the operation.
+        call: the operation.
+        value_of: what stands in the place of an operand.
+    """
+    is_result = set(call.in_place) if call.returns else set()
+    return [*leaves(result), *(value_of(x) for x in call.written if x not in is_result)]
+
+
+def copied(values: Any) -> Any:
+    """Values whose tensors nobody else writes."""
+    return pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
+
+
+def nodes_of(
+    module: GraphModule, inside: tuple[tuple[str, int], ...] = ()
+) -> Iterator[tuple[Place, Node, GraphModule]]:
+    """Every operation of a graph and of the bodies that are entered, with the graph it is of."""
+    for node in module.graph.nodes:
+        if not node.op.startswith("call"):
+            continue
+        kind = higher_order.kind_of(node)
+        if kind is None or kind.only_a_second_run_sees:
+            yield (inside, node.name), node, module
+            continue
+        try:
+            bodies = kind.bodies(node, module)
+        except (LookupError, TypeError, ValueError):  # another version's arguments
+            yield (inside, node.name), node, module
+            continue
+        yield (inside, node.name), node, module  # where it is not entered
+        for body in bodies:
+            yield from nodes_of(body.graph_module, (*inside, (node.name, body.position)))

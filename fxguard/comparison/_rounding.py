@@ -1,0 +1,121 @@
+"""How far apart two results are, and how much of that the roundings of their dtypes explain."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fxguard.graph.wide_form import is_float
+from fxguard.measure.func_levels import without_levels
+from fxguard.trace.elements import Apart
+
+__all__ = ["apart", "beyond", "error_of", "share_of_rounding", "unit_of"]
+
+# How many roundings a kernel may be from float64: of its result, and of each of its operands.
+ROUNDINGS = 16
+# What two programs may differ by in float64, relative to the largest magnitude: 2^-40.
+SAME_PROGRAM = 2.0**-40
+# In roundings of A: where the operands of A's operation were rounded by operations of A alone.
+UNALIGNED = 64
+# Vector kernels flush what is below the smallest normal number of float32.
+FLUSHED = 2.0**-126
+
+
+def unit_of(*tensors: Tensor) -> float:
+    """The largest relative error of one rounding, in the coarsest dtype among some tensors."""
+    return max((torch.finfo(x.dtype).eps / 2 for x in tensors if is_float(x)), default=0.0)
+
+
+def in_double(x: Tensor) -> Tensor:
+    """A tensor in float64; complex numbers as pairs."""
+    x = without_levels(x).detach()
+    if x.layout is not torch.strided or x.is_quantized:
+        x = x.to_dense() if not x.is_quantized else x.dequantize()
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    return x.to(torch.float64)
+
+
+def gap_of(a: Tensor, b: Tensor) -> Tensor:
+    """``|a - b|``: 0 where both are the same inf or NaN, inf where only one is finite."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = (a - b).abs()
+    return gap.where(gap.isfinite(), math.inf).where(~same, 0.0)
+
+
+def size_of(x: Tensor) -> float:
+    """The largest finite magnitude."""
+    return float(x.abs().where(x.isfinite(), 0.0).max()) if x.numel() else 0.0
+
+
+def apart(a: Tensor, b: Tensor) -> Apart:
+    """How far ``b`` is from ``a``; of one shape."""
+    if not a.numel():
+        return Apart(0.0, 0.0)
+    if a is b:
+        return Apart(0.0, 0.0, 1.0)
+    a, b = in_double(a), in_double(b)
+    largest = float(gap_of(a, b).max())
+    size = size_of(a)
+    relative = largest / size if size else (math.inf if largest else 0.0)
+    return Apart(largest, relative, _cosine(a, b))
+
+
+def _cosine(a: Tensor, b: Tensor) -> float | None:
+    scale = size_of(a), size_of(b)
+    if not all(scale) or not bool(a.isfinite().all() & b.isfinite().all()):
+        return None
+    a, b = a.flatten() / scale[0], b.flatten() / scale[1]
+    found = float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+    return max(-1.0, min(1.0, found))
+
+
+def error_of(low: Tensor, wide: Tensor) -> float:
+    """The largest error of a result, relative to the largest magnitude of the same in float64."""
+    if not low.numel():
+        return 0.0
+    low, wide = in_double(low), in_double(wide)
+    largest, size = float(gap_of(wide, low).max()), size_of(wide)
+    return largest / size if size else (math.inf if largest else 0.0)
+
+
+def share_of_rounding(low: Tensor, wide: Tensor, unit: float, moved: Tensor | None) -> float:
+    """The error of a result, as a multiple of what roundings explain: over 1 is more than that.
+
+    An element may be off by roundings of itself, and by what roundings of operands move: how far
+    float64 moves that element, and how far elements are moved on average. What the dtype does not
+    hold, float64 does not hold against it: an infinity for a number beyond its largest one counts.
+
+    Args:
+        low: in the dtype of the model.
+        wide: the same in float64.
+        unit: the relative error of one rounding.
+        moved: how far elements move with their operands; None: by nothing.
+    """
+    if not low.numel():
+        return 0.0
+    info = torch.finfo(low.dtype)
+    low, wide = in_double(low), in_double(wide)
+    smallest = max(info.smallest_normal * info.eps, FLUSHED)
+    allowed = unit * wide.abs() + smallest
+    if moved is not None and moved.numel():
+        moved = in_double(moved).reshape(wide.shape)
+        allowed = allowed + moved + float(moved.square().mean().sqrt())
+    gap = gap_of(wide, low)
+    return float((gap / (ROUNDINGS * allowed)).nan_to_num(0.0, posinf=math.inf).max())
+
+
+def beyond(a: Tensor, b: Tensor, unit: float, *, rounded: float = 0.0) -> bool:
+    """Whether two programs differ in float64 by more than one rounding of the coarser dtype.
+
+    Args:
+        a: what one made.
+        b: what the other made of the same operands.
+        unit: the relative error of one rounding of the coarser dtype.
+        rounded: that of A's dtype, where operations of A alone have rounded the operands.
+    """
+    a, b = in_double(a), in_double(b)
+    allowed = unit * a.abs() + (SAME_PROGRAM + UNALIGNED * rounded) * size_of(a)
+    return bool((gap_of(a, b) > allowed).any())

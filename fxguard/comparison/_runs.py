@@ -1,0 +1,191 @@
+"""One run of a model under a guard of its own: its graphs, its outputs and its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard.batch.events import GraphRun
+from fxguard.batch.kept_run import versions_of
+from fxguard.capture.dynamo import is_compiled
+from fxguard.graph.marks import flatten_call
+from fxguard.graph.outputs import to_differentiate
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrumented import check_can_instrument, unwrapped
+from fxguard.guard.options import Options
+from fxguard.guard.plugins import Plugins
+from fxguard.measure.at_hand import name_of_dtype
+from fxguard.report.report import Report
+from fxguard.rerun.differences import are_equal
+from fxguard.trace.trace import TracedBatch
+
+__all__ = [
+    "KeptRun",
+    "ModelRun",
+    "buffers_kept",
+    "converter",
+    "place_of",
+    "run_model",
+    "unchanged",
+]
+
+Place = tuple[torch.device, torch.dtype | None]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """A run of a graph that has returned."""
+
+    run: GraphRun
+    outputs: list[Any]  # what it returned, as the model computed it
+    versions: tuple[int | None, ...]  # how often its arguments had been written then
+    output_versions: tuple[int | None, ...]
+
+
+@dataclass(slots=True)
+class ModelRun:
+    """One call of a model."""
+
+    name: str  # class, dtype, and whether it is compiled
+    is_compiled: bool
+    batch: TracedBatch  # what was measured
+    runs: list[KeptRun]
+    given: list[Tensor]  # the tensors that it was given, in order
+    parameters: dict[str, Tensor]
+    outputs: list[Tensor] = field(default_factory=list)  # all tensors that it returned, in order
+    between: int = 0  # operations that ran between graphs
+    # What a backward begins from, and what came in there; empty without a backward.
+    starts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # of weights and "input 0"
+    no_gradients: str = ""  # why there are none
+
+
+def run_model(
+    model: Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, backward: bool
+) -> ModelRun:
+    """Call a model under a guard of its own, and differentiate what it returns."""
+    target = unwrapped(model)
+    check_can_instrument(target)
+    reports: list[Report] = []
+    runs: list[KeptRun] = []
+
+    def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        if outputs is not None:
+            assert run.args is not None
+            versions = versions_of(run.args), versions_of(outputs)
+            runs.append(KeptRun(dataclasses.replace(run), list(outputs), *versions))
+
+    guard = Guard(target, Options(on_detect=reports.append, backward=False), Plugins(hear=hear))
+    guard.install()
+    given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    found = ModelRun(
+        name_of(model),
+        is_compiled(model),
+        TracedBatch(0, ()),
+        runs,
+        given,
+        dict(target.named_parameters()),
+    )
+    try:
+        with torch.set_grad_enabled(backward):
+            output = model(*args, **kwargs)
+            found.outputs = list(flatten_call((), {}, output)[1])
+            if backward:
+                _differentiate(found, output)
+    except Exception:  # of a bad value that led there: what ran before can be compared
+        if not reports:
+            raise
+    finally:
+        guard.uninstall()
+    verdict = tuple(reports[0].verdict) if reports else ()
+    found.batch = TracedBatch(0, tuple(guard.frames()), verdict=verdict)
+    found.between = guard.counted().between
+    return found
+
+
+def _differentiate(found: ModelRun, output: Any) -> None:
+    """The gradients of weights and inputs: of a loss, or of all outputs with drawn gradients.
+
+    Those of a sum would be 0 behind a softmax or a layer norm.
+    """
+    made = to_differentiate(output)
+    generator = torch.Generator().manual_seed(0)
+    for x in made:
+        drawn = torch.ones(x.shape, dtype=torch.float64)
+        if x.numel() != 1:
+            drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        found.starts.append((x, drawn.to(x.device, x.dtype)))
+    leaves = {name: x for name, x in found.parameters.items() if x.requires_grad}
+    leaves |= {f"input {n}": x for n, x in enumerate(found.given) if x.requires_grad}
+    if not made or not leaves:
+        found.no_gradients = "nothing that was returned can be differentiated"
+        return
+    try:
+        gradients = torch.autograd.grad(
+            made, list(leaves.values()), [drawn for _, drawn in found.starts], allow_unused=True
+        )
+    except Exception as error:  # a second backward of the user's, say
+        found.no_gradients = f"{type(error).__name__} in the backward: {error}".splitlines()[0]
+        return
+    pairs = zip(leaves, gradients, strict=True)
+    found.gradients = {name: x.detach() for name, x in pairs if x is not None}
+
+
+def unchanged(kept: KeptRun) -> bool:
+    """Whether nobody has written the arguments of a graph since it ran."""
+    assert kept.run.args is not None
+    return versions_of(kept.run.args) == kept.versions
+
+
+def name_of(model: Module) -> str:
+    """What tells two models apart: class, dtype, and whether it is compiled."""
+    dtype = place_of(model)[1]
+    said = [type(unwrapped(model)).__name__]
+    said += [name_of_dtype(dtype)] if dtype is not None else []
+    said += ["compiled"] if is_compiled(model) else []
+    return ", ".join(said)
+
+
+def place_of(model: Module) -> Place:
+    """Where a model computes: device, and dtype of its first floating-point parameter."""
+    parameters = list(model.parameters())
+    device = parameters[0].device if parameters else torch.device("cpu")
+    return device, next((p.dtype for p in parameters if p.is_floating_point()), None)
+
+
+def converter(place: Place | None) -> Callable[[Tensor], Tensor]:
+    """A copy of an input, as a model takes it; a model may write into it.
+
+    Args:
+        place: of the model; None where the input goes there as it is.
+    """
+
+    def convert(tensor: Tensor) -> Tensor:
+        copy = tensor.detach().clone()
+        if place is not None:
+            device, dtype = place
+            copy = copy.to(device, dtype if tensor.is_floating_point() else None)
+        return copy.requires_grad_(tensor.requires_grad)
+
+    return convert
+
+
+@contextlib.contextmanager
+def buffers_kept(model: Module) -> Iterator[None]:
+    """Put back what a forward writes of the buffers, and leave alone what it does not write."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in kept:
+                if not bool(are_equal(buffer, before).all()):
+                    buffer.copy_(before)

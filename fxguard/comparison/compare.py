@@ -1,0 +1,177 @@
+"""``compare``: two models on the same inputs, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard.comparison._as_it_ran import as_it_ran
+from fxguard.comparison._backward import BesideBackward
+from fxguard.comparison._gradients import compare_gradients
+from fxguard.comparison._graphs import compare_graphs
+from fxguard.comparison._judged import Judge
+from fxguard.comparison._outputs import compare_outputs
+from fxguard.comparison._recorded import WholeFunctions
+from fxguard.comparison._runs import ModelRun, buffers_kept, converter, place_of, run_model
+from fxguard.errors import UsageError
+from fxguard.graph.wide_form import NotJudged
+from fxguard.trace.comparison import Comparison
+from fxguard.trace.diff import diff
+from fxguard.trace.elements import Compared
+
+__all__ = ["compare"]
+
+
+def compare(
+    model_a: Module,
+    model_b: Module,
+    *inputs: Any,
+    tolerance: float | None = None,
+    gradients: bool = True,
+    **kwargs: Any,
+) -> Comparison:
+    """Call two models with the same inputs, and compare the elements of what every operation made.
+
+    Each operation of B also runs on the operands that the same operation of A had, rounded to B's
+    dtypes. What it then makes is compared with what A's operation made: that is its *own* error.
+    The rest of the difference it has *inherited* from operations before it. Weights are compared by
+    their names, as they are.
+
+    A divergence is *significant* in one of four cases. A weight of B is not A's, rounded to the
+    coarser of their dtypes. The two operations differ in float64 on the same operands, by more than
+    one rounding of the coarser dtype. One of them is further from float64 than 16 roundings of its
+    result and of its operands explain, on the operands that it had. Or what a compiled graph
+    returned is 16 times as far from float64 as its operations are in eager mode.
+
+    With gradients, those of all weights that require one, and of inputs that do, are compared: of
+    the ``loss`` that the model returns, or of all that it returns, with gradients drawn from a
+    normal distribution. If they differ in float64 and the forward does not, each operation's
+    backward is compared alone.
+
+    Both models see the same random numbers. If the models are of different dtypes or on different
+    devices, floating-point inputs are converted to the dtype of each model's first floating-point
+    parameter, and all inputs are moved to its device. The inputs, the buffers (running statistics),
+    the gradients of weights and the random state are left as they were. A compiled model's values
+    inside fused kernels do not exist: the graphs that were captured of it run in eager mode, and
+    what left the compiled graphs is compared with that.
+
+    Args:
+        model_a: any module that is not instrumented; also the result of ``torch.compile``.
+        model_b: likewise; it may be the same module, compiled.
+        inputs: what both are called with, any nest of tensors and other objects.
+        tolerance: the largest own error, relative to the largest magnitude of A's result, that is
+            not significant. None lets float64 judge. Ranges have it, too: see :func:`fxguard.diff`.
+        gradients: whether to compare gradients, too. Under ``torch.no_grad`` there are none.
+        kwargs: what both are called with, by name.
+
+    Returns:
+        All that was compared; :attr:`Comparison.first` is the first significant divergence. All
+        values of the forward of A are in memory while B is compared, as for a backward.
+
+    Raises:
+        FxguardError: when a model is instrumented already, or the tolerance is negative.
+        Exception: what a model raises, unless fxguard found a bad value that led there: then the
+            ranges of what ran before are compared.
+
+    Example:
+        >>> print(fxguard.compare(model, copy.deepcopy(model).half(), input_ids))
+        >>> assert fxguard.compare(model, torch.compile(model), input_ids).agrees
+    """
+    if tolerance is not None and not tolerance >= 0:
+        raise UsageError(f"tolerance has to be 0 or more, got {tolerance!r}")
+    models = model_a, model_b
+    places = [place_of(model) for model in models]
+    backward = gradients and torch.is_grad_enabled()
+    ran: list[ModelRun] = []
+    for model, place in zip(models, places, strict=True):
+        convert = converter(place if places[0] != places[1] else None)
+        args, named = pytree.tree_map_only(Tensor, convert, (inputs, kwargs))
+        with torch.random.fork_rng(_cuda_devices(model)), buffers_kept(model):
+            ran.append(run_model(model, args, named, backward=backward))
+    a, b = ran
+    ranges = replace(diff(a.batch, b.batch, tolerance=tolerance), a=a.name, b=b.name)
+    return _Comparing(a, b, Judge(tolerance)).comparison(ranges, backward)
+
+
+class _Comparing:
+    """Two models that have run."""
+
+    def __init__(self, a: ModelRun, b: ModelRun, judge: Judge) -> None:
+        self.a = a
+        self.b = b
+        self.judge = judge
+        self.graphs = compare_graphs(a, b, judge)
+
+    def comparison(self, ranges: Any, backward: bool) -> Comparison:
+        a, b = self.a, self.b
+        ran = [*as_it_ran(a, "A", self.graphs), *as_it_ran(b, "B", self.graphs)]
+        outputs = list(compare_outputs(a, b))
+        gradients = list(self._gradients()) if backward else []
+        for each in (a, b):
+            if each.between:
+                side = "A" if each is a else "B"
+                what = f"{each.between} operations of {side}"
+                self.graphs.not_compared[what] = "they ran between captured graphs"
+        graphs = self.graphs
+        return Comparison(
+            a.name,
+            b.name,
+            tuple(graphs.found),
+            tuple(ran),
+            tuple(outputs),
+            tuple(gradients),
+            ranges,
+            tuple(graphs.not_compared.items()),
+            tuple(graphs.only_in_a),
+            tuple(graphs.only_in_b),
+            tuple(_notes(a, b)),
+        )
+
+    def _gradients(self) -> Iterator[Compared]:
+        a, b, graphs = self.a, self.b, self.graphs
+        why = a.no_gradients or b.no_gradients
+        if not why and (len(graphs.arguments) != len(b.runs) or not b.runs):
+            why = "not every graph was compared"
+        if why:
+            graphs.not_compared["gradients"] = why
+            return
+        chose = self.judge.chose_otherwise
+        if chose:
+            what = "gradients in float64"
+            graphs.not_compared[what] = (
+                f"roundings decided integers or booleans of {chose} operations otherwise in B"
+            )
+        try:
+            found = list(compare_gradients(a, b, graphs.arguments, alike=not chose))
+        except (NotJudged, RuntimeError) as reason:
+            graphs.not_compared["gradients"] = str(reason)
+            return
+        forward = any(each.is_significant for each in graphs.found)
+        if any(each.is_significant for each in found) and not forward:
+            yield from self._backward_to_blame()
+        # Where the forward differs, gradients do for that.
+        yield from (replace(each, reason="") if forward else each for each in found)
+
+    def _backward_to_blame(self) -> Sequence[Compared]:
+        """The operations whose backward differs, where the forward is the same."""
+        graphs = compare_graphs(self.a, self.b, self.judge, BesideBackward, WholeFunctions)
+        return [each for each in graphs.found if each.part == "backward"]
+
+
+def _notes(a: ModelRun, b: ModelRun) -> Iterator[str]:
+    for side, model in (("A", a), ("B", b)):
+        if model.is_compiled:
+            yield (
+                f"{side} is compiled: its operations are those of its captured graphs, in eager "
+                f"mode; values inside fused kernels do not exist, and are not compared"
+            )
+
+
+def _cuda_devices(model: Module) -> list[int]:
+    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})

@@ -1,0 +1,197 @@
+"""What two models have in common, element by element, as words and as a table.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from fxguard.trace._diff_text import names_text
+from fxguard.trace.diff import Diff
+from fxguard.trace.elements import Apart, Compared
+
+__all__ = ["Parts", "number", "table", "verdict_lines"]
+
+WIDTH = 100
+NOT_ROUNDINGS = "not roundings"
+
+
+class Parts(Protocol):
+    """What words are made of; see :class:`~fxguard.trace.comparison.Comparison`."""
+
+    @property
+    def a(self) -> str: ...
+    @property
+    def b(self) -> str: ...
+    @property
+    def operations(self) -> tuple[Compared, ...]: ...
+    @property
+    def graphs(self) -> tuple[Compared, ...]: ...
+    @property
+    def outputs(self) -> tuple[Compared, ...]: ...
+    @property
+    def gradients(self) -> tuple[Compared, ...]: ...
+    @property
+    def significant(self) -> tuple[Compared, ...]: ...
+    @property
+    def everything(self) -> tuple[Compared, ...]: ...
+    @property
+    def not_compared(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def only_in_a(self) -> tuple[str, ...]: ...
+    @property
+    def only_in_b(self) -> tuple[str, ...]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def ranges(self) -> Diff: ...
+
+
+def verdict_lines(found: Parts) -> list[str]:
+    """The first significant divergence with its reason and numbers, then what was compared."""
+    lines: list[str] = []
+    significant = found.significant
+    if significant:
+        first = significant[0]
+        lines.append(f"A and B part at {first.heading}")
+        if first.source is not None:
+            lines.append(f"  {first.source}")
+        lines += textwrap.wrap(first.reason, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += _numbers(first)
+        if len(significant) > 1:
+            rest = names_text([each.heading for each in significant[1:]])
+            lines.append(f"then also: {rest}")
+        if first.part == "compiled" and found.ranges.first is not None:
+            title = found.ranges.first.frame.title
+            lines.append(f"the ranges that were measured while they ran part at {title}")
+    elif found.everything:
+        lines.append(f"A and B agree: no difference beyond roundings in {_counts(found)}")
+        lines += _largest(found)
+    else:
+        lines.append("nothing could be compared by elements")
+        lines += [f"  {line}" for line in found.ranges.verdict]
+    if significant:
+        lines.append(f"compared by elements: {_counts(found)}")
+    lines += _gradients(found)
+    for note in found.notes:
+        lines += textwrap.wrap(note, WIDTH, subsequent_indent="  ")
+    lines += _not_compared(found)
+    return lines
+
+
+def _numbers(first: Compared) -> Iterator[str]:
+    for name, apart in (("own", first.own), ("inherited", first.inherited), ("total", first.total)):
+        if apart is not None:
+            yield f"  {name + ' error:':<17}{_apart_text(apart)}"
+    if first.errors is not None:
+        a, b = first.errors
+        yield f"  from float64:    A {number(a)}, B {number(b)}: {_nearer(first)}"
+    elif first.weights or first.only_in or first.reason.startswith(NOT_ROUNDINGS):
+        yield "  from float64:    each agrees with it: A and B compute different things"
+
+
+def _apart_text(apart: Apart) -> str:
+    cosine = "" if apart.cosine is None else f", cosine {cosine_text(apart.cosine)}"
+    return f"{number(apart.absolute)} at most, {number(apart.relative)} relative{cosine}"
+
+
+def cosine_text(cosine: float) -> str:
+    """A cosine with the digits that tell it from 1."""
+    away = 1 - cosine
+    return f"1 - {away:.1e}" if 0 < away < 1e-4 else f"{cosine:.5g}"
+
+
+def _nearer(first: Compared) -> str:
+    return f"{first.nearer} is nearer" if first.nearer else "neither is nearer"
+
+
+def _counts(found: Parts) -> str:
+    gradients = sum(each.part == "gradient" for each in found.gradients)
+    counted = {
+        "operation": len(found.operations),
+        "output": len(found.outputs),
+        "gradient": gradients,
+    }
+    return ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counted.items() if n)
+
+
+def _largest(found: Parts) -> Iterator[str]:
+    """The largest own error, and how far the outputs are apart."""
+    own = [(each.own.relative, each) for each in found.operations if each.own is not None]
+    worst = max(own, key=lambda pair: pair[0], default=None)
+    if worst is not None and worst[0]:
+        yield f"  largest own error: {number(worst[0])} relative, at {worst[1].heading}"
+    ends = [(each.total.relative, each) for each in found.outputs if each.total is not None]
+    last = max(ends, key=lambda pair: pair[0], default=None)
+    if last is not None:
+        text = (
+            f"  largest difference of an output: {number(last[0])} relative, at {last[1].heading}"
+        )
+        if last[1].nearer is not None:
+            text += f"; {last[1].nearer} is nearer to float64"
+        yield text
+
+
+def _gradients(found: Parts) -> Iterator[str]:
+    known = [each for each in found.gradients if each.errors is not None]
+    if not known:
+        return
+    nearer = [each.nearer for each in known]
+    worst = max(known, key=lambda each: max(each.errors or (0.0,)))
+    a, b = worst.errors or (0.0, 0.0)
+    counts = nearer.count("A"), nearer.count("B")
+    said = (
+        f"{counts[0]} nearer to float64 in A, {counts[1]} in B"
+        if any(counts)
+        else "as near to float64 in both"
+    )
+    yield f"gradients: {said}; furthest: {worst.title}, A {number(a)}, B {number(b)} from float64"
+
+
+def _not_compared(found: Parts) -> Iterator[str]:
+    reasons: dict[str, list[str]] = {}
+    for what, why in found.not_compared:
+        reasons.setdefault(why, []).append(what)
+    for why, listed in reasons.items():
+        yield f"not compared: {names_text(listed)}: {why}"
+    for side, titles in (("A", found.only_in_a), ("B", found.only_in_b)):
+        if titles:
+            yield f"only in {side}: {names_text(titles)}"
+
+
+def number(value: float) -> str:
+    """A number as verdict, table and page show it."""
+    return "0" if value == 0 else f"{value:.1e}" if value == value and value < 1e300 else str(value)
+
+
+def table(everything: Sequence[Compared], tablefmt: str, most: int | None) -> str:
+    """One row for each thing that was compared; see ``Comparison.to_table``."""
+    from tabulate import tabulate
+
+    rows = [_row(each) for each in everything][:most]
+    if tablefmt in ("github", "pipe"):
+        rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    headers = (
+        *("operation", "own abs", "own rel", "own cosine", "inherited rel", "total rel"),
+        *("A from float64", "B from float64", "nearer", "significant", "source"),
+    )
+    return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
+
+
+def _row(each: Compared) -> list[str]:
+    own = each.own
+    return [
+        each.heading,
+        "-" if own is None else number(own.absolute),
+        "-" if own is None else number(own.relative),
+        "-" if own is None or own.cosine is None else cosine_text(own.cosine),
+        "-" if each.inherited is None else number(each.inherited.relative),
+        "-" if each.total is None else number(each.total.relative),
+        *(["-", "-"] if each.errors is None else [number(error) for error in each.errors]),
+        each.nearer or "-",
+        each.reason,
+        str(each.source or ""),
+    ]

@@ -1,0 +1,140 @@
+"""Two models next to each other, element by element. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fxguard.report.strict_json import strict_json
+from fxguard.trace._comparison_page import page_of
+from fxguard.trace._comparison_text import table, verdict_lines
+from fxguard.trace.batch_diff import BatchDiff
+from fxguard.trace.diff import Diff
+from fxguard.trace.elements import Compared
+
+__all__ = ["Comparison"]
+
+SHOWN = 20  # rows in a notebook
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models that ran on the same inputs: how far apart the elements of each operation are.
+
+    Example:
+        >>> found = fxguard.compare(model, other, x)
+        >>> if found.first is not None:
+        ...     print(found.first.title, found.first.reason)
+    """
+
+    a: str  # class and dtype of the first model, and whether it is compiled
+    b: str
+    operations: tuple[Compared, ...]  # that are in both, in order of execution
+    # What graphs returned, where that was not what their operations give in eager mode.
+    graphs: tuple[Compared, ...]
+    outputs: tuple[Compared, ...]  # what the models returned
+    gradients: tuple[Compared, ...]  # of each weight and input, and of operations to blame
+    ranges: Diff  # smallest and largest magnitudes of all that was measured, also where compiled
+    not_compared: tuple[tuple[str, str], ...] = ()  # what, and why
+    only_in_a: tuple[str, ...] = ()  # operations, by title
+    only_in_b: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # on what the elements are those of
+
+    @property
+    def everything(self) -> tuple[Compared, ...]:
+        """All that was compared, in the order in which it is to be read."""
+        return (*self.operations, *self.graphs, *self.outputs, *self.gradients)
+
+    @property
+    def significant(self) -> tuple[Compared, ...]:
+        """What differs by more than the dtypes explain."""
+        return tuple(each for each in self.everything if each.is_significant)
+
+    @property
+    def first(self) -> Compared | None:
+        """The first significant divergence; None if there is none."""
+        return next(iter(self.significant), None)
+
+    @property
+    def largest(self) -> Compared | None:
+        """The operation with the largest own error, relative to the largest magnitude."""
+        own = [each for each in self.operations if each.own is not None]
+        return max(own, key=lambda each: each.own.relative if each.own else 0.0, default=None)
+
+    @property
+    def compared(self) -> int:
+        """How many operations, graphs, outputs and gradients were compared by elements."""
+        return len(self.everything)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a significant divergence."""
+        return self.first is not None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared, and no divergence is significant."""
+        return self.compared > 0 and not self.differs
+
+    @property
+    def batches(self) -> tuple[BatchDiff, ...]:
+        """The ranges of both batches, frame by frame."""
+        return self.ranges.batches
+
+    @property
+    def verdict(self) -> list[str]:
+        """Where they part and why, in lines."""
+        return verdict_lines(self)
+
+    def __str__(self) -> str:
+        return "\n".join([f"A: {self.a}", f"B: {self.b}", "", *self.verdict])
+
+    def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
+        """Everything that was compared as one table.
+
+        Args:
+            tablefmt: any table format that tabulate knows.
+            most: only so many rows, the first ones.
+        """
+        return table(self.everything, tablefmt, most)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain dicts, lists, strings and numbers."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "agrees": self.agrees,
+            "verdict": self.verdict,
+            "first": None if self.first is None else self.first.to_dict(),
+            **{name: [each.to_dict() for each in parts] for name, parts in self._parts()},
+            "not_compared": dict(self.not_compared),
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+            "notes": list(self.notes),
+            "ranges": self.ranges.to_dict(),
+        }
+
+    def _parts(self) -> Iterator[tuple[str, tuple[Compared, ...]]]:
+        yield "operations", self.operations
+        yield "graphs", self.graphs
+        yield "outputs", self.outputs
+        yield "gradients", self.gradients
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The same as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
+        return strict_json(self.to_dict(), indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: error against depth, own and inherited.
+
+        Args:
+            path: of the file; written over.
+        """
+        Path(path).write_text(page_of(self), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>{self.to_table('html', SHOWN)}"
