@@ -89,7 +89,12 @@ def samples_of(batch: Batch, flow: DataFlow, upto: int | None = None) -> Samples
 
 
 def bad_rows(value: Tensor) -> tuple[int, ...]:
-    """The indices of dimension 0 that hold something that is not finite."""
+    """The indices of dimension 0 that hold something that is not finite.
+
+    None of a nested or a sparse tensor, whose samples have no common form.
+    """
+    if value.is_nested or value.layout is not torch.strided:
+        return ()
     with own_arithmetic():
         bad = (~value.isfinite()).reshape(value.shape[0], -1).any(1)
         return tuple(map(int, bad.nonzero().flatten()))

@@ -193,7 +193,7 @@ def test_a_compiler_that_makes_something_else() -> None:
     assert found.first is not None
     assert (found.first.part, found.first.title) == ("compiled", "what graph 0 of B returned, 0")
     assert not any(each.is_significant for each in found.operations)
-    assert "fused kernels do not exist, and are not compared" in str(found)
+    assert "fused kernels do not exist, and are not compared" in " ".join(str(found).split())
     assert compare(b, torch.compile(model(), backend="eager"), X).agrees
 
 

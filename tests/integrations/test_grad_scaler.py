@@ -26,10 +26,10 @@ def test_gradients_that_overflow_are_no_detection(backend: str) -> None:
     model = fxguard.instrument(GatedFeedForward())
     run = torch.compile(model, backend=backend) if backend else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     x = torch.randn(8, 16)
     skipped = 0
-    for _ in range(60):
+    for _ in range(40):
         with torch.autocast("cpu", dtype=torch.float16):
             loss = run(x).float().square().mean()
         scaler.scale(loss).backward()
@@ -37,12 +37,12 @@ def test_gradients_that_overflow_are_no_detection(backend: str) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert 0 < skipped < 60
-    assert scaler.get_scale() < 2.0**40
+    assert 0 < skipped < 40
+    assert scaler.get_scale() < 2.0**30
     assert fxguard.guard_of(model).last_report is None
-    assert fxguard.guard_of(model).batch_number == 60
+    assert fxguard.guard_of(model).batch_number == 40
     with (
         torch.autocast("cpu", dtype=torch.float16),
-        pytest.raises(fxguard.NonFiniteError, match="batch 60: mul made inf"),
+        pytest.raises(fxguard.NonFiniteError, match="batch 40: mul made inf"),
     ):
         run(x * 1000)
