@@ -15,21 +15,33 @@ from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.same_start import as_before, copies_of
 from fxguard.rerun.wide_run import WideForm
+from fxguard.trace.batch_diff import COARSER, TOLERANCES
 from fxguard.trace.elements import Compared
 
 __all__ = ["compare_outputs"]
 
+TIMES = 4  # what ranges may be apart: single elements are further apart than ranges
 
-def compare_outputs(a: ModelRun, b: ModelRun) -> Iterator[Compared]:
+
+def compare_outputs(
+    a: ModelRun, b: ModelRun, *, all_compared: bool, tolerance: float | None
+) -> Iterator[Compared]:
     """How far apart the outputs are.
 
-    Roundings add up on the way: a difference is significant where the shapes differ. Float64 begins
-    with the weights of the side whose outputs have more digits.
+    Roundings add up on the way. Where every operation was compared, none of them is to blame, so
+    outputs differ significantly only if their shapes do. Else what was not compared may be: then
+    outputs may be four times as far apart as ranges, relative to the largest magnitude. Float64
+    begins with the weights of the side whose outputs have more digits.
 
     Args:
         a: has run.
         b: likewise.
+        all_compared: whether every operation was compared.
+        tolerance: how far apart outputs may be; None for what the dtypes explain.
     """
+    if len(a.outputs) != len(b.outputs):
+        reason = f"A returned {len(a.outputs)} tensors, B {len(b.outputs)}"
+        yield Compared("outputs", "output", reason=reason)
     finer = a if unit_of(*a.outputs) <= unit_of(*b.outputs) else b
     try:
         wide = _in_float64(finer.runs)
@@ -46,7 +58,16 @@ def compare_outputs(a: ModelRun, b: ModelRun) -> Iterator[Compared]:
         high = wide.get(id(one if finer is a else other))
         errors = None if high is None else (error_of(one, high), error_of(other, high))
         dtypes = dtype_of(one), dtype_of(other)
-        yield Compared(title, "output", dtypes=dtypes, total=apart(one, other), errors=errors)
+        total = apart(one, other)
+        allowed = TIMES * max(TOLERANCES.get(dtype, COARSER) for dtype in dtypes)
+        allowed = allowed if tolerance is None else tolerance
+        reason = ""
+        if not all_compared and not total.relative <= allowed:
+            reason = (
+                f"more than {allowed:.2g} of the largest magnitude apart; not every operation was "
+                "compared"
+            )
+        yield Compared(title, "output", dtypes=dtypes, total=total, errors=errors, reason=reason)
 
 
 def _in_float64(runs: Sequence[KeptRun]) -> dict[int, Tensor]:

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+
 import torch
 from torch import Tensor
 
 from fxguard.comparison._rounding import in_double, size_of
+from fxguard.trace.elements import Compared
 
-__all__ = ["difference_between"]
+__all__ = ["difference_between", "weights_apart"]
 
 # A factor is said where all elements agree with it: relative to the largest magnitude, in eps.
 OF_FACTOR = 2
+
+
+def weights_apart(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], told: Collection[str]
+) -> Iterator[Compared]:
+    """Weights that differ, and that no operation was blamed for: what reads them was not compared.
+
+    Args:
+        a: of the first model, by name.
+        b: of the second one.
+        told: names of those that operations were blamed for.
+    """
+    for name, weight in a.items():
+        other = b.get(name)
+        if name in told or other is None or other is weight:
+            continue
+        if difference := difference_between(weight.detach(), other.detach()):
+            said = f"{name}: {difference}"
+            reason = f"a weight differs: {said}; no operation that was compared reads it"
+            yield Compared(name, "weight", reason=reason, weights=(said,))
 
 
 def difference_between(a: Tensor, b: Tensor) -> str:

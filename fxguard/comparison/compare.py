@@ -19,6 +19,7 @@ from fxguard.comparison._judged import Judge
 from fxguard.comparison._outputs import compare_outputs
 from fxguard.comparison._recorded import WholeFunctions
 from fxguard.comparison._runs import ModelRun, buffers_kept, converter, place_of, run_model
+from fxguard.comparison._weights import weights_apart
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import NotJudged
 from fxguard.trace.comparison import Comparison
@@ -26,6 +27,8 @@ from fxguard.trace.diff import diff
 from fxguard.trace.elements import Compared
 
 __all__ = ["compare"]
+
+IN_FLOAT64 = "gradients in float64"
 
 
 def compare(
@@ -111,14 +114,17 @@ class _Comparing:
     def comparison(self, ranges: Any, backward: bool) -> Comparison:
         a, b = self.a, self.b
         ran = [*as_it_ran(a, "A", self.graphs), *as_it_ran(b, "B", self.graphs)]
-        outputs = list(compare_outputs(a, b))
         gradients = list(self._gradients()) if backward else []
+        told = {said.partition(":")[0] for each in self.graphs.found for said in each.weights}
+        weights = tuple(weights_apart(a.parameters, b.parameters, told))
         for each in (a, b):
             if each.between:
                 side = "A" if each is a else "B"
                 what = f"{each.between} operations of {side}"
                 self.graphs.not_compared[what] = "they ran between captured graphs"
         graphs = self.graphs
+        all_compared = set(graphs.not_compared) <= {"gradients", IN_FLOAT64}
+        outputs = compare_outputs(a, b, all_compared=all_compared, tolerance=self.judge.tolerance)
         return Comparison(
             a.name,
             b.name,
@@ -128,6 +134,7 @@ class _Comparing:
             tuple(gradients),
             ranges,
             tuple(graphs.not_compared.items()),
+            weights,
             tuple(graphs.only_in_a),
             tuple(graphs.only_in_b),
             tuple(_notes(a, b)),
@@ -143,8 +150,7 @@ class _Comparing:
             return
         chose = self.judge.chose_otherwise
         if chose:
-            what = "gradients in float64"
-            graphs.not_compared[what] = (
+            graphs.not_compared[IN_FLOAT64] = (
                 f"roundings decided integers or booleans of {chose} operations otherwise in B"
             )
         try:

@@ -89,6 +89,8 @@ def _numbers(first: Compared) -> Iterator[str]:
     if first.errors is not None:
         a, b = first.errors
         yield f"  from float64:    A {number(a)}, B {number(b)}: {_nearer(first)}"
+    elif first.part == "weight":
+        pass  # nothing computed with it
     elif first.weights or first.only_in or first.reason.startswith(NOT_ROUNDINGS):
         yield "  from float64:    each agrees with it: A and B compute different things"
 

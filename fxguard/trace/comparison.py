@@ -40,6 +40,7 @@ class Comparison:
     gradients: tuple[Compared, ...]  # of each weight and input, and of operations to blame
     ranges: Diff  # smallest and largest magnitudes of all that was measured, also where compiled
     not_compared: tuple[tuple[str, str], ...] = ()  # what, and why
+    weights: tuple[Compared, ...] = ()  # that differ, and that nothing that was compared reads
     only_in_a: tuple[str, ...] = ()  # operations, by title
     only_in_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # on what the elements are those of
@@ -47,7 +48,7 @@ class Comparison:
     @property
     def everything(self) -> tuple[Compared, ...]:
         """All that was compared, in the order in which it is to be read."""
-        return (*self.operations, *self.graphs, *self.outputs, *self.gradients)
+        return (*self.operations, *self.weights, *self.graphs, *self.outputs, *self.gradients)
 
     @property
     def significant(self) -> tuple[Compared, ...]:
@@ -68,7 +69,7 @@ class Comparison:
     @property
     def compared(self) -> int:
         """How many operations, graphs, outputs and gradients were compared by elements."""
-        return len(self.everything)
+        return len(self.everything) - len(self.weights)
 
     @property
     def differs(self) -> bool:
@@ -120,6 +121,7 @@ class Comparison:
 
     def _parts(self) -> Iterator[tuple[str, tuple[Compared, ...]]]:
         yield "operations", self.operations
+        yield "weights", self.weights
         yield "graphs", self.graphs
         yield "outputs", self.outputs
         yield "gradients", self.gradients

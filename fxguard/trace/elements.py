@@ -13,7 +13,7 @@ from fxguard.records import BACKWARD, Source
 
 __all__ = ["Apart", "Compared", "Part"]
 
-Part = Literal["operation", "backward", "gradient", "output", "compiled"]
+Part = Literal["operation", "backward", "weight", "gradient", "output", "compiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ class Compared:
     def heading(self) -> str:
         """Title, phase, and where it is if that is in one model only."""
         title = self.title + BACKWARD * (self.part == "backward")
-        if self.part == "gradient":
-            title = f"gradient of {title}"
+        title = {"gradient": "gradient of ", "weight": "weight "}.get(self.part, "") + title
         return f"{title} (only in {self.only_in})" if self.only_in else title
 
     def to_dict(self) -> dict[str, Any]:

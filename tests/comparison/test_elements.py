@@ -339,3 +339,54 @@ def test_tables_and_json() -> None:
     assert len(data["operations"]) == len(found.operations)
     assert len(found.to_table().splitlines()) == 2 + found.compared
     assert "<table>" in found._repr_html_()
+
+
+def test_weights_that_no_captured_operation_reads_are_compared() -> None:
+    """TorchDynamo captures no LSTM: its weights and outputs are compared all the same."""
+    model, x = nn.LSTM(4, 8, batch_first=True), torch.randn(2, 5, 4)
+    assert fxguard.compare(model, copy.deepcopy(model), x).agrees
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.weight_ih_l0.neg_()
+    found = fxguard.compare(model, other, x)
+    assert not found.agrees
+    assert found.first is not None
+    assert found.first.heading == "weight weight_ih_l0"
+    assert found.first.weights == ("weight_ih_l0: negated",)
+    assert any(each.part == "output" and each.is_significant for each in found.significant)
+    assert not any(line.startswith("A and B agree") for line in found.verdict)
+    assert "from float64" not in str(found), "nobody computed with it in float64"
+
+
+def test_outputs_are_judged_where_operations_were_not() -> None:
+    """What runs between graphs may be why they differ; roundings are not."""
+
+    class Times(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return torch.compiler.disable(torch.mul)(x, self.factor)
+
+    x = torch.randn(8, 8)
+    assert fxguard.compare(Times(2.0), Times(2.0 * (1 + 1e-6)), x).agrees
+    found = fxguard.compare(Times(2.0), Times(3.0), x)
+    assert [each.heading for each in found.significant] == ["output 0"]
+    assert "not every operation was compared" in found.significant[0].reason
+    assert fxguard.compare(Times(2.0), Times(3.0), x, tolerance=0.6).agrees
+
+
+def test_another_number_of_outputs_is_a_divergence() -> None:
+    class First(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x + 1,)
+
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x + 1, x + 2
+
+    found = fxguard.compare(First(), Both(), torch.ones(3))
+    assert not found.agrees
+    assert "A returned 1 tensors, B 2" in str(found)
