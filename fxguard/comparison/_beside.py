@@ -39,6 +39,7 @@ class Beside(SecondForm):
         not_compared: operations that were not, and why.
         differing: names of weights and buffers that differ from A's, and how.
         returned: what each graph of B returned in its second form.
+        misshapen: positions in ``found`` of operations of other shapes, and how these differ.
     """
 
     def __init__(self, recorded: Sequence[Recorded], aligned: Aligned, judge: Judge) -> None:
@@ -49,6 +50,7 @@ class Beside(SecondForm):
         self.not_compared: dict[str, str] = {}
         self.differing: dict[str, str] = {}
         self.returned: list[list[Any]] = []
+        self.misshapen: dict[int, str] = {}
         self._said: set[str] = set()  # weights that differ, and were named
         self.begin(0, {}, writes=False)
 
@@ -110,14 +112,16 @@ class Beside(SecondForm):
     def _as_in_a(self, step: Lockstep, ran: Ran, args: Any, kwargs: Any, made: Made) -> Any:
         """What A's operation made, in the memory that B's has for it."""
         values = copied(made.values) if self.writes else made.values
-        if not ran.call.written and not shares_memory(ran):
+        shares = self.writes and shares_memory(ran)  # nobody sees it where nothing is written
+        if not ran.call.written and not shares:
             return _in_structure(ran.result, values)
         try:
             with torch.no_grad():
                 result = ran.run(*args, **kwargs)
                 mine = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
                 for one, other in zip(mine, values, strict=True):
-                    if is_float(one) and ran.call.written:
+                    # Operations of B alone have made it in float64, and A rounds it.
+                    if is_float(one) and (ran.call.written or not torch.equal(one, other)):
                         one.copy_(other)
         except Exception as error:
             raise NotJudged(f"{ran.call.kind} does not run on A's values") from error
@@ -169,15 +173,19 @@ class Beside(SecondForm):
             [list(x.shape) for x in leaves(result) if isinstance(x, Tensor)]
             for result in (made.ran.result, ran.result)
         ]
+        self.misshapen[len(self.found)] = "shapes differ: {} in A, {} in B".format(*shapes)
         self.found.append(
-            Compared(
-                named.title,
-                kind=named.kind,
-                module=named.module,
-                source=named.source,
-                reason="shapes differ: {} in A, {} in B".format(*shapes),
-            )
+            Compared(named.title, kind=named.kind, module=named.module, source=named.source)
         )
+
+    def judge_shapes(self) -> None:
+        """Blame operations of other shapes, where something that came of them differs as well.
+
+        Else the two are not the same operation: one model has taken another path to the same.
+        """
+        if any(each.is_significant for each in self.found):
+            for position, reason in self.misshapen.items():
+                self.found[position] = replace(self.found[position], reason=reason)
 
     def _own(self, step: Lockstep, node: Node) -> tuple[Any, Any]:
         """Arguments of B's operation: A's values in B's dtypes, weights as B has them."""

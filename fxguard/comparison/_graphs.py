@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fxguard.batch.kept_run import versions_of
 from fxguard.comparison._aligned import Aligned, Named, aligned, placeholders, standing
 from fxguard.comparison._beside import Beside, first_alone
 from fxguard.comparison._judged import Judge
@@ -69,15 +71,32 @@ def compare_graphs(
         form = form_of(kept, both, judge)
         for number in range(len(b.runs)):
             _compare_graph(number, a, b, form, graphs, interpreter)
+            form.returned[-1] = [_as_it_ran(value, kept, a) for value in form.returned[-1]]
     except NotJudged as reason:
         graphs.not_compared["the operations that follow"] = str(reason)
-    graphs.found += form.found
     graphs.not_compared |= form.not_compared
     if not any(each.is_significant for each in form.found):
-        graphs.found += _outputs(both, kept, b, form.returned)
+        form.found += _outputs(both, kept, b, form.returned)
+    form.judge_shapes()
+    graphs.found += form.found
     graphs.only_in_a += _alone_in(both.a.named, both.of_a)
     graphs.only_in_b += _alone_in(both.b.named, both.of_b)
     return graphs
+
+
+def _as_it_ran(value: Any, kept: Sequence[Recorded], a: ModelRun) -> Any:
+    """What A's graphs returned as the model ran, in place of the same of their second run.
+
+    The two differ by roundings where a kernel is chosen by whether gradients are wanted.
+    """
+    for again, first in zip(kept, a.runs, strict=True):
+        outputs = zip(again.outputs, first.outputs, first.output_versions, strict=True)
+        for one, other, version in outputs:
+            if not is_float(value) or not is_float(one) or value.dtype != one.dtype:
+                continue
+            if value.shape == one.shape and torch.equal(value, one):
+                return other.detach() if versions_of([other]) == (version,) else value
+    return value
 
 
 def _alone_in(named: Any, paired: Any) -> list[str]:
