@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxguard.batch.kept_run import versions_of
@@ -67,11 +66,10 @@ def compare_graphs(
         return graphs
     both = aligned(a, b)
     try:
-        kept = [recorded(each.run, interpreter) for each in a.runs]
+        kept = _recorded(a, interpreter)
         form = form_of(kept, both, judge)
         for number in range(len(b.runs)):
             _compare_graph(number, a, b, form, graphs, interpreter)
-            form.returned[-1] = [_as_it_ran(value, kept, a) for value in form.returned[-1]]
     except NotJudged as reason:
         graphs.not_compared["the operations that follow"] = str(reason)
     graphs.not_compared |= form.not_compared
@@ -84,19 +82,22 @@ def compare_graphs(
     return graphs
 
 
-def _as_it_ran(value: Any, kept: Sequence[Recorded], a: ModelRun) -> Any:
-    """What A's graphs returned as the model ran, in place of the same of their second run.
+def _recorded(a: ModelRun, interpreter: type[Lockstep]) -> list[Recorded]:
+    """The graphs of A once more, each on what the second runs of earlier ones returned.
 
-    The two differ by roundings where a kernel is chosen by whether gradients are wanted.
+    The two runs may differ by roundings: kernels are chosen by whether gradients are wanted.
     """
-    for again, first in zip(kept, a.runs, strict=True):
-        outputs = zip(again.outputs, first.outputs, first.output_versions, strict=True)
-        for one, other, version in outputs:
-            if not is_float(value) or not is_float(one) or value.dtype != one.dtype:
-                continue
-            if value.shape == one.shape and torch.equal(value, one):
-                return other.detach() if versions_of([other]) == (version,) else value
-    return value
+    again: dict[int, Any] = {}  # by identity of what the first runs returned
+    found = []
+    for each in a.runs:
+        assert each.run.args is not None
+        args = tuple(again.get(id(x), x) for x in each.run.args)
+        found.append(recorded(replace(each.run, args=args), interpreter))
+        outputs = zip(each.outputs, each.output_versions, found[-1].outputs, strict=True)
+        for output, version, other in outputs:
+            if is_float(output) and versions_of([output]) == (version,):
+                again[id(output)] = other
+    return found
 
 
 def _alone_in(named: Any, paired: Any) -> list[str]:
