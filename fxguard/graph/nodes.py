@@ -98,7 +98,7 @@ def placeholder_role(node: Node) -> tuple[Role, str]:
         name = f"{module}.{match[2]}".lstrip(".")
         return (Role.WEIGHT if match[1] == "_parameters" else Role.BUFFER), name
     if isinstance(example_of(node), torch.nn.Parameter):
-        return Role.WEIGHT, clean_path(text) or str(node.target)
+        return Role.WEIGHT, clean_path(text) or input_name(text) or str(node.target)
     return Role.INPUT, input_name(text) or str(node.target)
 
 
@@ -112,6 +112,7 @@ def input_name(source: str) -> str:
     # torch calls modules with these.
     source = re.sub(r"^L\['args'\](?=\[)", "input", source)
     source = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"input[\1]", source)
+    source = re.sub(r"^G\['__import_\w+'\]\.", "", source)  # a global of another module
     return re.sub(r"^[LG]\['(\w+)'\]", r"\1", source)
 
 

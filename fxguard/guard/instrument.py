@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.nn import Module
 
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
+from fxguard.guard.functions import FunctionModule, module_of
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, find_guard, find_installed
 from fxguard.guard.options import Options
@@ -17,9 +18,11 @@ from fxguard.report.report import Report
 
 __all__ = ["guard_of", "instrument", "remove"]
 
+Model = TypeVar("Model", bound=Callable[..., Any])
+
 
 def instrument(
-    model: Module,
+    model: Model,
     *,
     max_frames_to_save: int = 21,
     trace_batch_nums: Iterable[int] = (),
@@ -36,14 +39,16 @@ def instrument(
     reproduce_ranges_only: bool = False,
     sync_ranks: bool = False,
     trace_to: str | os.PathLike[str] | None = None,
-) -> Module:
+) -> Model:
     """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
     The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and
     gradients stay what they were. ``torch.compile`` it afterwards if you like.
 
     Args:
-        model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped).
+        model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped). Or a
+            function, a method or a ``functools.partial``, which is left as it is: what is returned
+            is called in its place, and ``@fxguard.instrument`` above a function does that.
         max_frames_to_save: how many frames a report shows, the first bad one included.
         trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
             ``trace_to`` is given, with those of its backward. Detection is off when any is given.
@@ -83,7 +88,7 @@ def instrument(
             :func:`fxguard.load_trace` reads it.
 
     Returns:
-        The same object.
+        The same object; of a function, a module that looks like it and calls it.
 
     Raises:
         FxguardError: when the arguments cannot work; the model is unchanged then.
@@ -109,32 +114,34 @@ def instrument(
         sync_ranks=sync_ranks,
         trace_to=trace_to,
     )
-    check_can_instrument(model)
-    Guard(model, options).install()
-    dynamo.compile_again(model)
-    return model
+    module: Any = model if isinstance(model, Module) else module_of(model)
+    check_can_instrument(module)
+    Guard(module, options).install()
+    dynamo.compile_again(module)
+    return module  # type: ignore[no-any-return]
 
 
-def remove(model: Module) -> Module:
+def remove(model: Model) -> Model:
     """Undo :func:`instrument`: the model is exactly what it was.
 
     Where it was not instrumented, undo :func:`keep_float32`.
 
     Returns:
-        The same object.
+        The same object; of a function that was instrumented, the function.
 
     Raises:
         FxguardError: when nothing of fxguard is on the model.
     """
-    found = find_installed(model)
+    module: Any = model
+    found = find_installed(module)
     if found is None:
         raise UsageError(f"this {type(model).__name__} is not instrumented")
     found.uninstall()
-    dynamo.compile_again(model)
-    return model
+    dynamo.compile_again(module)
+    return module.function if isinstance(module, FunctionModule) else module
 
 
-def guard_of(model: Module) -> Guard:
+def guard_of(model: Callable[..., Any]) -> Guard:
     """The :class:`Guard` of an instrumented model, also through ``torch.compile``'s wrapper.
 
     Raises:

@@ -43,7 +43,12 @@ def watch(model: Module, **options: Any) -> Iterator[Guard]:
         ...         loss.backward()  # raises fxguard.NonFiniteError: log made inf (train.py:3)
         ...         optimizer.step()
     """
-    inner = unwrapped(model) if isinstance(model, Module) else model
+    if not isinstance(model, Module):
+        raise UsageError(
+            f"watch needs a torch.nn.Module, got {type(model).__name__}; of a function, watch what "
+            "fxguard.instrument makes of it"
+        )
+    inner = unwrapped(model)
     is_ours = find_guard(inner) is None
     if is_ours:
         instrument(inner, **options)

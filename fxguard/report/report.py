@@ -269,6 +269,7 @@ class Report:
             self.frames,
             verdict=self.verdict,
             marked=frozenset(marked),
+            cause=next((i for i, origin in marked.items() if origin is self.origins[0]), None),
             notes={i: note for i, origin in marked.items() if (note := self._note(origin))},
         )
         meta = ", ".join([*known, f"the last {len(self.frames)} frames"])

@@ -31,6 +31,7 @@ class Sheet:
     _: KW_ONLY
     verdict: Sequence[str] = ()  # of this batch
     marked: frozenset[int] = frozenset()  # indices of the frames to look at: blamed, or different
+    cause: int | None = None  # index of the one that the page opens on; None for the first marked
     # The same rows in the other trace, for each frame: as many as it has, None where one is not
     # there. Empty where nothing is compared.
     other: Sequence[Sequence[Row | None]] = ()
@@ -63,6 +64,7 @@ def page_data(sheets: Sequence[Sheet]) -> dict[str, Any]:
             "plan": number,
             "verdict": list(sheet.verdict),
             "marked": sorted(sheet.marked),
+            "cause": min(sheet.marked, default=None) if sheet.cause is None else sheet.cause,
             "notes": {str(index): note for index, note in sheet.notes.items()},
             "rows": _with_references(shown, before),
             "masks": _masks(rows),

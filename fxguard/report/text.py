@@ -26,6 +26,7 @@ __all__ = [
     "group_lines",
     "growth_line",
     "is_fix",
+    "is_why",
     "row_text",
     "why_lines",
 ]
@@ -170,6 +171,11 @@ def fix_lines(fixes: Sequence[Fix]) -> list[str]:
 def is_fix(line: str) -> bool:
     """Whether a line of a verdict says what to do."""
     return line.startswith(("  fix: ", "  or: "))
+
+
+def is_why(line: str) -> bool:
+    """Whether a line of a verdict is an answer of :attr:`Report.why`."""
+    return line.startswith("  why: ")
 
 
 def why_lines(why: Sequence[str], origins: Sequence[Origin], grown: Sequence[Growth]) -> list[str]:

@@ -132,6 +132,7 @@ class Diff:
             meta=f"A: {self.a}; B: {self.b}",
             healthy=self.agrees,
             sides=(self.a, self.b),
+            opens=next((i for i, batch in enumerate(self.batches) if batch.differing), 0),
         )
         Path(path).write_text(text, encoding="utf-8")
 

@@ -50,8 +50,16 @@ class TracedBatch:
         """The batch as it stands on a page."""
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
         label = f"{self.number}{step}"
-        marked = frozenset(self.blamed)
-        return Sheet(label, self.frames, verdict=self.verdict, marked=marked)
+        looked_at = self.blamed
+        if not looked_at and self.returned_bad:
+            looked_at = tuple(i for i, frame in enumerate(self.frames) if frame.made_bad)
+        return Sheet(
+            label,
+            self.frames,
+            verdict=self.verdict,
+            marked=frozenset(self.blamed),
+            cause=next(iter(looked_at), None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +117,21 @@ class Trace:
             meta.append(f"rank {self.rank}")
         if self.cut:
             meta.append("the file ends in the middle of a batch")
-        text = page(self.model, self.verdict, sheets, meta=", ".join(meta), healthy=self.is_healthy)
+        text = page(
+            self.model,
+            self.verdict,
+            sheets,
+            meta=", ".join(meta),
+            healthy=self.is_healthy,
+            opens=self._of_verdict(),
+        )
         Path(path).write_text(text, encoding="utf-8")
+
+    def _of_verdict(self) -> int:
+        """Index of the batch that the verdict names first."""
+        found = [index for index, batch in enumerate(self.batches) if batch.verdict]
+        bad = [index for index, batch in enumerate(self.batches) if batch.returned_bad]
+        return (found or bad or [0])[0]
 
     def plot(self, batch_number: int | None = None, ax: Axes | None = None) -> Axes:
         """Draw the magnitudes of one batch over depth, with matplotlib.

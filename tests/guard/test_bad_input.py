@@ -143,9 +143,11 @@ def test_batch_numbers_from_a_generator_are_traced(capsys: Any) -> None:
 @pytest.mark.parametrize("value", [None, 3, "model", Model, torch.relu, {"model": 1}])
 def test_what_is_no_module_is_refused(value: Any) -> None:
     """Anything but a module is refused with its type; a class is no module."""
-    for call in (instrument, fxguard.DebugUnderflowOverflow):
-        with pytest.raises(FxguardError, match=rf"nn\.Module, got {type(value).__name__}$"):
-            call(value)
+    with pytest.raises(FxguardError, match=rf"nn\.Module, got {type(value).__name__}$"):
+        fxguard.DebugUnderflowOverflow(value)
+    if not callable(value):
+        with pytest.raises(FxguardError, match=rf"or a function, got {type(value).__name__}$"):
+            instrument(value)
 
 
 def test_second_instrument_is_refused() -> None:

@@ -16,11 +16,12 @@ from importlib import resources
 
 from fxguard.report.frames_json import as_json, collector_paused
 from fxguard.report.sheet import Sheet, page_data
-from fxguard.report.text import is_fix
+from fxguard.report.text import is_fix, is_why
 
 __all__ = ["page"]
 
 # In this order: each uses what stands before it.
+MOST_LINES = 7  # of a verdict without a fix, until it is opened
 SCRIPTS = ("numbers.js", "chart.js", "batches.js", "tree.js", "table.js", "main.js")
 
 
@@ -32,32 +33,30 @@ def page(
     meta: str = "",
     healthy: bool = False,
     sides: tuple[str, str] | None = None,
+    opens: int = 0,
 ) -> str:
     """The text of a page.
 
     Args:
         title: what the page is about.
         verdict: lines, the most important one first.
-        sheets: the batches, at least one; the page begins with the first that has a verdict.
+        sheets: the batches, at least one.
         meta: a line below the title.
         healthy: whether nothing is wrong.
         sides: the names of two traces that are compared.
+        opens: index of the batch that the page shows first, which is the one of the verdict.
     """
     with collector_paused():
-        data = as_json({**page_data(sheets), "sides": sides})
+        data = as_json({**page_data(sheets), "sides": sides, "opens": opens})
     library, script = _asset("uPlot.iife.min.js"), "\n".join(map(_asset, SCRIPTS))
     script = f'(() => {{\n"use strict";\n{script}}})();\n'
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {_hashes(library, script)}"
-    first, *more = verdict or ("",)
-    lines = f"<p>{html.escape(first)}</p>"
-    if more:
-        lines += f"<pre>{chr(10).join(map(_line, more))}</pre>"
     parts = {
         "POLICY": policy,
         "TITLE": html.escape(title),
         "META": html.escape(meta),
         "STATE": "healthy" if healthy else "ill",
-        "VERDICT": lines,
+        "VERDICT": _verdict(verdict),
         "STYLE": _asset("uPlot.min.css") + _asset("page.css"),
         "DATA": _in_html(data),
         "LIBRARY": library,
@@ -68,6 +67,36 @@ def page(
     for name, part in parts.items():
         text = text.replace(f"<!--{name}-->", part)
     return text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")  # half a surrogate pair
+
+
+def _verdict(lines: Sequence[str]) -> str:
+    """The headline, and what a reader needs first; the rest opens with a click."""
+    first, *more = lines or ("",)
+    shown, rest = _lead(more)
+    text = f"<p>{html.escape(first)}</p>"
+    if shown:
+        text += f"<pre>{chr(10).join(map(_line, shown))}</pre>"
+    if rest:
+        count = f"{len(rest)} more line{'s' if len(rest) > 1 else ''}"
+        text += f"<details><summary>{count}</summary><pre>"
+        text += f"{chr(10).join(map(_line, rest))}</pre></details>"
+    return text
+
+
+def _lead(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The lines up to the first cause's last fix, with what says why; and all others.
+
+    A verdict without a fix shows as many lines as the screen of a phone has room for.
+    """
+    fixes = [place for place, line in enumerate(lines) if is_fix(line)]
+    if len(lines) <= MOST_LINES or not fixes or fixes[0] >= MOST_LINES:
+        return lines[:MOST_LINES], lines[MOST_LINES:]
+    end = fixes[0]
+    while end + 1 < len(lines) and is_fix(lines[end + 1]):
+        end += 1
+    shown = [place for place, line in enumerate(lines) if place <= end or is_why(line)]
+    rest = [line for place, line in enumerate(lines) if place not in shown]
+    return [lines[place] for place in shown], rest
 
 
 def _line(line: str) -> str:

@@ -9,6 +9,10 @@ const GROUPS = 40; // more modules than that are seen as their parents,
 const MANY = 160; // except where the parents would be fewer than
 const FEW = 4;
 const RIBBON = 14; // height in pixels of the strip of modules
+const BEFORE = 36; // frames before the cause that the chart opens on,
+const AFTER = 10; // and behind it
+const ALL = 64; // so many are shown all
+const NARROW = 600; // pixels: on a telephone the names of limits stand inside the chart
 const FLOOR = 1e-10; // what is below is drawn there, unless a largest magnitude is
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -62,7 +66,7 @@ function extent() {
 
 class Chart {
   constructor(host, tip, onSelect, onDraw) {
-    Object.assign(this, { host, tip, onSelect, onDraw, at: 0, chosen: null, limits: new Map(), smallest: SIDES.length === 1 });
+    Object.assign(this, { host, tip, onSelect, onDraw, at: 0, chosen: null, cause: null, limits: new Map(), smallest: SIDES.length === 1 });
     this.extent = extent();
     this.used = new Set(DATA.used);
     host.addEventListener("keydown", (event) => this.key(event));
@@ -71,9 +75,10 @@ class Chart {
   }
 
   /** Show other frames; where they are as many, what is zoomed stays zoomed. */
-  show(frames) {
+  show(frames, cause = null) {
     if (this.frames?.length !== frames.length) this.view = [-0.5, Math.max(frames.length, 2) - 0.5];
     this.frames = frames;
+    this.cause = frames[cause ?? -1] ?? null;
     this.at = Math.min(this.at, Math.max(frames.length - 1, 0));
     this.groups = groupsOf(frames);
     this.draw();
@@ -93,28 +98,29 @@ class Chart {
       const dash = side ? [8, 4] : undefined;
       series.push({ ...line, stroke: colour(side), points, dash });
       series.push({ ...line, width: 1, stroke: colour(side), dash: side ? [2, 4] : undefined, points: { show: false }, show: this.smallest });
-      series.push({ paths: () => null, points: { show: true, size: 9, fill: style("--bad"), stroke: style("--bad") } });
+      series.push({ paths: () => null, points: { show: true, size: 7, width: 1.5, fill: style("--back"), stroke: style("--bad") } });
       if (SIDES.length === 1 && this.smallest) bands.push({ series: [at, at + 1], fill: isDark() ? "#ffffff0d" : "#0000000a" });
     });
+    const narrow = (this.wasNarrow = this.isNarrow());
     this.plot = new uPlot({
       width: this.host.clientWidth || 800,
       height: this.host.clientHeight || 420,
       legend: { show: false },
-      padding: [14, 104, 0, 0],
+      padding: [30, narrow ? 8 : 104, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, dist: 4 }, points: { size: 8 } },
       scales: {
         x: { time: false, range: (plot, low, high) => this.across(low, high), min: this.view[0], max: this.view[1] },
         y: { range: () => this.upAndDown() },
       },
       axes: [
-        { ...axis, size: 40, gap: RIBBON + 6, ticks: { show: false }, values: (plot, at) => at.map((x) => (Number.isInteger(x) ? x : "")) },
-        { ...axis, size: 70, incrs: [1, 2, 3, 4, 5, 10, 20, 50, 100], values: (plot, at) => at.map((x) => `1e${x}`) },
+        { ...axis, ...named("operation, in order of execution"), size: 40, gap: RIBBON + 6, ticks: { show: false }, values: (plot, at) => at.map((x) => (Number.isInteger(x) ? x : "")) },
+        { ...axis, ...named("magnitude"), size: narrow ? 44 : 58, incrs: [1, 2, 3, 4, 5, 10, 20, 50, 100], values: (plot, at) => at.map((x) => `1e${x}`) },
       ],
       series,
       bands,
       hooks: {
         drawClear: [(plot) => this.drawModules(plot)],
-        draw: [(plot) => this.drawLimits(plot), () => this.onDraw()],
+        draw: [(plot) => this.drawLimits(plot), (plot) => this.drawCause(plot), () => this.onDraw()],
         setCursor: [(plot) => this.hover(plot)],
       },
     }, this.values(), this.host);
@@ -123,6 +129,10 @@ class Chart {
     this.plot.over.addEventListener("mouseup", (event) => { this.dragged = Math.abs(event.clientX - this.pressed) > 4; });
     this.plot.over.addEventListener("mouseleave", () => { this.tip.hidden = true; });
     this.describe();
+  }
+
+  isNarrow() {
+    return (this.host.clientWidth || 800) < NARROW;
   }
 
   values() {
@@ -206,11 +216,12 @@ class Chart {
     this.paint(plot, (ctx, { left, top, width, height }, ratio) => {
       ctx.strokeStyle = ctx.fillStyle = style("--limit");
       const labels = [];
+      const inside = this.isNarrow(); // where there is room for those alone that the model uses
       for (const [name, on] of this.limits) {
         if (!on) continue;
         DATA.formats[name].forEach((value, i) => {
           const y = plot.valToPos(Math.log10(value), "y", true);
-          if (y > top + height) return;
+          if (y > top + height || (inside && (y < top || !this.used.has(name)))) return;
           const short = name.replace("float8_", "").replace("float", "fp").replace("bfp", "bf");
           labels.push([Math.max(y, top), `${short} ${i ? "normal" : "max"}${y < top ? " \u2191" : ""}`]);
           if (y < top) return;
@@ -223,17 +234,46 @@ class Chart {
       }
       let free = -Infinity; // labels that would lie on each other move down
       for (const [y, text] of labels.sort(([a], [b]) => a - b)) {
-        free = Math.max(y, free + 12 * ratio);
-        ctx.fillText(text, left + width + 4 * ratio, free);
+        free = Math.max(inside ? y - 7 * ratio : y, free + 12 * ratio);
+        ctx.fillText(text, left + (inside ? 0 : width) + 4 * ratio, free);
       }
-      const x = this.chosen === null ? -1 : plot.valToPos(this.chosen, "x", true);
+    });
+  }
+
+  /** The cause stands out: what comes after it is pale, and its name stands above it. */
+  drawCause(plot) {
+    this.paint(plot, (ctx, { left, top, width, height }, ratio) => {
+      const line = (x, colour) => {
+        if (x < left || x > left + width) return;
+        ctx.strokeStyle = colour;
+        ctx.beginPath();
+        ctx.moveTo(x, top);
+        ctx.lineTo(x, top + height);
+        ctx.stroke();
+      };
+      if (this.chosen !== null && this.chosen !== this.cause?.index)
+        line(plot.valToPos(this.chosen, "x", true), style("--text"));
+      if (!this.cause) return;
+      const x = plot.valToPos(this.cause.index, "x", true);
+      if (SIDES.length === 1 && this.cause.bad && x < left + width) {
+        const from = Math.max(plot.valToPos(this.cause.index + 0.5, "x", true), left);
+        ctx.globalAlpha = 0.72;
+        ctx.fillStyle = style("--back");
+        ctx.fillRect(from, top - 8 * ratio, left + width - from, height + (10 + RIBBON) * ratio);
+        ctx.globalAlpha = 1;
+      }
       if (x < left || x > left + width) return;
-      ctx.strokeStyle = style("--text");
-      ctx.setLineDash([]);
-      ctx.beginPath();
-      ctx.moveTo(x, top);
-      ctx.lineTo(x, top + height);
-      ctx.stroke();
+      line(x, style("--bad"));
+      ctx.fillStyle = style("--bad");
+      if (this.cause.bad) {
+        ctx.beginPath();
+        ctx.arc(x, plot.valToPos(this.upAndDown()[1] - 0.1, "y", true), 6 * ratio, 0, 2 * Math.PI);
+        ctx.fill();
+      }
+      ctx.font = `bold ${13 * ratio}px system-ui, sans-serif`;
+      const text = called(this.cause);
+      const wide = ctx.measureText(text).width;
+      ctx.fillText(text, Math.min(Math.max(x - wide / 2, left), left + width - wide), top - 16 * ratio);
     });
   }
 
@@ -281,6 +321,13 @@ class Chart {
     this.plot.setScale("x", { min: from, max: from + width });
   }
 
+  /** Show the way to the cause, and a little of what came of it. */
+  zoomToCause() {
+    if (!this.cause) return;
+    if (this.frames.length <= ALL) this.zoomTo(-0.5, this.frames.length - 0.5);
+    else this.zoomTo(this.cause.index - BEFORE - 0.5, this.cause.index + AFTER + 0.5);
+  }
+
   zoomBy(factor, centre) {
     const [min, max] = this.view;
     const middle = centre ?? (this.at >= min && this.at <= max ? this.at : (min + max) / 2);
@@ -304,6 +351,7 @@ class Chart {
     else if (event.key === "Enter" || event.key === " ") this.onSelect(this.frames[this.at]);
     else if (event.key === "+" || event.key === "=") this.zoomBy(0.5);
     else if (event.key === "-") this.zoomBy(2);
+    else if (event.key === "c" && !event.ctrlKey && !event.metaKey) this.zoomToCause();
     else if (event.key === "Escape") this.zoomTo(-0.5, last + 0.5);
     else return;
     event.preventDefault();
@@ -323,13 +371,27 @@ class Chart {
   describe() {
     const bad = this.frames.filter((frame) => frame.bad);
     const where = bad.length ? `${bad.length} hold inf or NaN, the first is ${spoken(bad[0])}` : "none holds inf or NaN.";
-    this.described = `Smallest and largest magnitude that each of ${this.frames.length} frames made; ${where}`;
+    const cause = this.cause ? ` The chart opens on ${this.cause.kind}, frame ${this.cause.index}.` : "";
+    this.described = `Smallest and largest magnitude that each of ${this.frames.length} frames made; ${where}${cause}`;
     this.host.setAttribute("aria-label", this.described);
   }
 
   resize() {
-    if (this.plot) this.plot.setSize({ width: this.host.clientWidth, height: this.host.clientHeight });
+    if (!this.plot) return;
+    if (this.isNarrow() !== this.wasNarrow) this.draw(); // its axes have other sizes
+    else this.plot.setSize({ width: this.host.clientWidth, height: this.host.clientHeight });
   }
+}
+
+/** An axis with a title. */
+const named = (label) => ({ label, labelSize: 18, labelGap: 0, labelFont: "12px system-ui, sans-serif" });
+
+/** What is said of the frame that is to blame, in the chart. */
+function called(frame) {
+  if (SIDES.length > 1) return `${frame.kind}: here they part`;
+  if (!frame.bad) return frame.kind;
+  const last = frame.rows.at(-1)?.sides[0].high?.text;
+  return `${frame.kind} made ${last === "nan" ? "NaN" : "inf"}`;
 }
 
 /** A frame in one sentence. */

@@ -36,18 +36,29 @@ const tree = new Tree($("tree"), select, (module) => {
 function showSheet(number) {
   const sheet = DATA.sheets[number];
   const frames = framesOf(number);
-  chart.show(frames);
+  chart.show(frames, sheet.cause);
+  $("zoom-cause").hidden = sheet.cause === null;
   batches?.draw(number);
   tree.show(frames);
   table.show(frames);
+  const state = stateOf(sheet, frames);
   $("batch-name").textContent = sheet.label;
-  $("batch").setAttribute("aria-valuetext", `batch ${sheet.label}`);
+  $("batch-state").textContent = `${number + 1} of ${DATA.sheets.length}: ${state}`;
+  $("batch").setAttribute("aria-valuetext", `batch ${sheet.label}, ${state}`);
   const several = DATA.sheets.length > 1;
-  $("of-batch").hidden = !several || !sheet.verdict.length;
+  $("of-batch").hidden = !several || !sheet.verdict.length || number === DATA.opens; // the headline says it
   const [first, ...more] = sheet.verdict;
   const lines = more.map((line) => element(/^ {2}(fix|or): /.test(line) ? "strong" : "span", {}, `${line}\n`));
   $("of-batch").replaceChildren(element("p", {}, first || ""), element("pre", {}, ...lines));
   if (chart.chosen !== null && chart.chosen < frames.length) describe(frames[chart.chosen]);
+}
+
+/** What one looks for in a batch, in a few words. */
+function stateOf(sheet, frames) {
+  if (SIDES.length > 1) return sheet.marked.length ? `${sheet.marked.length} frames differ` : "nothing differs";
+  if (sheet.verdict.length) return "something was found";
+  const bad = frames.filter((frame) => frame.bad).length;
+  return bad ? `${bad} frame${bad > 1 ? "s hold" : " holds"} inf or NaN` : "all numbers are finite";
 }
 
 function offerLines() {
@@ -69,12 +80,10 @@ function offerLines() {
 
 function offerBatches() {
   const count = DATA.sheets.length;
-  const begin = Math.max(DATA.sheets.findIndex((sheet) => sheet.verdict.length), 0);
   $("batches").hidden = count < 2;
   $("batch").max = count - 1;
-  $("batch").value = begin;
+  $("batch").value = DATA.opens;
   $("batch").addEventListener("input", () => showSheet(Number($("batch").value)));
-  return begin;
 }
 
 function explainLines() {
@@ -84,7 +93,8 @@ function explainLines() {
     key.append(swatch("--a"), `A: ${DATA.sides[0]}  `, swatch("--b"), `B, dashed: ${DATA.sides[1]}. `);
   key.append(
     `Thick: largest magnitude${SIDES.length > 1 ? "" : ", coloured by module"}; thin: smallest. `,
-    swatch("--bad"), "inf or NaN. Zeros, and what is too small for the axis, lie on the lower edge.",
+    swatch("--bad"), "inf or NaN. Zeros, and what is too small for the axis, lie on the lower edge. ",
+    SIDES.length === 1 && chart.cause?.bad ? "The filled circle is the cause; what comes after it is pale." : "",
   );
 }
 
@@ -95,20 +105,23 @@ document.querySelector("main").hidden = false;
 $("zoom-in").addEventListener("click", () => chart.zoomBy(0.5));
 $("zoom-out").addEventListener("click", () => chart.zoomBy(2));
 $("zoom-all").addEventListener("click", () => chart.zoomTo(-0.5, chart.frames.length - 0.5));
+$("zoom-cause").addEventListener("click", () => chart.zoomToCause());
 $("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = isDark() ? "light" : "dark";
   chart.draw();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.draw());
-explainLines();
 offerLines();
-const first = offerBatches();
-showSheet(first);
+offerBatches();
+showSheet(DATA.opens);
+explainLines();
 batches = new Batches($("by-batch"), chart, (number, index) => {
   $("batch").value = number;
   showSheet(number);
   select(chart.frames[index]);
 });
-requestAnimationFrame(() => batches.draw(first)); // when the chart has its size
-const marked = chart.frames.find((frame) => frame.marked);
-if (marked) select(marked);
+requestAnimationFrame(() => batches.draw(DATA.opens)); // when the chart has its size
+if (chart.cause) {
+  select(chart.cause);
+  chart.zoomToCause();
+}

@@ -51,7 +51,8 @@ class Table {
     const button = element("button", { type: "button" }, `${frame.index}  ${frame.title || frame.kind}`);
     button.addEventListener("click", () => this.onSelect(frame));
     const title = element("th", { scope: "rowgroup", colspan: this.table.tHead.rows[0].cells.length }, button);
-    if (frame.note) title.append(element("span", { class: "place" }, frame.note));
+    // The note of the cause stands with the selected frame, and in the verdict.
+    if (frame.note && frame.index !== chart.cause?.index) title.append(element("span", { class: "place" }, frame.note));
     if (frame.source) {
       const { source } = frame;
       title.append(element("span", { class: "place" }, `${place(source)}: ${source.code}`));
@@ -73,6 +74,16 @@ class Table {
       at = index;
     }
     this.turn(Math.floor(at / PAGE));
+    this.reveal();
+  }
+
+  /** Begin with the frame that is chosen: what led there is above it. */
+  reveal() {
+    const chosen = this.table.querySelector("tbody.chosen");
+    if (!chosen) return;
+    const scroll = this.table.parentElement;
+    const head = this.table.tHead.offsetHeight;
+    scroll.scrollTop += chosen.getBoundingClientRect().top - scroll.getBoundingClientRect().top - head;
   }
 
   search(text) {
