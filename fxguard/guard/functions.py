@@ -31,7 +31,9 @@ class FunctionModule(Module):
         super().__init__()
         self.function = function
         if inspect.isfunction(function) or inspect.ismethod(function):
-            self.forward = function  # TorchDynamo calls arguments and variables by their names then
+            vars(self)["forward"] = (
+                function  # TorchDynamo calls arguments and variables by their names then
+            )
         for name, module in _modules_read_by(function):
             self.add_module(name, module)
         # Our attributes come later: where the function has one of the same name, ours stays.

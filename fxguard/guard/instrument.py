@@ -138,7 +138,7 @@ def remove(model: Model) -> Model:
         raise UsageError(f"this {type(model).__name__} is not instrumented")
     found.uninstall()
     dynamo.compile_again(module)
-    return module.function if isinstance(module, FunctionModule) else module
+    return module.function if isinstance(module, FunctionModule) else model  # type: ignore[return-value]
 
 
 def guard_of(model: Callable[..., Any]) -> Guard:
