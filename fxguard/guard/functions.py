@@ -31,9 +31,8 @@ class FunctionModule(Module):
         super().__init__()
         self.function = function
         if inspect.isfunction(function) or inspect.ismethod(function):
-            vars(self)["forward"] = (
-                function  # TorchDynamo calls arguments and variables by their names then
-            )
+            # TorchDynamo calls arguments and variables by their own names then.
+            vars(self)["forward"] = function
         for name, module in _modules_read_by(function):
             self.add_module(name, module)
         # Our attributes come later: where the function has one of the same name, ours stays.
