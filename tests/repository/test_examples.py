@@ -24,6 +24,8 @@ MULTIPLICATION = "hidden_states = hidden_gelu * hidden_linear"
 # the arguments of Python: the exit status, and a text that is printed
 EXAMPLES = {
     (BYT5,): (0, "step 2: loss nan"),
+    ("examples/train.py",): (0, "step 3: loss nan"),
+    (*FXGUARD_RUN, "examples/train.py"): (3, "rsqrt in 1 made inf"),
     (*FXGUARD_RUN, BYT5): (3, "Detected inf/nan during batch_number=0"),
     ("examples/compiled_training.py",): (0, "operations in 1 graph"),
     ("-m", "pytest", "-q", "examples/numerical_tests.py"): (0, "5 passed"),

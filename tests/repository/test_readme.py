@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.needs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
@@ -62,7 +66,7 @@ KEPT = (
     "keep 2 of 5 operations in float32, the rest in float16\n  :mul\n  down:linear\nverified with"
 )
 PRINTED = {
-    "README.md": (KEPT,),
+    "README.md": ("log made inf (shown_in_README.py:",),
     "docs/recipes.md": (
         "batch 1: log made inf",
         "then mul made NaN",
@@ -134,10 +138,10 @@ $ c
 
 
 def test_shown_output_is_the_real_one(tmp_path):
-    """README.md's first Python block, saved as gated.py, prints what the page says."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = readme.partition("```python\n")[2].partition("```")[0]
-    verdict, frames, plan = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    """The Python block of docs/reading-a-report.md, saved as gated.py, prints what it says."""
+    page = (ROOT / "docs/reading-a-report.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    verdict, frames = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "gated.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "gated.py"],
@@ -148,5 +152,45 @@ def test_shown_output_is_the_real_one(tmp_path):
         check=False,
     )
     assert done.stdout == verdict, done.stderr
-    assert plan.startswith(KEPT)  # the second block, of which the numbers are one machine's
     assert done.stderr == f"{verdict.removeprefix('batch 0: ')}\n{frames}"
+
+
+TEXT = re.compile(r"<text[^>]*>(.*?)</text>", re.DOTALL)
+NUMBER = re.compile(r"\d[\d.e+-]*")
+
+
+@pytest.mark.slow
+def test_the_picture_of_a_terminal_is_the_real_one():
+    """What docs/images/terminal.svg shows is what the two commands print now."""
+    needs("rich")
+    shown, *made = (
+        [NUMBER.sub("0", html.unescape(text)) for text in TEXT.findall(picture)]
+        for picture in (
+            (ROOT / "docs/images/terminal.svg").read_text(encoding="utf-8"),
+            runpy.run_path(str(ROOT / "docs/images/terminal.py"))["picture"](),
+        )
+    )
+    assert [shown] == made
+    assert any("loss\xa0nan" in text for text in shown)
+    assert any("fix:" in text for text in shown)
+
+
+def test_the_repair_of_the_readme_repairs(tmp_path):
+    """The lines of its diff are a line of examples/train.py, and one with which it stays finite."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [(wrong, right)] = re.findall(r"^```diff\n-(.*)\n\+(.*)\n```", readme, re.MULTILINE)
+    script = (ROOT / "examples/train.py").read_text(encoding="utf-8")
+    assert wrong in script.splitlines()
+    (tmp_path / "train.py").write_text(script.replace(wrong, right), encoding="utf-8")
+    command = [sys.executable, "-m", "fxguard", "run", "train.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 3: loss " in done.stdout
+    assert "nan" not in done.stdout
