@@ -41,6 +41,8 @@ KINDS = {  # what is built: its file, and how it measures where there is a C com
 }
 OF_GIT = (".ci/", ".gitignore")  # tracked, and of no use without a clone
 PART_IN_C = "fxguard/measure/_native.abi3.so"
+# A Python that was built in a home folder lets the linker write the folder into all that it links.
+LINKER = {"LDSHARED": "cc -shared"} if sys.platform == "linux" else {}
 
 MODEL = """\
 import sys
@@ -130,7 +132,7 @@ def build(
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "build", *options, "--outdir", str(target), str(copy)]
     for kind in (each for each in kinds if each != "sdist"):  # a wheel is built from one, anew
-        run(command, folder, FXGUARD_WITHOUT_C=str(int(kind == "pure wheel")))
+        run(command, folder, FXGUARD_WITHOUT_C=str(int(kind == "pure wheel")), **LINKER)
     files = {}
     for kind in kinds:
         found = list(target.glob(KINDS[kind][0]))
@@ -175,6 +177,10 @@ def check_contents(kind: str, file: Path) -> None:
         raise ReleaseError(
             f"{file.name} lacks {sorted(missing)} and should not have {sorted(surplus)}"
         )
+    if kind == "native wheel":
+        with zipfile.ZipFile(file) as wheel:
+            if f"{Path.home()}/".encode() in wheel.read(PART_IN_C):
+                raise ReleaseError(f"{PART_IN_C} names a folder of whoever built it")
 
 
 def expected(kind: str) -> set[str]:
