@@ -91,10 +91,10 @@ def main(*asked: str) -> int:
         except ReleaseError as error:
             print(f"FAILED: {error}")
             return 1
-        versions = asked or supported()
-        tries_all = RUNNING if RUNNING in versions else versions[0]
-        for version in versions:
-            python = find(version)
+        pythons = {version: find(version) for version in asked or supported()}
+        here = [version for version, python in pythons.items() if python]
+        tries_all = RUNNING if RUNNING in here else "".join(here[:1])
+        for version, python in pythons.items():
             if python is None:
                 rows.append((version, "-", "-", "FAILED: not here" if asked else "not here"))
                 print(*rows[-1], sep="  ", flush=True)
@@ -110,7 +110,8 @@ def main(*asked: str) -> int:
     print()
     for row in rows:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-    return 1 if any("FAILED" in row[-1] for row in rows) else 0
+    results = {row[-1].partition(":")[0] for row in rows[1:]}
+    return 0 if "passed" in results and "FAILED" not in results else 1
 
 
 # Build.

@@ -172,11 +172,16 @@ def test_one_failure_ends_the_rehearsal_with_status_1(
 
 
 def test_a_python_that_was_asked_for_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of pyproject.toml that is not here is only said."""
-    monkeypatch.setattr(release, "build", lambda *_: {})
-    monkeypatch.setattr(release, "find", lambda _: None)
-    assert release.main("3.10") == 1
+    """One of pyproject.toml that is not here is only said, if there is another one."""
+    files = {kind: Path(kind) for kind in release.KINDS}
+    monkeypatch.setattr(release, "build", lambda *_: files)
+    monkeypatch.setattr(release, "attempt", lambda *_: None)
+    monkeypatch.setattr(release, "find", {release.RUNNING: sys.executable}.get)
     assert release.main() == 0
+    assert release.main("3.99") == 1
+    assert release.main("3.99", release.RUNNING) == 1
+    monkeypatch.setattr(release, "find", {}.get)
+    assert release.main() == 1
 
 
 def test_programs_are_run_without_the_checkout(tmp_path: Path) -> None:
