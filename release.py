@@ -29,7 +29,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 DIST = ROOT / "dist"
-CONSTRAINTS = ROOT / "constraints.txt"
 RUNNING = f"{sys.version_info[0]}.{sys.version_info[1]}"
 DETECTION = 3  # exit status of `fxguard run` after a detection
 
@@ -247,10 +246,20 @@ def install(python: str, file: Path, folder: Path) -> Path:
     run([python, "-m", "venv", str(folder / "venv")], folder)
     programs = folder / "venv" / "bin"
     pip = [str(programs / "python"), "-m", "pip"]
-    for what in (["torch", "pytest"], [str(file)]):
-        run([*pip, "install", "--quiet", "--constraint", str(CONSTRAINTS), *what], folder)
+    for what in (pinned("torch", "pytest"), [str(file)]):
+        run([*pip, "install", "--quiet", *what], folder)
     run([*pip, "check"], folder)
     return programs
+
+
+def pinned(*names: str) -> list[str]:
+    """Packages at the versions of constraints.txt.
+
+    Not the whole file: its Triton stands beside torch's CPU build, and other builds bring theirs.
+    """
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^([\w-]+)==([^;\s]+)", text, re.MULTILINE))
+    return [f"{name}=={found[name]}" for name in names]
 
 
 def use(programs: Path, way: str, folder: Path) -> None:
