@@ -24,8 +24,8 @@ IMAGES = Path(__file__).resolve().parent
 EXAMPLE = IMAGES.parent.parent / "examples" / "byt5_overflow.py"
 
 
-def pages(folder: Path) -> tuple[Path, Path]:
-    """The page of the overflow, and one that compares float32 with float16."""
+def pages(folder: Path) -> tuple[Path, ...]:
+    """The page of the overflow, and two that compare float32 with float16: ranges, elements."""
     command = [sys.executable, "-m", "fxguard", "run", "--trace-to", folder, EXAMPLE]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # ends with a detection
     [trace] = folder.glob("*.jsonl")
@@ -37,10 +37,11 @@ def pages(folder: Path) -> tuple[Path, Path]:
     tokens = example["text_batches"]()[0]
     half = copy.deepcopy(model).half()
     found = fxguard.compare(model.float(), half, input_ids=tokens, labels=tokens)
-    found.ranges.to_html(folder / "diff.html")
-    diff = folder / "diff.html"
-    diff.write_text(without_home(diff.read_text()))
-    return folder / "trace.html", folder / "diff.html"
+    for name, each in (("diff", found.ranges), ("comparison", found)):
+        each.to_html(folder / f"{name}.html")
+        page = folder / f"{name}.html"
+        page.write_text(without_home(page.read_text()))
+    return tuple(folder / f"{name}.html" for name in ("trace", "diff", "comparison"))
 
 
 def without_home(text: str) -> str:
@@ -49,17 +50,18 @@ def without_home(text: str) -> str:
 
 
 def main() -> None:
-    """Write page.png and page-diff.png."""
+    """Write page.png, page-diff.png and page-comparison.png."""
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        for path, name in zip(pages(Path(folder)), ("page", "page-diff"), strict=True):
+        names = ("page", "page-diff", "page-comparison")
+        for path, name in zip(pages(Path(folder)), names, strict=True):
             page = browser.new_page(
-                viewport={"width": 1200, "height": 1150}, device_scale_factor=1.5
+                viewport={"width": 1200, "height": 940}, device_scale_factor=1.5
             )
             page.goto(path.as_uri())
-            page.wait_for_selector("#table tbody")
+            page.wait_for_selector("table tbody")
             page.wait_for_timeout(500)
             path = IMAGES / f"{name}.png"
             page.screenshot(path=path)

@@ -22,8 +22,10 @@ COMMANDS = (("python", "train.py"), ("fxguard", "run", "train.py"))
 THEME = TerminalTheme(
     (22, 27, 34),
     (230, 237, 243),
-    [(72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34)]
-    + [(88, 166, 255), (188, 140, 255), (57, 197, 207), (177, 186, 196)],
+    [
+        *((72, 79, 88), (255, 123, 114), (63, 185, 80), (210, 153, 34)),
+        *((88, 166, 255), (188, 140, 255), (57, 197, 207), (177, 186, 196)),
+    ],
 )
 # What a reader of the picture would otherwise be asked to load from somewhere.
 FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)

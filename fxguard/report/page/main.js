@@ -56,7 +56,7 @@ function showSheet(number) {
 /** What one looks for in a batch, in a few words. */
 function stateOf(sheet, frames) {
   if (SIDES.length > 1) return sheet.marked.length ? `${sheet.marked.length} frames differ` : "nothing differs";
-  if (sheet.verdict.length) return "something was found";
+  if (sheet.verdict.length) return sheet.cause === null ? "something was found" : called(frames[sheet.cause]);
   const bad = frames.filter((frame) => frame.bad).length;
   return bad ? `${bad} frame${bad > 1 ? "s hold" : " holds"} inf or NaN` : "all numbers are finite";
 }
