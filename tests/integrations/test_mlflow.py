@@ -82,7 +82,7 @@ def test_names_that_mlflow_does_not_take(run: Any) -> None:
     found = metrics(run)
     assert len(found) == 2 * (len(rows) + len(same) + 2)
     assert found["abs max/_x_ mul output_a"] == [(0, 1.0)]
-    assert found["abs max/_x_ mul output__a b_"] == [(0, 1.0)]
+    assert found["abs max/_x_ mul output_a b_"] == [(0, 1.0)]
 
 
 def test_more_than_mlflow_takes_at_once(run: Any) -> None:
