@@ -137,7 +137,15 @@ def _write(run: Run, data: Mapping[str, Any], step: int) -> None:
             run.define_metric(f"{kind}/*", step_metric=STEP)
         _with_axis.add(run)
     row = {**data, STEP: step}
-    if step < run.step:  # of such a step W&B takes no row any more
-        run.log(row)
-    else:
+    if _takes(run, step):
         run.log(row, step=step)
+    else:
+        run.log(row)  # at the end
+
+
+def _takes(run: Run, step: int) -> bool:
+    """Whether W&B still takes a row of that step; of one that lies behind it drops it."""
+    try:
+        return step >= run.step
+    except Exception:  # a run that several processes share has none; one that is busy says none
+        return False

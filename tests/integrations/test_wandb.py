@@ -110,6 +110,30 @@ def log_trace_of_nothing() -> int:
     return log_trace(None, Trace("T5", None, "2.13.0", ()))  # type: ignore[arg-type]
 
 
+def test_a_run_without_a_step() -> None:
+    """Several processes may share a run: then a step cannot be given."""
+
+    class Shared:
+        def __init__(self) -> None:
+            self.rows: list[dict[str, Any]] = []
+
+        @property
+        def step(self) -> int:
+            raise RuntimeError("not in mode='shared'")
+
+        def log(self, data: dict[str, Any], step: int | None = None) -> None:
+            assert step is None
+            self.rows.append(data)
+
+        def define_metric(self, *names: str, **options: Any) -> None:
+            pass
+
+    run = Shared()
+    for step in range(2):
+        log_ranges(run, frames(1.0), step, "first:split")
+    assert [row["fxguard/step"] for row in run.rows] == [0, 1]
+
+
 def test_what_selects_nothing(run: Any, tmp_path: Path) -> None:
     """A warning at the line of the loop, and an error for a trace; nothing is logged."""
     with pytest.warns(RuntimeWarning, match=r"'first:log' selects nothing here") as caught:
