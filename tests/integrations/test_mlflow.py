@@ -19,19 +19,22 @@ from support.t5_overflow import BLOCK, REPORT
 mlflow = needs("mlflow")
 
 
-@pytest.fixture(params=["file", "sqlite"])
-def run(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    store = (tmp_path / "store").as_uri()
+@pytest.fixture(scope="module", params=["file", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("mlflow")
     if request.param == "sqlite":
         needs("alembic")  # and SQLAlchemy, with which MLflow makes a database
-        store = f"sqlite:///{tmp_path / 'store.db'}"
+        return f"sqlite:///{folder / 'store.db'}"
+    return (folder / "store").as_uri()
+
+
+@pytest.fixture
+def run(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.chdir(tmp_path)
     artifacts = (tmp_path / "artifacts").as_uri()
-    experiment = mlflow.create_experiment("fxguard", artifact_location=artifacts)
+    experiment = mlflow.create_experiment(tmp_path.name, artifact_location=artifacts)
     with mlflow.start_run(experiment_id=experiment) as run:
         yield run
 
