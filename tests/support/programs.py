@@ -32,9 +32,6 @@ def run_python(
         env: variables of the environment, beside those of this process.
     """
     assert argv[0] == "-m" or argv[0].endswith(".py"), argv
-    environment = {**os.environ, **(env or {})}
-    paths = [str(ROOT), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     server = started()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -43,7 +40,7 @@ def run_python(
         request = {
             "argv": argv,
             "cwd": str(folder),
-            "env": environment,
+            "env": with_this_checkout({**os.environ, **(env or {})}),
             "out": str(out),
             "err": str(err),
         }
@@ -51,6 +48,12 @@ def run_python(
         status = int(server.stdout.readline())
         texts = [each.read_text(encoding="utf-8") for each in (out, err)]
     return subprocess.CompletedProcess([sys.executable, *argv], status, *texts)
+
+
+def with_this_checkout(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which Python finds the fxguard that is tested."""
+    paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @functools.cache
@@ -61,10 +64,7 @@ def started() -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        },
+        env=with_this_checkout(os.environ),
     )
     assert server.stdin is not None
     atexit.register(server.stdin.close)  # it ends then
