@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.programs import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page for page in sorted((ROOT / "docs" / "symptoms").glob("*.md"))}
 BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -62,9 +64,12 @@ def run(line: str, folder: Path) -> str:
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
+    argv = [*PYTHON[words[0]], *words[1:]]
+    if words[0] != "torchrun" and words == line.split():  # variables are for a new Python
+        return run_python(folder, *argv, env=variables, as_one=True).stdout
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, *PYTHON[words[0]], *words[1:]],
+        [sys.executable, *argv],
         cwd=folder,
         env={**os.environ, **variables, "PYTHONPATH": path},
         stdout=subprocess.PIPE,

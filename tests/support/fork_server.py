@@ -53,7 +53,9 @@ def become(request: dict[str, Any]) -> None:
         os.environ.update(request["env"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        if request["env"].get("PYTHONUNBUFFERED"):
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         paths = request["env"].get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in paths if path and path not in sys.path]
         code = run(request["argv"])

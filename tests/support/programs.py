@@ -19,7 +19,7 @@ ROOT = SERVER.parents[2]
 
 
 def run_python(
-    folder: Path, *argv: str, env: Mapping[str, str] | None = None
+    folder: Path, *argv: str, env: Mapping[str, str] | None = None, as_one: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """``python *argv`` in a folder: a script or ``-m`` and a module, with their arguments.
 
@@ -30,6 +30,7 @@ def run_python(
         folder: the working directory.
         argv: arguments of Python; no options of its own.
         env: variables of the environment, beside those of this process.
+        as_one: whether stdout holds what is written to stderr, too, as a terminal shows it.
     """
     assert argv[0] == "-m" or argv[0].endswith(".py"), argv
     server = started()
@@ -42,11 +43,11 @@ def run_python(
             "cwd": str(folder),
             "env": with_this_checkout({**os.environ, **(env or {})}),
             "out": str(out),
-            "err": str(err),
+            "err": str(out if as_one else err),
         }
         print(json.dumps(request), file=server.stdin, flush=True)
         status = int(server.stdout.readline())
-        texts = [each.read_text(encoding="utf-8") for each in (out, err)]
+        texts = [each.read_text(encoding="utf-8") if each.exists() else "" for each in (out, err)]
     return subprocess.CompletedProcess([sys.executable, *argv], status, *texts)
 
 
