@@ -82,7 +82,6 @@ class SideBySide(WideForm):
     def run(self, given: Sequence[Any], references: Sequence[Any]) -> tuple[Any, Any]:
         """Run the graph in both precisions.
 
-
         Args:
             given: its arguments in the model's precision; the graph may write them.
             references: the same arguments in the reference.
