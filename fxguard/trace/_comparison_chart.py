@@ -34,7 +34,7 @@ class _Scale:
         return LEFT + (WIDTH - LEFT - RIGHT) * (index + 0.5) / self.count
 
     def y(self, error: float) -> float:
-        """The height of an error: 0 a decade below the lowest, inf and NaN half a decade above all."""
+        """The height of an error: 0 is a decade below the rest, inf and NaN half a decade above."""
         if error == 0:
             decade = self.low - 1.0
         elif not math.isfinite(error):
