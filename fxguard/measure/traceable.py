@@ -228,8 +228,8 @@ def collect(
         join: joins the former.
 
     Returns:
-        A tensor of shape ``[rows, 2]`` on the first value's device, float64 if any value is, else
-        float32. The columns are abs min and abs max.
+        A tensor of shape ``[rows, 2]`` on the device of :func:`common_device`, float64 if any value
+        is, else float32. The columns are abs min and abs max.
     """
     blocks: list[Tensor] = []
     flat: list[Tensor] = []
