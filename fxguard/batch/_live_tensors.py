@@ -111,7 +111,7 @@ class LiveTensors:
         return known[2] if known[1] == version else None
 
     def origin_of(self, tensor: Any) -> Key | None:
-        """The value whose memory a tensor shares: the tensor is its view, or held it before a write.
+        """The value whose memory a tensor shares: the tensor is or was (before a write) its view.
 
         None if no noted value is in that memory.
         """

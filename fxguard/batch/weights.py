@@ -41,7 +41,7 @@ class Snapshot:
 
     plain: tuple[weakref.ref[Tensor], ...]
     state: State  # of plain tensors
-    wrapped: tuple[tuple[weakref.ref[Tensor], State], ...]  # subclasses, with the state of the parts
+    wrapped: tuple[tuple[weakref.ref[Tensor], State], ...]  # subclasses, and the state of parts
     step: object  # identical until an optimizer makes a step
 
 
@@ -121,7 +121,7 @@ class StandingTensors:
         return snapshot.step is not self._steps.current
 
     def changes_since(self, snapshot: Snapshot) -> Callable[[Tensor], str]:
-        """Why the range of a weight or buffer may differ from that in a snapshot; "" if it cannot."""
+        """Why the range of a weight or buffer may have changed since a snapshot; "" if it has not."""
         stepped = self.stepped_since(snapshot)
         pairs = zip(*snapshot.state, strict=True)
         before = [
