@@ -121,7 +121,7 @@ class StandingTensors:
         return snapshot.step is not self._steps.current
 
     def changes_since(self, snapshot: Snapshot) -> Callable[[Tensor], str]:
-        """Why the range of a weight or buffer may have changed since a snapshot; "" if it has not."""
+        """Why a weight or buffer may have changed since a snapshot; "" if it has not."""
         stepped = self.stepped_since(snapshot)
         pairs = zip(*snapshot.state, strict=True)
         before = [
