@@ -35,8 +35,8 @@ ROUNDED = 1e-9
 # A kernel may round numbers just below the limit up to infinity.
 NEARLY = 0.99
 
-# The largest logarithm in float64: anything larger was not a logarithm of 0, unless it was scaled
-# since.
+# The largest magnitude of a logarithm in float64: a larger number is not a log(0). A number that
+# overflowed may have been scaled since.
 LARGEST_LOGARITHM = 745
 
 
