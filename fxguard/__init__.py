@@ -15,7 +15,7 @@ Watching a model:
 
 Before a switch to float16 or bfloat16:
     forecast                              what would fail there; its plan(): what to keep in float32
-        keep_float32                          keeps it in float32, without an edit of the model
+    keep_float32                          keeps it in float32, without an edit of the model
 
 What it says:
     NonFiniteError                        str(error) is the verdict, error.report the Report
@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-        # Otherwise `help(fxguard)` would print every class in full: more than a thousand lines.
+    # Otherwise `help(fxguard)` would print every class in full: more than a thousand lines.
     asks: FrameType | None = sys._getframe(1)
     while asks is not None and asks.f_globals.get("__name__") == "inspect":
         asks = asks.f_back

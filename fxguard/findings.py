@@ -69,7 +69,7 @@ class Fix:
         return f"{self.text} ({self.kind})"
 
 
-# How `Origin.what` begins where no operation made the value.
+# Prefixes of `Origin.what` if no operation made the value.
 GIVEN = {
     "weight ": Role.WEIGHT,
     "buffer ": Role.BUFFER,

@@ -112,7 +112,7 @@ class Fingerprint:
     # True: taken from the captured graph in a second, eager run; a compiler ran another form of the
     # graph.
     of_eager_run: bool = False
-    note: str = ""  # why there are no numbers; "" where there are
+    note: str = ""  # why there are no numbers; "" if there are
 
     @property
     def taken(self) -> int:

@@ -61,7 +61,7 @@ class StandingTensors:
     """The weights and buffers of one guarded model.
 
     Args:
-        model: the model; None where there is none.
+        model: the model, if there is one.
     """
 
     def __init__(self, model: Module | None) -> None:
@@ -184,7 +184,7 @@ class WeightGrowth:
     """How much larger the weights of one model have become since training began.
 
     Args:
-        model: the model; None where there is none.
+        model: the model, if there is one.
     """
 
     def __init__(self, model: Module | None) -> None:

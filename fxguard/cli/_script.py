@@ -1,4 +1,4 @@
-"""Run an unmodified training script as Python itself would: ``fxguard run``."""
+"""Runs an unmodified training script as Python itself would: ``fxguard run``."""
 
 from __future__ import annotations
 

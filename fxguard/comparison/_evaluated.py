@@ -29,7 +29,7 @@ def evaluated(ran: Ran, node: Node, args: Any, kwargs: Any, state: RandomState |
 
     Args:
         ran: the operation.
-        node: where it stands.
+        node: its node.
         args: what it reads; not written.
         kwargs: likewise.
         state: the random state to begin with; None if the operation draws nothing.
@@ -67,7 +67,7 @@ def spread(
 
     Args:
         ran: the operation.
-        node: where it stands.
+        node: its node.
         args: what it reads.
         kwargs: likewise.
         unit: half the eps of a dtype.

@@ -1,4 +1,4 @@
-"""What two models returned: how far apart it is, and which model is nearer to float64."""
+"""The outputs of two models: how far apart they are, and which are nearer to float64."""
 
 from __future__ import annotations
 

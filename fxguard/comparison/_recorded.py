@@ -41,7 +41,7 @@ class Made:
     node: Node
     ran: Ran  # with its arguments as they were before it wrote any
     values: list[Any]  # its results, then what it wrote; as they were right after it ran
-    random_state: RandomState | None  # before it, where it draws random numbers
+    random_state: RandomState | None  # before it, if it draws random numbers
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ def in_double(x: Tensor) -> Tensor:
 
 
 def gap_of(a: Tensor, b: Tensor) -> Tensor:
-    """``|a - b|``: 0 where both are the same inf or NaN, inf where only one is finite."""
+    """``|a - b|``: 0 if both are the same inf or NaN, inf if only one is finite."""
     same = (a == b) | (a.isnan() & b.isnan())
     gap = (a - b).abs()
     return gap.where(gap.isfinite(), math.inf).where(~same, 0.0)

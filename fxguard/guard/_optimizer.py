@@ -1,4 +1,4 @@
-"""The steps of optimizers that hold the weights of a guarded model, and the weights made bad."""
+"""Steps of optimizers that hold weights of a guarded model, and weights that turned bad there."""
 
 from __future__ import annotations
 

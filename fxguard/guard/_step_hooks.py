@@ -1,4 +1,4 @@
-"""Hooks on the steps of all optimizers that keep no object alive."""
+"""Hooks on the steps of all optimizers; they keep no object alive."""
 
 from __future__ import annotations
 

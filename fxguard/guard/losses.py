@@ -1,4 +1,4 @@
-"""The losses of one or several guarded models, in each thread that calls them."""
+"""The losses of one or several guarded models, for each thread that calls them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Report:
 
     @property
     def verdict(self) -> list[str]:
-        """What happened, in lines: each origin, what led to it, and what came of it."""
+        """What happened, in lines: each origin, what led to it, and its consequences."""
         lines: list[str] = []
         if self.grown:
             lines = [text.growth_line(self.grown)]

@@ -207,7 +207,7 @@ def absorbed_line(origin: Origin) -> str:
 def group_lines(
     group: Sequence[Origin], totals: Mapping[str, int], *, with_fixes: bool = True
 ) -> Iterator[str]:
-    """The headline of a group, why it happened, what to do, what led to it, and what came of it.
+    """The headline of a group, why it happened, what to do, what led to it, and its effects.
 
     Args:
         group: one of :func:`by_cause`.

@@ -2,6 +2,5 @@
 
 **In**: a graph run that is still open.
 
-**Out**: what only a second run can tell: counts, values inside kernels, where it raised, all
-checks.
+**Out**: what only a second run can tell: counts, values in kernels, where it raised, all checks.
 """

@@ -69,7 +69,7 @@ class Replay:
         """Run what has to run.
 
         Raises:
-            NotJudged: where that is not possible.
+            NotJudged: when that is not possible.
         """
         events, place = self.batch.events, self.flow.place
         for index, event in enumerate(events):
@@ -171,7 +171,7 @@ def if_repaired(
         What would be different, and whether nothing would be whatever the numbers are.
 
     Raises:
-        NotJudged: where nobody can tell.
+        NotJudged: when that cannot be determined.
     """
     by_event: dict[int, dict[Place, Tensor | None]] = {}
     for start in starts:
@@ -196,7 +196,7 @@ def if_other(batch: Batch, flow: DataFlow, keys: Sequence[Key]) -> tuple[list[Di
         What would be different, and whether nothing would be whatever the numbers are.
 
     Raises:
-        NotJudged: where nobody can tell.
+        NotJudged: when that cannot be determined.
     """
     starts: dict[int, dict[Place, Check]] = {}
     given: list[Key] = []

@@ -1,4 +1,4 @@
-"""Runs a graph that raised again, up to the raising operation, to see what that had read."""
+"""Reruns a graph that raised, up to the raising operation, to see what that had read."""
 
 from __future__ import annotations
 

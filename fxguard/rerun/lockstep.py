@@ -119,7 +119,7 @@ class Lockstep(Interpreter):
 
         Args:
             args: arguments of the graph in the model's form, which the graph may write.
-            others: arguments in the second form; the same objects where nothing differs.
+            others: arguments in the second form; the same objects if nothing differs.
 
         Returns:
             Its results in the model's form and in the second form.

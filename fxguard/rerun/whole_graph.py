@@ -1,4 +1,4 @@
-"""Runs a graph again, fully checked, of which only the outputs were measured.
+"""Runs a graph again with all checks, after a run that only measured its outputs.
 
 This is what ``replay=True`` does when a batch has turned bad. The second run starts with the inputs
 and the random state of the first one, and its numbers count only if its outputs are the same as

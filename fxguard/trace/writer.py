@@ -140,5 +140,5 @@ def _after_fork() -> None:
         writer.after_fork()
 
 
-if hasattr(os, "register_at_fork"):  # where there is fork
+if hasattr(os, "register_at_fork"):  # if the system can fork
     os.register_at_fork(after_in_child=_after_fork)
