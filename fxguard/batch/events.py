@@ -42,7 +42,7 @@ class Event:
 
         Args:
             flow: the data flow with all earlier events.
-            index: of this event in the batch.
+            index: index of this event in the batch.
             look_again: see :func:`fxguard.batch.assemble.assemble`.
         """
         raise NotImplementedError
@@ -75,7 +75,7 @@ class Event:
 
         Args:
             flow: the data flow of the batch.
-            index: of this event in the batch.
+            index: index of this event in the batch.
             read: values of the flow that some operation has read.
         """
         return []
@@ -152,7 +152,7 @@ class GraphRun(Event):
         """Inputs that it wrote, as pairs: the value before the run, and at its end.
 
         Args:
-            index: of this event in its batch.
+            index: index of this event in its batch.
         """
         entered = {value.argument: local for local, value in enumerate(self.plan.values)}
         for position, written in self.plan.written:

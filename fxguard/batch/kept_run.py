@@ -148,7 +148,7 @@ def keep(
         run: a graph run that has returned.
         outputs: what it returned.
         batch_number: number of its batch.
-        index: of the event in that batch.
+        index: index of the event in that batch.
         arrived: called in the backward when gradients have come in.
 
     Returns:
@@ -216,7 +216,7 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
         tape: records these operations.
         root: a tensor that may receive a gradient from elsewhere.
         batch_number: number of the last batch that it depends on.
-        index: of the last event before it.
+        index: index of the last event before it.
         arrived: as for :func:`keep`.
     """
     number = tape.number_of(root)

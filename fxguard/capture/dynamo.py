@@ -23,8 +23,8 @@ The names, their use, and what breaks without them (all present in torch 2.11 to
   ``torch._dynamo.trace_rules.is_callable_allowed``: where a backend cannot compile a graph,
   TorchDynamo breaks it, but not if a user's own function is in it. Marks are such functions, and
   must not cause a failure where the plain model has none.
-- ``torch._inductor.config.unsafe_marked_cacheable_functions``, if it exists: lets
-  AOTAutograd's cache keep graphs with checks. Without it a second process traces them again.
+- ``torch._inductor.config.unsafe_marked_cacheable_functions``, if it exists: lets AOTAutograd's
+  cache keep graphs with checks. Without it a second process traces them again.
 - ``torch._dynamo.config._make_closure_patcher``: settings for one forward, in torch 2.11.
   The public ``config.patch`` does the same and takes ten times as long, at each forward.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.

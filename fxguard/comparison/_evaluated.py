@@ -51,7 +51,7 @@ def in_float64(ran: Ran, node: Node, args: Any, kwargs: Any) -> list[Any]:
     """What an operation leaves in float64.
 
     Raises:
-        NotJudged: where float64 has no answer.
+        NotJudged: when float64 has no answer.
     """
     args, kwargs = widened((args, kwargs), torch.float64)
     args, kwargs = copied((args, kwargs)) if ran.call.written else (args, kwargs)
@@ -74,7 +74,7 @@ def spread(
         wide: what it leaves in float64.
 
     Raises:
-        NotJudged: where float64 has no answer.
+        NotJudged: when float64 has no answer.
     """
     generator = torch.Generator().manual_seed(0)
 

@@ -117,7 +117,7 @@ def gradients_in_float64(
     """The gradients of weights and inputs, in float64 from the beginning.
 
     Args:
-        model: that has run.
+        model: a model that has run.
         arguments: the arguments of each graph: its own, or another model's.
         starts: the gradient that comes in at each output; the model's own if not given.
 

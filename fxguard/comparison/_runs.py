@@ -166,7 +166,7 @@ def converter(place: Place | None) -> Callable[[Tensor], Tensor]:
     """Returns a function that copies an input as a model takes it; a model may write into the copy.
 
     Args:
-        place: of the model; None if the input is passed unchanged.
+        place: place of the model; None if the input is passed unchanged.
     """
 
     def convert(tensor: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def lost_in(
         call: the operation.
         args: its arguments as the model had them before it ran.
         kwargs: likewise.
-        share: of the elements that are not 0 in float64; a smaller loss gives None.
+        share: share of the elements that are not 0 in float64; a smaller loss gives None.
         samples: the number of samples in the batch of the model's inputs.
 
     Raises:

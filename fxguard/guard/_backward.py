@@ -103,9 +103,9 @@ class BackwardPasses:
         Args:
             run: the run; its batch does not know it yet.
             outputs: what it returned.
-            batch_number: of that batch.
+            batch_number: number of the batch.
             batch_number: number of the batch of the run.
-            index: of the run's event in that batch.
+            index: index of the run's event in that batch.
         """
         if are_levels_open():
             return  # under torch.func.grad or vmap: gradients there are values of the transform
@@ -122,8 +122,8 @@ class BackwardPasses:
             tape: records these operations.
             roots: tensors that a graph reads, a model returns, or a backward begins with. Some of
                 them may be on the tape.
-            batch_number: of that batch.
-            index: of the last event before the operations.
+            batch_number: number of the batch.
+            index: index of the last event before the operations.
         """
         if are_levels_open():
             return
@@ -141,7 +141,7 @@ class BackwardPasses:
         """Take every hook away.
 
         Args:
-            weights: of the model; empty dictionaries of hooks are taken off them.
+            weights: weights of the model; empty dictionaries of hooks are taken off them.
         """
         for handle in self._hooks.values():
             handle.remove()

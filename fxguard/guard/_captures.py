@@ -33,7 +33,7 @@ class Captures:
 
     Args:
         original: gives a method of the model without the guard.
-        names: of the model.
+        names: the names in the model.
         hear: called with each run of a graph.
         replay: whether only the outputs of a graph are measured, until they turn bad.
         checks: whether anything is measured; if not, there has to be something to keep.

@@ -62,7 +62,7 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     """Count the operations of captured graphs, and those that a batch ran between them.
 
     Args:
-        plans: of every graph that was captured.
+        plans: the plan of every graph that was captured.
         last: the last batch that finished, if any.
     """
     between = 0 if last is None else last.uncaptured()

@@ -149,7 +149,7 @@ class Delivery:
         """Report bad values that a script computed from outputs of the model, before its backward.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
         if last is None:
@@ -171,7 +171,7 @@ class Delivery:
         """Report a backward that brought bad gradients to leaves of the model.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         kept = ended.kept
         if self.options.trace_batch_nums:
@@ -198,10 +198,10 @@ class Delivery:
 
         Args:
             origin: names the gradients.
-            number: of their batch.
+            number: number of their batch.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last, frame = self.recorder.last, replace(origin.frame, batch_number=number)
         if last is None or number in self._told:
@@ -219,7 +219,7 @@ class Delivery:
         """Report a bad gradient in a backward that TorchDynamo compiled.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
@@ -242,7 +242,7 @@ class Delivery:
         """Report weights that a step of an optimizer made bad.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:

@@ -90,8 +90,8 @@ class _Printed:
     """Prints a report, on one of the ranks that found it, and logs it.
 
     Args:
-        stream: of ``sys``.
-        level: of the logger.
+        stream: name of a stream of ``sys``.
+        level: level of the log record.
         stops: whether the run ends then: the report is printed even if it is not new.
     """
 
@@ -121,7 +121,7 @@ class _Reproduced:
 
     Args:
         options: options with a folder.
-        stream: of ``sys``.
+        stream: name of a stream of ``sys``.
     """
 
     def __init__(self, options: Options, stream: str) -> None:

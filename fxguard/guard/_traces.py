@@ -32,7 +32,7 @@ class Traces:
 
     Args:
         recorder: the recorder of the batches.
-        writer: of their file; None if they are printed.
+        writer: the writer of their file; None if they are printed.
     """
 
     def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:

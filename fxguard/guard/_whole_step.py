@@ -27,8 +27,8 @@ class WholeStep:
 
     Args:
         losses: losses of the watched stretch of a script, which may involve other models.
-        names: of the model.
-        delivery: of its reports.
+        names: the names in the model.
+        delivery: delivers its reports.
         backward: its backward passes; None if nobody looks at them.
     """
 

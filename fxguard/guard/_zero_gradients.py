@@ -24,7 +24,7 @@ class ZeroGradients:
     fourth, the sixteenth, …
 
     Args:
-        delivery: of the model's reports.
+        delivery: delivers the model's reports.
     """
 
     def __init__(self, delivery: Delivery) -> None:

@@ -196,7 +196,7 @@ class Recorder:
         """Report a bad loss whose making nobody has seen.
 
         Args:
-            number: of the batch.
+            number: number of the batch.
             severity: how bad it is.
         """
         value = math.nan if severity is Severity.NAN else math.inf
@@ -210,7 +210,7 @@ class Recorder:
         """A report on one origin, whose frame follows those of the last batches.
 
         Args:
-            number: of the batch.
+            number: number of the batch.
             origin: what was found.
         """
         frames = (*self.earlier_frames(self.options.max_frames_to_save - 1), origin.frame)

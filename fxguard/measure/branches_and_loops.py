@@ -36,7 +36,7 @@ def among_others(
     """The statistics of one branch, between rows saying that the other branch did not run.
 
     Args:
-        statistics: of the branch that runs, shape ``[count, 2]``.
+        statistics: statistics of the branch that runs, shape ``[count, 2]``.
         before: number of rows of a branch before it.
         after: number of rows of a branch after it.
         wide: whether the statistics of either branch are float64, since both must return one dtype.

@@ -45,7 +45,7 @@ class Finite(Generic[T]):
 
         Args:
             what: its key in :meth:`bad`.
-            tensor: of any kind; one that supports few operations counts as finite.
+            tensor: a tensor of any kind; one that supports few operations counts as finite.
         """
         found = native.abs_min_max(tensor)
         if found is None:

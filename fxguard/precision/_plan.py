@@ -29,7 +29,7 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
     """Find out which operations to keep in float32.
 
     Args:
-        trials: of the model.
+        trials: the trials of the model.
         found: its forecast.
     """
     names = _Names(trials.model, found.counted)
@@ -76,9 +76,9 @@ def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> lis
     """All operations that may have to be kept, in order of execution.
 
     Args:
-        trials: of the model.
+        trials: the trials of the model.
         found: its forecast.
-        names: of its operations.
+        names: the names of its operations.
         rounding: the error of the dtype's roundings alone.
     """
     globs = names.globs_of(found.beyond)

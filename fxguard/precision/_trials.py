@@ -53,7 +53,7 @@ class Error(NamedTuple):
 
         Args:
             other: the other one.
-            eps: of the dtype; smaller errors do not count.
+            eps: eps of the dtype; smaller errors do not count.
             factor: how many times larger than the other one it may be.
         """
         return self.is_finite and not any(
@@ -120,7 +120,7 @@ class Trials:
         """Run the copy without keeping anything in float32.
 
         Args:
-            gradients: of its outputs, if they are known; else those of the loss are used.
+            gradients: gradients of its outputs, if known; else those of the loss are used.
 
         Returns:
             What was found, and how many operations ran between graphs.

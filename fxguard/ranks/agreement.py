@@ -62,7 +62,7 @@ def told_by(first: int, what: Told | None = None) -> Told | None:
     """Send something from one rank to the others.
 
     Args:
-        first: that rank.
+        first: the rank that sends.
         what: a picklable object; other ranks pass nothing.
     """
     box = [what]

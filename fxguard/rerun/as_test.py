@@ -25,7 +25,7 @@ def operands_of(operation: OneOperation) -> dict[str, Tensor]:
     """The tensors that the test reads from its file, by name.
 
     Raises:
-        NotJudged: where the operation cannot be written.
+        NotJudged: when the operation cannot be written.
     """
     names = _spelled(operation).names
     gradients = [INCOMING + (f"_{i}" if i else "") for i in range(len(operation.incoming))]
@@ -54,7 +54,7 @@ def text_of(
         device: the device where it fails.
 
     Raises:
-        NotJudged: where the operation cannot be written.
+        NotJudged: when the operation cannot be written.
     """
     found = _spelled(operation)
     operands = operands_of(operation)

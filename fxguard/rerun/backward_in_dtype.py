@@ -86,7 +86,7 @@ def gradients_in_float64(
     """Run a graph and its backward in float64.
 
     Args:
-        run: of the graph.
+        run: the graph run.
         wide: its arguments in float64.
         incoming: the gradient of each of its outputs, by position.
 
@@ -126,7 +126,7 @@ class LookBack:
     """The gradients that reached each operation in the backward, and the findings there.
 
     Args:
-        made: the gradients of what each operation makes.
+        made: the gradients of the results of each operation.
 
     Attributes:
         failures: operations whose backward fails, and why.
@@ -158,7 +158,7 @@ class BackwardInDtype(InDtype):
 
     Args:
         by_right: see :class:`InDtype`.
-        made: the gradients of what each operation makes.
+        made: the gradients of the results of each operation.
 
     Attributes:
         back: the findings.
@@ -219,7 +219,7 @@ def gradient_rows(
     Args:
         ran: the operation.
         given: its arguments in the dtype.
-        gradients: of what it makes, by position.
+        gradients: gradients of its results, by position.
         back: the gradient of each tensor that it reads.
     """
     made = list(elements_of(ran.result))
@@ -244,7 +244,7 @@ def backward_of(
     Args:
         ran: the operation.
         given: its arguments in the model's dtype.
-        gradients: of what it makes, by position.
+        gradients: gradients of its results, by position.
         wants: for each tensor that it reads: whether a gradient goes on to it.
         dtype: the dtype to compute in; None for that of the operation.
     """

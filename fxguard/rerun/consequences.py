@@ -45,7 +45,7 @@ class Replay:
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
+        flow: the data flow of the batch.
         form_of: given the event of a graph, returns its second form. Called for graphs in which
             something starts, and graphs that read values that differ.
         starts: the events in which something starts.

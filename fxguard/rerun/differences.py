@@ -65,8 +65,8 @@ def relative_error(low: Tensor, high: Tensor, size: float = 0.0) -> float:
     It is 1 if ``high`` is 0 throughout and ``low`` is not.
 
     Args:
-        low: in the model's dtype.
-        high: the same in the reference.
+        low: the result in the model's dtype.
+        high: the result in the reference.
         size: a scale for the difference, used if it is larger.
     """
     low, high = without_levels(low).detach(), without_levels(high).detach()

@@ -47,7 +47,7 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
     """What the operations behind some values of a graph read and made.
 
     Args:
-        run: of the graph, still open.
+        run: the graph run, still open.
         values: values of its plan.
 
     Returns:

@@ -42,8 +42,8 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
     """Run a graph again, and find where elements became 0.
 
     Args:
-        run: of the graph, still open.
-        share: of the elements that are not 0 in float64, from which on an operation is listed.
+        run: the graph run, still open.
+        share: share of the elements that are not 0 in float64, from which an operation is listed.
 
     Returns:
         The operations with at least this loss, and those that could not be judged.

@@ -58,7 +58,7 @@ def samples_of(batch: Batch, flow: DataFlow, upto: int | None = None) -> Samples
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
+        flow: the data flow of the batch.
         upto: index of the last event that counts; None for all of them.
 
     Returns:
@@ -105,7 +105,7 @@ def returned_on_others(batch: Batch, flow: DataFlow, given: Mapping[Key, Other])
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
+        flow: the data flow of the batch.
         given: replacements for some inputs.
 
     Returns:

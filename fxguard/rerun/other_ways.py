@@ -62,8 +62,8 @@ def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
     """Run a graph again as captured, operation by operation.
 
     Args:
-        run: of the graph, still open.
-        value: of its plan.
+        run: the graph run, still open.
+        value: a value of its plan.
 
     Returns:
         None if no second run is possible; ``severity`` is FINITE if nothing bad was made.
@@ -81,8 +81,8 @@ def in_dtype(batch: Batch, flow: DataFlow, key: Key, dtype: torch.dtype) -> Outc
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
-        key: of a value that an operation of a graph made.
+        flow: the data flow of the batch.
+        key: key of a value that an operation of a graph made.
         dtype: the wide one.
 
     Returns:
@@ -107,8 +107,8 @@ def on_others(
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
-        key: of a value that an operation of a graph made.
+        flow: the data flow of the batch.
+        key: key of a value that an operation of a graph made.
         given: replacements for some inputs.
         index: the sample in each place then.
     """
@@ -240,8 +240,8 @@ def outcome_of(
     """Compare the result of an operation with its result in another way.
 
     Args:
-        low: in the model's form.
-        other: in the other way.
+        low: the result in the model's form.
+        other: the result in the other way.
         infinite: where operands are infinite, so that infinities there are inherited.
         index: the sample of dimension 0 in each place in the other way.
 

@@ -42,7 +42,7 @@ def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOpera
 
     Args:
         operation: an operation that has just failed; its operands are unwritten since.
-        sameness: what its failure has to stay.
+        sameness: the identity of its failure, which has to stay the same.
         problem: what it made, "inf" or "nan".
 
     Raises:
@@ -96,7 +96,7 @@ class KeptOperation:
 
     Args:
         operation: the operation, with operands on the CPU.
-        sameness: what its failure has to stay.
+        sameness: the identity of its failure, which has to stay the same.
         problem: what it makes, "inf" or "nan".
         device: the device where it fails.
     """

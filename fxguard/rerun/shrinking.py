@@ -46,7 +46,7 @@ class Shrinker:
 
     Args:
         operation: the failing operation.
-        sameness: what its failure has to stay.
+        sameness: the identity of its failure, which has to stay the same.
         seconds: when to stop with what was found.
 
     Attributes:

@@ -26,8 +26,8 @@ def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
     broadcast operands.
 
     Args:
-        run: of a graph, not closed yet.
-        values: of its plan.
+        run: a graph run that is not closed yet.
+        values: values of its plan.
 
     Returns:
         Answers by value; without values that cannot be judged, because no second run is possible,

@@ -59,7 +59,7 @@ class TraceWriter:
 
         Args:
             batch: a batch with all of its frames.
-            rank: of this process, None without a process group.
+            rank: rank of this process; None without a process group.
             is_later: whether these frames belong to a batch that is already in the file.
 
         Raises:

@@ -135,7 +135,7 @@ def origin_of(
     Args:
         backward: the backward of the graph.
         suspect: one of :func:`~fxguard.verdict.backward.suspects_in`.
-        leaves: whose gradients were bad.
+        leaves: leaves with bad gradients.
         seen: of :func:`seen_of`.
     """
     operation, edge = suspect.operation, suspect.edge
@@ -244,7 +244,7 @@ def origin_of_function(function: KeptFunction, leaves: Sequence[BadLeaf]) -> Ori
 
     Args:
         function: the function, with the gradients of this backward.
-        leaves: whose gradients were bad.
+        leaves: leaves with bad gradients.
     """
     incoming, handed_back = function.rows()
     bad = next((row for row in handed_back if row.is_bad), None)
@@ -276,9 +276,9 @@ def origin_of_leaves(
     """The same if no operation can be blamed.
 
     Args:
-        leaves: whose gradients were bad.
+        leaves: leaves with bad gradients.
         came_in: the output of the model whose incoming gradient was bad, and how bad; None if none.
-        batch_number: of the batch.
+        batch_number: number of the batch.
     """
     if came_in is not None:
         position, severity = came_in

@@ -168,7 +168,7 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
     """All frames of a backward, in order; a graph that cannot run again has one frame to say so.
 
     Args:
-        kept: the runs of graphs that gradients came to, in the order of their forward.
+        kept: the graph runs that gradients reached, in the order of their forward.
     """
     frames: list[Frame] = []
     for run in reversed(kept):
@@ -190,7 +190,7 @@ def search(
 
     Args:
         kept: the runs, in the order of their forward.
-        leaves: whose gradients were bad.
+        leaves: leaves with bad gradients.
         gather: gathers weights that were freed since.
         scale: the divisor for the incoming gradients.
     """

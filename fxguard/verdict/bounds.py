@@ -38,7 +38,7 @@ class Bounds:
     """Upper bounds on the finite elements of values with intended infinities.
 
     Args:
-        values: of the batch.
+        values: the values of the batch.
         finite_part: gives the range of the finite elements of a value, if it was measured.
 
     Attributes:

@@ -35,7 +35,7 @@ class Judgment:
 
     Args:
         batch: the batch; its tensors are read where numbers do not suffice.
-        flow: the same, put together.
+        flow: the data flow of the batch.
         is_ignored: whether the user ignores an operation.
 
     Attributes:

@@ -46,7 +46,7 @@ def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | N
     """The origin for gradients that float16 has lost; None if it lost none.
 
     Args:
-        kept: the runs of graphs that gradients came to, in the order of their forward.
+        kept: the graph runs that gradients reached, in the order of their forward.
         leaves: leaves whose gradients were 0 throughout: "weight fc.weight".
     """
     halves = [run for run in kept if any(v.dtype == HALF for v in run.event.plan.values)]

@@ -49,11 +49,11 @@ def frame_of_step(
     """The frame of a step: the gradient and moments of a weight, and the weight afterwards.
 
     Args:
-        optimizer: its class.
+        optimizer: name of its class.
         stepped: the weight.
         source: the line that made the step.
-        batch_number: of the last batch.
-        index: of the frame among those of the step.
+        batch_number: number of the last batch.
+        index: index of the frame among those of the step.
     """
     moments = [(key, x) for key, x in stepped.state.items() if isinstance(x, Tensor) and x.dim()]
     tensors = [("grad", stepped.gradient), *moments, ("output", stepped.weight)]
@@ -75,10 +75,10 @@ def origin_of_step(
     """Describe for the user what a step has done.
 
     Args:
-        optimizer: its class.
+        optimizer: name of its class.
         weights: at least one; the first one is examined closely.
         source: the line that made the step.
-        batch_number: of the last batch.
+        batch_number: number of the last batch.
         saw_gradients: whether gradients were checked at the end of their backward and were finite.
     """
     first = weights[0]

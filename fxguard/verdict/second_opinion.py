@@ -43,7 +43,7 @@ class SecondOpinion:
 
     Args:
         batch: the batch.
-        flow: the same, put together.
+        flow: the data flow of the batch.
         verdict: the verdict by data flow alone.
 
     Attributes:

@@ -79,8 +79,8 @@ class Surroundings:
         """The surroundings of an operation of which only the numbers are known.
 
         Args:
-            kind: of the operation.
-            dtype: of its result.
+            kind: kind of the operation.
+            dtype: dtype of its result.
         """
         value = Value(Role.MADE, "", dtype)
         return cls([Step(kind, "", (), (0,))], [value], Blame(0, 0, Severity.NAN))
