@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from fxguard.trace.trace import Trace as Trace
     from fxguard.trace.trace import TracedBatch as TracedBatch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Reports are printed as well: without a handler of the user's, logging must not print them twice.
 logging.getLogger("fxguard").addHandler(logging.NullHandler())

@@ -15,7 +15,8 @@ __all__ = ["lines"]
 IN_C = "tensors in memory are measured in C"
 NOT_BUILT = (
     "tensors in memory are measured by torch's operations, which takes several times as long:\n"
-    "the part in C was not built. With a C compiler (cc) there, install fxguard once more."
+    "the part in C is not installed. With a C compiler (cc) there, install fxguard from source\n"
+    "once more: from a checkout, from an sdist, or with pip's option --no-binary fxguard."
 )
 
 
@@ -25,7 +26,7 @@ def lines() -> Iterator[str]:
     Example:
         >>> for line in lines():
         ...     print(line)
-        fxguard 0.1.0
+        fxguard 0.2.0
         torch 2.13.0+cpu, Python 3.11.7, Linux x86_64
         tensors in memory are measured in C
     """

@@ -90,6 +90,9 @@ def compare(
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"tolerance has to be 0 or more, got {tolerance!r}")
     models = model_a, model_b
+    for model in models:
+        if not isinstance(model, Module):
+            raise UsageError(f"compare needs two torch.nn.Modules, got {type(model).__name__}")
     places = [place_of(model) for model in models]
     backward = gradients and torch.is_grad_enabled()
     ran: list[ModelRun] = []

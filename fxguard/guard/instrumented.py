@@ -76,7 +76,7 @@ def check_can_instrument(model: Any) -> None:
 def check_kind(model: Any) -> None:
     """Raise an error if a model is of a kind that cannot be instrumented."""
     if not isinstance(model, Module):
-        raise UsageError(f"instrument needs a torch.nn.Module, got {type(model).__name__}")
+        raise UsageError(f"this needs a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.nn.DataParallel):
         raise UsageError(
             "nn.DataParallel copies the model at each forward and cannot be instrumented; "

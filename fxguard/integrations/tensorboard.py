@@ -5,21 +5,16 @@ The user makes the writer; nothing of TensorBoard is imported here, and nothing 
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from fxguard import globs
-from fxguard.errors import UsageError
-from fxguard.records import Frame, Row
+from fxguard.integrations._ranges import write_batch, write_trace
+from fxguard.records import Frame
 from fxguard.report.report import Report
 from fxguard.trace.trace import Trace
 
 __all__ = ["ScalarWriter", "TextWriter", "log_ranges", "log_report", "log_trace"]
-
-MOST_NAMES = 6  # that a message gives as examples
 
 
 class ScalarWriter(Protocol):
@@ -99,10 +94,7 @@ def log_ranges(
         ...     frames = fxguard.guard_of(model).frames()
         ...     log_ranges(writer, frames, step, "*.DenseReluDense:mul")
     """
-    globs = _globs(select)
-    for glob in _idle(globs, frames):
-        warnings.warn(_nothing_selected(glob, frames), RuntimeWarning, stacklevel=2)
-    return _write(writer, frames, step, globs)
+    return write_batch(partial(_write, writer), frames, step, select)
 
 
 def log_trace(writer: ScalarWriter, trace: Trace, select: str | Iterable[str] = "*") -> int:
@@ -126,72 +118,10 @@ def log_trace(writer: ScalarWriter, trace: Trace, select: str | Iterable[str] = 
     Example:
         >>> log_trace(writer, fxguard.load_trace("traces/T5-0.jsonl"), "decoder.*")
     """
-    globs = _globs(select)
-    frames = [frame for batch in trace.batches for frame in batch.frames]
-    for glob in _idle(globs, frames):
-        raise UsageError(_nothing_selected(glob, frames))
-    for batch in trace.batches:
-        if batch.verdict and isinstance(writer, TextWriter):
-            _write_verdict(writer, batch.verdict, batch.number)
-    return sum(_write(writer, batch.frames, batch.number, globs) for batch in trace.batches)
+    write_verdict = partial(_write_verdict, writer) if isinstance(writer, TextWriter) else None
+    return write_trace(partial(_write, writer), write_verdict, trace, select)
 
 
-def _globs(select: Any) -> list[str]:
-    globs = [select] if isinstance(select, str) else select
-    if isinstance(globs, Iterable):
-        globs = list(globs)
-        if globs and all(isinstance(glob, str) for glob in globs):
-            return globs
-    raise UsageError(f"select has to be a glob or a list of globs, got {select!r}")
-
-
-def _names(glob: str, frame: Frame) -> bool:
-    return globs.matches(glob, frame.name, frame.kind)
-
-
-def _idle(globs: list[str], frames: Sequence[Frame]) -> Iterator[str]:
-    """The globs that select nothing, where there is something to select."""
-    for glob in globs:
-        if frames and not any(_names(glob, frame) for frame in frames):
-            yield glob
-
-
-def _write(writer: ScalarWriter, frames: Sequence[Frame], step: int, globs: list[str]) -> int:
-    written = 0
-    for frame, name, row in _outputs(frames):
-        if row.abs_min is None or row.abs_max is None:
-            continue
-        if any(_names(glob, frame) for glob in globs):
-            writer.add_scalar(f"abs max/{name}", row.abs_max, step)
-            writer.add_scalar(f"abs min/{name}", row.abs_min, step)
-            written += 2
-    return written
-
-
-def _outputs(frames: Sequence[Frame]) -> Iterator[tuple[Frame, str, Row]]:
-    # Counted before anything is left out: a name does not depend on what else is selected, nor on
-    # which outputs had a number in this batch.
-    calls: Counter[str] = Counter()
-    for frame in frames:
-        title = _title(frame)
-        calls[title] += 1
-        if calls[title] > 1:
-            title += f" {calls[title]}"
-        for row in frame.outputs:
-            is_only = row.label in ("output", "output[0]")
-            yield frame, title if is_only else f"{title} {row.label}", row
-
-
-def _title(frame: Frame) -> str:
-    kind = frame.kind_and_phase
-    return f"{frame.name}:{kind}" if frame.name else kind
-
-
-def _nothing_selected(glob: str, frames: Sequence[Frame]) -> str:
-    module = glob.partition(":")[0]
-    near = [frame for frame in frames if fnmatchcase(frame.name, module)]
-    titles = list(dict.fromkeys(map(_title, near or frames)))
-    more = len(titles) - MOST_NAMES
-    end = f" and {more} more" if more > 0 else ""
-    where = "in these modules " if near else ""
-    return f"{glob!r} selects nothing here: {where}there is {', '.join(titles[:MOST_NAMES])}{end}"
+def _write(writer: ScalarWriter, numbers: Mapping[str, float], step: int) -> None:
+    for tag, value in numbers.items():
+        writer.add_scalar(tag, value, step)

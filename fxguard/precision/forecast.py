@@ -77,6 +77,8 @@ def forecast(
     """
     if dtype not in DTYPES:
         raise UsageError(f"forecast takes {', '.join(map(str, DTYPES))}, and got {dtype}")
+    if not isinstance(model, Module):
+        raise UsageError(f"forecast needs a torch.nn.Module, got {type(model).__name__}")
     model = unwrapped(model)
     trials = Trials(model, args, kwargs, dtype, loss)
     graphs, between = trials.forecast()

@@ -13,6 +13,7 @@ from tabulate import tabulate
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.records import Frame, Source, title_of
+from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.page import page
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.sheet import Sheet
@@ -71,7 +72,7 @@ class ForecastRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Forecast:
+class Forecast(Displayed):
     """The operations of a model that fail in a dtype, the worst first. True if there are none."""
 
     dtype: str
@@ -137,11 +138,12 @@ class Forecast:
         what = "matrix products" if self.dtype.startswith("float8") else "operations"
         return f"{self.operations} {what}"
 
-    def to_table(self, tablefmt: str = "github") -> str:
+    def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """All rows as a table.
 
         Args:
             tablefmt: a format of ``tabulate``.
+            most: the number of rows to show, from the first one on.
         """
         headers = ("operation", "problem", "needed", "share", "error", "line")
         cells = [
@@ -153,7 +155,7 @@ class Forecast:
                 f"{row.error:.2g}",
                 "" if row.source is None else row.source.place,
             )
-            for row in self.rows
+            for row in self.rows[:most]
         ]
         return tabulate(cells, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
@@ -172,6 +174,9 @@ class Forecast:
         Args:
             path: path of the file; overwritten if it exists.
         """
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
         rows = {(row.operation, row.backward): row for row in self.rows}
         failing = {
             index: row
@@ -181,11 +186,21 @@ class Forecast:
         }
         notes = {index: f"{row.problem}: {row.why}" for index, row in failing.items()}
         sheet = Sheet("0", self.frames, marked=frozenset(failing), notes=notes)
-        text = page(
+        return page(
             f"Forecast: {self.dtype}",
             str(self).splitlines(),
             [sheet],
             meta=f"{self._counted}; all ranges are those of float64",
             healthy=not self.rows,
         )
-        Path(path).write_text(text, encoding="utf-8")
+
+    def _display(self) -> Display:
+        return Display(
+            str(self).splitlines(),
+            healthy=bool(self),
+            table=(lambda: self.to_table("html", SHOWN)) if self.rows else None,
+            of_table="What fails, as a table",
+            page=self._page if self.frames else None,
+            rows=sum(len(frame.rows) for frame in self.frames),
+            name="forecast",
+        )

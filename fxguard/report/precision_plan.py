@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import math
 from dataclasses import dataclass
 
+from fxguard.report.display import Display, Displayed
 from fxguard.report.strict_json import plain_data, strict_json
 
 __all__ = ["PrecisionPlan"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PrecisionPlan:
+class PrecisionPlan(Displayed):
     """The operations to keep in float32, for :func:`fxguard.keep_float32`.
 
     Errors are those of the model's outputs, relative to the largest magnitude of each output in
@@ -68,6 +70,13 @@ class PrecisionPlan:
             return self.mix
         globs = "".join(f'\n    "{glob}",' for glob in self.operations)
         return f"{self.mix}\nfxguard.keep_float32(model, [{globs}\n])"
+
+    def _display(self) -> Display:
+        return Display(
+            str(self).splitlines(),
+            healthy=self.verified,
+            table=lambda: f"<pre>{html.escape(self.advice)}</pre>",
+        )
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as strict JSON, with the fields by name."""

@@ -5,7 +5,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,15 +15,18 @@ from fxguard.errors import UsageError
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.records import Frame
 from fxguard.report import text
+from fxguard.report.display import Display, Displayed
 from fxguard.report.page import page
 from fxguard.report.sheet import Sheet
 from fxguard.report.strict_json import plain_data, strict_json
 
 __all__ = ["Report"]
 
+MOST_FRAMES = 50  # in the table of a notebook
+
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Displayed):
     """The findings of one batch: the frames that led to a bad value, and its origins.
 
     ``str(report)`` is the printed text: the verdict, then the frames.
@@ -56,6 +58,10 @@ class Report:
     kept: Callable[..., Path] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
+        return "\n".join([*self.verdict, "", self._frames_text])
+
+    @property
+    def _frames_text(self) -> str:
         where = [
             ("batch_number", self.batch_number),
             ("optimizer_step", self.optimizer_step),
@@ -63,8 +69,6 @@ class Report:
         ]
         known = " ".join(f"{name}={number}" for name, number in where if number is not None)
         lines = [
-            *self.verdict,
-            "",
             f"Detected {self._problem} during {known}",
             f"Last {len(self.frames)} {self._kind_of_frames}frames:",
             text.HEADER,
@@ -256,6 +260,9 @@ class Report:
         Args:
             path: path of the file; overwritten if it exists.
         """
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
         where = [("rank", self.rank), ("optimizer step", self.optimizer_step)]
         known = [f"{name} {number}" for name, number in where if number is not None]
         blamed = {_place_of(origin.frame): origin for origin in self.origins}
@@ -274,11 +281,20 @@ class Report:
         )
         meta = ", ".join([*known, f"the last {len(self.frames)} frames"])
         title = f"Detected {self._problem} in batch {self.batch_number}"
-        Path(path).write_text(page(title, self.verdict, [sheet], meta=meta), encoding="utf-8")
+        return page(title, self.verdict, [sheet], meta=meta)
 
-    def _repr_html_(self) -> str:
-        verdict = html.escape("\n".join(self.verdict))
-        return f"<pre>{verdict}</pre>{self.to_table('html')}"
+    def _display(self) -> Display:
+        last = replace(self, frames=self.frames[-MOST_FRAMES:])
+        return Display(
+            self.verdict,
+            healthy=False,
+            below=self._frames_text,
+            table=lambda: last.to_table("html"),
+            of_table=f"The last {len(last.frames)} frames as a table",
+            page=self._page,
+            rows=sum(len(frame.rows) for frame in self.frames),
+            name="report",
+        )
 
 
 def _place_of(frame: Frame) -> tuple[int, str, int, str]:

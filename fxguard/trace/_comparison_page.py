@@ -38,6 +38,7 @@ h1 { font-size: 1.3rem; margin: 0; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .
 .meta, .how { color: var(--quiet); } .how { max-width: 60rem; }
 .verdict { border-left: 4px solid var(--well); background: var(--panel); padding: .6rem 1rem;
   margin: 1rem 0; } .verdict.ill { border-color: var(--ill); }
+.framed h1, .framed .verdict { display: none; }
 .verdict p { margin: 0; font-weight: 600; } pre { margin: .4rem 0 0; white-space: pre-wrap;
   font: 13px/1.5 ui-monospace, monospace; }
 svg { width: 100%; height: auto; display: block; } svg text { font: 12px system-ui, sans-serif;

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.strict_json import strict_json
 from fxguard.trace._comparison_page import page_of
 from fxguard.trace._comparison_text import table, verdict_lines
@@ -18,11 +18,9 @@ from fxguard.trace.elements import Compared
 
 __all__ = ["Comparison"]
 
-SHOWN = 20  # rows in a notebook
-
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Displayed):
     """How far apart the elements of each operation are, for two models on the same inputs.
 
     Example:
@@ -92,7 +90,7 @@ class Comparison:
         return verdict_lines(self)
 
     def __str__(self) -> str:
-        return "\n".join([f"A: {self.a}", f"B: {self.b}", "", *self.verdict])
+        return "\n".join([*self._sides, "", *self.verdict])
 
     def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """Everything that was compared as one table.
@@ -138,5 +136,18 @@ class Comparison:
         """
         Path(path).write_text(page_of(self), encoding="utf-8")
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>{self.to_table('html', SHOWN)}"
+    def _display(self) -> Display:
+        return Display(
+            self.verdict,
+            healthy=self.agrees,
+            above=self._sides,
+            table=lambda: self.to_table("html", SHOWN),
+            of_table="What was compared, as a table",
+            page=lambda: page_of(self),
+            rows=len(self.everything),
+            name="comparison",
+        )
+
+    @property
+    def _sides(self) -> list[str]:
+        return [f"A: {self.a}", f"B: {self.b}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from fxguard.errors import UsageError
 from fxguard.records import Frame
+from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.page import page
 from fxguard.report.strict_json import strict_json
 from fxguard.trace._diff_page import sheet_of
@@ -21,13 +21,11 @@ from fxguard.trace.trace import Trace, TracedBatch
 
 __all__ = ["Diff", "diff"]
 
-SHOWN = 20  # rows in a notebook
-
 Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Displayed):
     """The comparison of two traces: where they diverge.
 
     It compares ranges, the smallest and largest magnitude of each tensor, and fingerprints if both
@@ -82,7 +80,7 @@ class Diff:
         return verdict_lines(self.batches)
 
     def __str__(self) -> str:
-        return "\n".join([f"A: {self.a}", f"B: {self.b}", "", *self.verdict])
+        return "\n".join([*self._sides, "", *self.verdict])
 
     def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """Every operation that differs, as one table with a row for each value that it made.
@@ -115,16 +113,16 @@ class Diff:
             ],
         }
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>{self.to_table('html', SHOWN)}"
-
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: where the traces diverge, and both curves.
 
         Args:
             path: path of the file; overwritten if it exists.
         """
-        text = page(
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
+        return page(
             "Where two traces part" if self.differs else "Two traces",
             self.verdict,
             [sheet_of(batch) for batch in self.batches],
@@ -133,7 +131,26 @@ class Diff:
             sides=(self.a, self.b),
             opens=next((i for i, batch in enumerate(self.batches) if batch.differing), 0),
         )
-        Path(path).write_text(text, encoding="utf-8")
+
+    def _display(self) -> Display:
+        return Display(
+            self.verdict,
+            healthy=self.agrees,
+            above=self._sides,
+            table=(lambda: self.to_table("html", SHOWN)) if self.differs else None,
+            of_table="What differs, as a table",
+            page=self._page,
+            rows=sum(
+                len(frame.rows)
+                for batch in self.batches
+                for frame in (*batch.a.frames, *batch.b.frames)
+            ),
+            name="diff",
+        )
+
+    @property
+    def _sides(self) -> list[str]:
+        return [f"A: {self.a}", f"B: {self.b}"]
 
     def to_json(self, indent: int | None = None) -> str:
         """The differences as strict JSON: NaN and infinities are the strings "nan" and "inf"."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
 from fxguard.records import Frame
+from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.headroom import nearest
 from fxguard.report.page import page
 from fxguard.report.plot import plot
@@ -63,7 +63,7 @@ class TracedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Displayed):
     """The contents of a trace file.
 
     Example:
@@ -109,6 +109,9 @@ class Trace:
         Raises:
             FxguardError: when the trace has no batch.
         """
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
         if not self.batches:
             raise UsageError("a trace without a batch has nothing to show")
         sheets = [batch.sheet() for batch in self.batches]
@@ -117,7 +120,7 @@ class Trace:
             meta.append(f"rank {self.rank}")
         if self.cut:
             meta.append("the file ends in the middle of a batch")
-        text = page(
+        return page(
             self.model,
             self.verdict,
             sheets,
@@ -125,7 +128,6 @@ class Trace:
             healthy=self.is_healthy,
             opens=self._of_verdict(),
         )
-        Path(path).write_text(text, encoding="utf-8")
 
     def _of_verdict(self) -> int:
         """The index of the batch that the verdict names first."""
@@ -160,16 +162,28 @@ class Trace:
             raise UsageError(f"there is no batch {batch_number} in this trace; it has {numbers}")
         return plot(wanted[0].frames, ax, f"{self.model}, batch {wanted[0].number}")
 
-    def _repr_html_(self) -> str:
+    def _display(self) -> Display:
+        return Display(
+            self.verdict,
+            healthy=self.is_healthy,
+            above=[self.model],
+            table=self._table,
+            of_table="The batches as a table",
+            page=self._page if self.batches else None,
+            rows=sum(len(frame.rows) for batch in self.batches for frame in batch.frames),
+            name="trace",
+        )
+
+    def _table(self) -> str:
+        """The batches around the one of the verdict."""
         from tabulate import tabulate
 
+        start = max(self._of_verdict() - SHOWN // 2, 0)
         rows = [
             (batch.number, len(batch.frames), *(batch.verdict or _nearest_lines([batch]))[:1])
-            for batch in self.batches
+            for batch in self.batches[start : start + SHOWN]
         ]
-        table = tabulate(rows, headers=("batch", "frames", ""), tablefmt="html")
-        text = html.escape("\n".join([self.model, *self.verdict]))
-        return f"<pre>{text}</pre>{table}"
+        return tabulate(rows, headers=("batch", "frames", ""), tablefmt="html")
 
 
 def _place(frame: Frame) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.command_line import status
+from support.programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,15 +130,7 @@ def run_script(folder: Path, *argv: str, **files: str) -> SimpleNamespace:
     """Run ``fxguard run`` on files in a folder; ``a=...`` is the text of ``a.py``."""
     for name, text in files.items():
         folder.joinpath(f"{name}.py").write_text(text)
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    ended = subprocess.run(
-        [sys.executable, "-m", "fxguard", "run", *argv],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = run_python(folder, "-m", "fxguard", "run", *argv)
     return SimpleNamespace(status=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 

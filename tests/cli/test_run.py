@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.needs import OF_PYTHON_3_13_0
+from support.programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCHES = ("FXGUARD", "FXGUARD_OPTIONS", "FXGUARD_SESSION")
@@ -50,7 +51,12 @@ def run(
 
 def watch(folder: Path, script: str, *options: str, path: Path | None = None) -> SimpleNamespace:
     """``fxguard run script.py``."""
-    return run(folder, script, "-m", "fxguard", "run", *options, "script.py", path=path)
+    argv = ("-m", "fxguard", "run", *options, "script.py")
+    if path is not None:
+        return run(folder, script, *argv, path=path)
+    folder.joinpath("script.py").write_text(script)
+    ended = run_python(folder, *argv, env=dict.fromkeys(SWITCHES, ""))
+    return SimpleNamespace(status=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
 def own_lines(ended: SimpleNamespace) -> list[str]:

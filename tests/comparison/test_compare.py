@@ -122,6 +122,12 @@ def test_an_instrumented_model() -> None:
     fxguard.guard_of(model)
 
 
+def test_what_is_no_model() -> None:
+    """A function, for one, is refused by its type."""
+    with pytest.raises(fxguard.FxguardError, match=r"two torch\.nn\.Modules, got function"):
+        compare(Net(), lambda x: x, X)
+
+
 def test_nothing_is_printed_or_warned(capsys: pytest.CaptureFixture[str]) -> None:
     """Infinities are what the comparison is about."""
     model = Net().eval()

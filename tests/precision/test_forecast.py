@@ -355,3 +355,9 @@ def test_a_model_that_does_not_run_in_the_dtype_says_so() -> None:
 def test_there_has_to_be_an_operation() -> None:
     with pytest.raises(FxguardError, match="there is nothing to forecast"):
         fxguard.forecast(nn.Identity(), torch.ones(2))
+
+
+def test_what_is_no_model() -> None:
+    """A function, for one, is refused by its type."""
+    with pytest.raises(FxguardError, match=r"forecast needs a torch\.nn\.Module, got function"):
+        fxguard.forecast(lambda x: x, torch.ones(2))  # type: ignore[arg-type]

@@ -567,22 +567,95 @@ def hostile(text: str) -> tuple[Trace, Report, Diff]:
     )
 
 
+TAGS_OF_TEXT = ("div", "p", "strong", "pre", "details", "summary")
+TAGS_OF_TABLES = ("table", "thead", "tbody", "tr", "th", "td")
+
+
+class InNotebook(HTMLParser):
+    """What Jupyter puts into its page: text, tables, and one frame that may only run scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.frames: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        given = dict(attrs)
+        assert len(given) == len(attrs)
+        if tag == "iframe":
+            self.frames.append(given.pop("srcdoc"))
+            assert given.pop("sandbox") == "allow-scripts"
+            assert given.pop("width") == "100%"
+            assert given.keys() == {"height", "style", "title"}
+        else:
+            assert tag in TAGS_OF_TEXT + TAGS_OF_TABLES
+            assert given.keys() <= {"style"}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
 @pytest.mark.parametrize("text", HOSTILE)
-def test_notebooks_only_show_strings(text: str) -> None:
-    """What Jupyter puts into its page has tags of text and tables only."""
-
-    class Tags(HTMLParser):
-        def handle_starttag(self, tag: str, attributes: Any) -> None:
-            assert tag in ("pre", "table", "thead", "tbody", "tr", "th", "td")
-            assert {name for name, _ in attributes} <= {"style"}
-
-        def handle_data(self, data: str) -> None:
-            seen.append(data)
-
+def test_notebooks_only_show_strings(text: str, tmp_path: Path) -> None:
+    """What Jupyter gets has tags of text and tables, and a frame that holds the page as it is."""
     for shown in hostile(text):
-        seen: list[str] = []
-        Tags().feed(shown._repr_html_())
-        assert text in "".join(seen)
+        found = InNotebook(shown._repr_html_())
+        assert text.replace("\ud800", "&#55296;") in found.text.replace("\ufffd", "&#55296;")
+        shown.to_html(tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert found.frames == [page.replace("<body>", '<body class="framed">')]
+
+
+def in_notebook(path: Path, *results: Any) -> None:
+    """A page with what a notebook shows of results, as Jupyter puts it there."""
+    shown = "<hr>".join(result._repr_html_() for result in results)
+    path.write_text(f"<!doctype html><meta charset=utf-8><body>{shown}", encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_frames_of_notebooks_only_show_strings(show: Any, tmp_path: Path, text: str) -> None:
+    """In a browser too: no string runs, and no script of the page reaches the notebook."""
+    path = tmp_path / "notebook.html"
+    in_notebook(path, *hostile(text))
+    page = show(path, wait_for="iframe")
+    assert page.locator("iframe").count() == 3
+    assert not page.locator("script, img, svg").count()
+    for frame in page.frames[1:]:
+        frame.wait_for_selector("#table tbody")
+        frame.fill("#search", "output")
+        frame.locator("#chart").press("Home")
+        frame.locator("#chart").press("Enter")
+        assert not frame.locator("script:not([type])").count() > 2
+        assert not frame.locator("img, svg").count()
+        assert re.split(r"\s", text)[0] in frame.inner_text("#selected")
+        with pytest.raises(needs("playwright.sync_api").Error, match="SecurityError"):
+            frame.evaluate("parent.document.title")
+
+
+def test_a_notebook(show: Any, report: Report, trace: Trace, tmp_path: Path) -> None:
+    """The verdict stands there once, with its fix; below it the page works as in a file."""
+    path = tmp_path / "notebook.html"
+    in_notebook(path, report, trace)
+    page = show(path, wait_for="iframe")
+    assert page.inner_text("p >> nth=0") == report.verdict[0]
+    assert page.locator("strong").all_inner_texts() == [
+        line for line in report.verdict if line.startswith(("  fix: ", "  or: "))
+    ]
+    first, second = page.frames[1:]
+    for frame in (first, second):
+        frame.wait_for_selector("#table tbody")
+        assert drawn(frame) > 5000
+        assert not frame.is_visible("header .verdict")
+        assert not frame.is_visible("h1")
+    assert rows_shown(first) == numbers(report.frames)
+    assert first.inner_text("#selected strong") == report.origins[0].frame.title
+    second.fill("#batch", "1")
+    assert rows_shown(second) == numbers(trace.batches[1].frames)
+    assert not page.is_visible("table")
+    page.click("summary:has-text('frames as a table')")
+    assert "exp" in page.inner_text("table")
 
 
 @pytest.mark.parametrize("text", HOSTILE)

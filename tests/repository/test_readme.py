@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import html
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support.needs import needs
+from support.programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
@@ -87,18 +85,10 @@ PRINTED = {
 
 @pytest.mark.parametrize("page", SCRIPTS)
 def test_shown_code_runs(page, tmp_path):
-    """The Python blocks of a page run in order, as one script of a fresh interpreter."""
+    """The Python blocks of a page run in order, as one script of a process of its own."""
     script = tmp_path / f"shown_in_{Path(page).stem}.py"
     script.write_text(SCRIPTS[page], encoding="utf-8")
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(tmp_path, str(script))
     assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
     for text in PRINTED.get(page, ()):
         assert text in done.stdout
@@ -143,14 +133,7 @@ def test_shown_output_is_the_real_one(tmp_path):
     code = page.partition("```python\n")[2].partition("```")[0]
     verdict, frames = re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "gated.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "gated.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(tmp_path, "gated.py")
     assert done.stdout == verdict, done.stderr
     assert done.stderr == f"{verdict.removeprefix('batch 0: ')}\n{frames}"
 
@@ -182,15 +165,7 @@ def test_the_repair_of_the_readme_repairs(tmp_path):
     script = (ROOT / "examples/train.py").read_text(encoding="utf-8")
     assert wrong in script.splitlines()
     (tmp_path / "train.py").write_text(script.replace(wrong, right), encoding="utf-8")
-    command = [sys.executable, "-m", "fxguard", "run", "train.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(tmp_path, "-m", "fxguard", "run", "train.py")
     assert done.returncode == 0, done.stderr
     assert "step 3: loss " in done.stdout
     assert "nan" not in done.stdout

@@ -18,7 +18,7 @@ from fxguard.report.frames_json import as_json, collector_paused
 from fxguard.report.sheet import Sheet, page_data
 from fxguard.report.text import is_fix, is_why
 
-__all__ = ["page"]
+__all__ = ["framed", "page", "verdict_html"]
 
 # In this order: each uses what stands before it.
 MOST_LINES = 7  # of a verdict without a fix, until it is opened
@@ -56,7 +56,7 @@ def page(
         "TITLE": html.escape(title),
         "META": html.escape(meta),
         "STATE": "healthy" if healthy else "ill",
-        "VERDICT": _verdict(verdict),
+        "VERDICT": verdict_html(verdict),
         "STYLE": _asset("uPlot.min.css") + _asset("page.css"),
         "DATA": _in_html(data),
         "LIBRARY": library,
@@ -69,7 +69,16 @@ def page(
     return text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")  # half a surrogate pair
 
 
-def _verdict(lines: Sequence[str]) -> str:
+def framed(text: str) -> str:
+    """A page for a frame below its verdict: without title, verdict and footer.
+
+    Args:
+        text: of the page.
+    """
+    return text.replace("<body>", '<body class="framed">', 1)
+
+
+def verdict_html(lines: Sequence[str]) -> str:
     """The headline, and what a reader needs first; the rest opens with a click."""
     first, *more = lines or ("",)
     shown, rest = _lead(more)
