@@ -74,7 +74,7 @@ class Display:
         return text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")  # half a surrogate pair
 
     def rich(self) -> Text:
-        """The text for rich, in the colours of a terminal. Lines wrap at the edge of the console."""
+        """The text for rich, in the colours of a terminal. Lines wrap at the console's edge."""
         from rich.text import Text
 
         verdict = coloured("\n".join(self.verdict), healthy=self.healthy)
