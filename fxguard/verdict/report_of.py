@@ -62,7 +62,7 @@ class ReportOf:
 
     Example:
         >>> judge = ReportOf(view=FrameView(model), is_ignored=options.ignores)
-        >>> judge(batch, None, lambda wanted: []).report is None  # healthy
+        >>> judge(batch, None, lambda wanted: []).report is None  # it is healthy
         True
     """
 
