@@ -15,7 +15,7 @@ Watching a model:
 
 Before a switch to float16 or bfloat16:
     forecast                              what would fail there; its plan(): what to keep in float32
-    keep_float32                          keeps it there, without an edit of the model
+    keep_float32                          keeps it in float32, without an edit of the model
 
 What it says:
     NonFiniteError                        str(error) is the verdict, error.report the Report
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"
 
-# What goes there is printed as well: where nobody has set up logging it is said once, not twice.
+# Reports are printed as well: without a handler of the user's, logging must not print them twice.
 logging.getLogger("fxguard").addHandler(logging.NullHandler())
 
 _HOME = {
@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # `help(fxguard)` would print the whole of every class, over a thousand lines.
+    # Otherwise `help(fxguard)` would print every class in full: more than a thousand lines.
     asks: FrameType | None = sys._getframe(1)
     while asks is not None and asks.f_globals.get("__name__") == "inspect":
         asks = asks.f_back

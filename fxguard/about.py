@@ -1,4 +1,4 @@
-"""What is installed, as a command: ``python -m fxguard.about``."""
+"""Prints what is installed: ``python -m fxguard.about``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_BUILT = (
 
 
 def lines() -> Iterator[str]:
-    """Versions, and which way measures.
+    """Versions, and which implementation measures tensors.
 
     Example:
         >>> for line in lines():

@@ -32,10 +32,9 @@ __all__ = ["DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
 class DebugUnderflowOverflow:
     """Drop-in for ``transformers.debug_utils.DebugUnderflowOverflow``.
 
-    Prints the same text for the same modules and raises on any inf or NaN in a weight, an input
-    or an output, intended or not. What it does beyond the original: keyword inputs and
-    dictionaries, lists and dataclasses are shown, every dtype is taken, and
-    ``torch.compile(model)`` keeps one graph.
+    Prints the same text for the same modules and raises on any inf or NaN in a weight, an input or
+    an output, intended or not. Beyond the original, it shows keyword inputs and dictionaries, lists
+    and dataclasses, accepts every dtype, and ``torch.compile(model)`` keeps one graph.
 
     Args:
         model: the model to watch; it is instrumented in place, see :func:`fxguard.instrument`.
@@ -46,7 +45,7 @@ class DebugUnderflowOverflow:
 
     Raises:
         NonFiniteError: from the model's forward, a ``ValueError`` as in the original.
-        BatchLimitReached: likewise, when ``abort_after_batch_num`` has finished.
+        BatchLimitReached: from the forward, when ``abort_after_batch_num`` has finished.
 
     Example:
         >>> debug_overflow = DebugUnderflowOverflow(model)
@@ -73,7 +72,7 @@ class DebugUnderflowOverflow:
         self.guard.install()
 
     def remove(self) -> None:
-        """Undo it: the model is exactly what it was."""
+        """Undo the instrumentation: the model is exactly what it was."""
         self.guard.uninstall()
 
 
@@ -126,9 +125,10 @@ def _is_bad(tensor: Tensor) -> bool:
 def detect_overflow(var: Tensor, ctx: str) -> bool:
     """Print and return whether a tensor holds inf or NaN.
 
-    Inside the forward of an instrumented model it names the value instead: the row of the
-    operation that made it shows ``ctx``, nothing is printed, and False is returned, because the
-    verdict comes when the batch ends. Inside ``torch.compile`` without fxguard it does nothing.
+    Inside the forward of an instrumented model, it names the value instead: the row of the
+    operation that made the value shows ``ctx``, nothing is printed, and False is returned, because
+    the verdict comes when the batch ends. Inside ``torch.compile`` without fxguard, it does
+    nothing.
 
     Args:
         var: a tensor of any dtype, layout and shape.
@@ -184,7 +184,7 @@ def get_abs_min_max(var: Tensor, ctx: str) -> str:
     return text
 
 
-@torch.compiler.disable  # it needs the numbers at once: inside a captured graph this is a break
+@torch.compiler.disable  # needs the numbers at once, which breaks a captured graph
 def _row_text(var: Tensor, ctx: str) -> str:
     forward = active.current()
     with own_arithmetic() if forward is None else forward.batch.own_arithmetic():

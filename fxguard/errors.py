@@ -1,4 +1,4 @@
-"""The exceptions that fxguard raises, but those that carry a report."""
+"""The exceptions that fxguard raises, except those that carry a report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class FxguardError(Exception):
 
 
 class UsageError(FxguardError, ValueError):
-    """An argument or a call that cannot work; nothing was changed."""
+    """An argument or a call cannot work; nothing was changed."""
 
 
 class InternalError(FxguardError):
-    """fxguard's own books do not agree. No model causes this: please report it.
+    """fxguard's internal records are inconsistent. No model should cause this: please report it.
 
-    Raised where going on would show the number of another tensor. Where the model's forward has
-    raised, its error goes out instead, without a report.
+    Raised where continuing would show the numbers of another tensor. If the model's forward has
+    raised, its error is raised instead, without a report.
     """
 
 

@@ -17,21 +17,21 @@ class Growth:
     name: str  # "conv1.weight"
     now: float  # largest magnitude
     before: float  # the same, at the end of an earlier batch
-    batch_number: int  # of that one
+    batch_number: int  # of that earlier batch
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """What came of planting a NaN in every measured value.
+    """The result of planting a NaN in every measured value.
 
-    True when there was any, and each was found and named.
+    True if there was at least one, and each was found and named.
     """
 
     planted: int  # how many
-    found: int  # how many of them were found, and blamed on the operation that was planted
+    found: int  # how many were found and blamed on the operation where they were planted
     graphs: int  # captured graphs that ran
-    missed: tuple[str, ...] = ()  # operations that were not
-    left_out: tuple[tuple[str, int], ...] = ()  # why no NaN could be planted, and how many times
+    missed: tuple[str, ...] = ()  # operations whose NaN was not
+    left_out: tuple[tuple[str, int], ...] = ()  # why no NaN could be planted, and how often
 
     def __bool__(self) -> bool:
         return self.found == self.planted > 0
@@ -60,8 +60,8 @@ class Climb:
 class Fix:
     """What to do about an origin: one line."""
 
-    # "exact": the same function in exact arithmetic. "tried": this batch was run so. "advice": a
-    # change of data or of the set-up, or one that changes the function.
+    # "exact": the same function in exact arithmetic. "tried": this batch was run with the fix.
+    # "advice": a change of the data or the set-up, or one that changes the function.
     kind: str
     text: str  # "scale q before the product"
 
@@ -69,7 +69,7 @@ class Fix:
         return f"{self.text} ({self.kind})"
 
 
-# How `Origin.what` begins where no operation made the value.
+# Prefixes of `Origin.what` if no operation made the value.
 GIVEN = {
     "weight ": Role.WEIGHT,
     "buffer ": Role.BUFFER,
@@ -79,19 +79,19 @@ GIVEN = {
     "input[": Role.INPUT,
 }
 
-GRADIENT_OF = "gradient of "  # likewise, where it is not known which operation made a gradient
+GRADIENT_OF = "gradient of "  # the same, if the operation that made a gradient is unknown
 
-LOSS = "the loss"  # likewise, where it is not known what made it
+LOSS = "the loss"  # the same, if the operation that made the loss is unknown
 
 OriginKey = tuple[str, str, str, Source | None]  # what, problem, module, source
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A place where a bad value came from: an operation, a weight, or a model input.
+    """The place that a bad value came from: an operation, a weight, or a model input.
 
-    The counts describe the first bad tensor of that place. They are None where the
-    tensor is gone and running its graph again did not give the same numbers.
+    The counts describe the first bad tensor of that place. They are None if the tensor is gone and
+    running its graph again did not give the same numbers.
     """
 
     frame: Frame
@@ -102,46 +102,47 @@ class Origin:
     nan_count: int | None = None
     posinf_count: int | None = None
     neginf_count: int | None = None
-    largest_finite: float | None = None  # largest finite magnitude; None also where there is none
+    largest_finite: float | None = None  # largest finite magnitude; None also if there is none
     first_index: tuple[int, ...] | None = None  # of the first element that is not finite
     rows: tuple[int, ...] = ()  # the first indices of dimension 0 that hold such an element
-    row_count: int | None = None  # how many there are; None where it has less than two dimensions
+    row_count: int | None = None  # how many such rows; None if it has fewer than two dimensions
     dtype: str = ""  # of the bad tensor, "float16"
     limit: float | None = None  # the largest number that this dtype holds
     needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
     autocast: tuple[Row, ...] = ()  # what autocast cast to `dtype`, which cannot hold it
-    follows: bool = False  # made of a bad value that another origin had made
-    climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way there
+    follows: bool = False  # made from a bad value of another origin
+    climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way to the origin
     spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
     spread_count: int = 0  # how many it reached in all
     reached_output: bool = False  # whether it is in what the model returned
     # "overflow", "underflow", "rounding", "zero divisor", "domain", "empty", "masked row",
-    # "no alignment", "data", "weight", "memory"; "unknown" where nobody could tell.
+    # "no alignment", "data", "weight", "memory"; "unknown" if it could not be determined.
     cause: str = "unknown"
     operands: str = ""  # the numbers at the first bad element: "at [5, 0]: 0.0 / 0.0"
     turn: str = ""  # which call in a loop: "call 37 of `cell`; grew 2.0 times a call since call 0"
-    # What an inf did that nothing bad is left of: "the model's output is finite and wrong: …".
+    # The effect of an inf that left nothing bad behind: "the model's output is finite and wrong:
+    # …".
     harm: str = ""
-    # Of an underflow: which share is 0 of the elements that are not 0 in float64 on the same
-    # operands, and the largest magnitude of those, in float64.
+    # For an underflow: which share of the elements that are not 0 in float64, on the same operands,
+    # is 0; and the largest magnitude of those elements in float64.
     lost_share: float | None = None
     largest_lost: float | None = None
-    fixes: tuple[Fix, ...] = ()  # what to do about it, the best first
-    # Of a weight that was written since: the number of the last batch, which found it finite.
+    fixes: tuple[Fix, ...] = ()  # what to do about the origin, the best first
+    # For a weight that was written since: the number of the last batch, which found it finite.
     good_in: int | None = None
-    # Why nobody knows whether an absorbed inf or NaN does harm: "no float64 kernel for X".
+    # Why it is unknown whether an absorbed inf or NaN does harm: "no float64 kernel for X".
     not_judged: str = ""
 
     @property
     def masked_row(self) -> bool:
-        """Whether it is a NaN made of a row of nothing but -inf: every position is masked."""
+        """Whether the NaN comes from a row of nothing but -inf: every position is masked."""
         return self.cause == "masked row"
 
     @property
     def phase(self) -> str:
-        """``"data"`` where it came with what the model was given; ``"forward"``, ``"loss"``, …
+        """``"data"`` if the bad value was in the model's inputs; else ``"forward"``, ``"loss"``, …
 
-        A gradient that was bad when it came into the model is the phase ``"loss"``.
+        A gradient that was already bad when it came into the model has the phase ``"loss"``.
         """
         return "data" if self.role is Role.INPUT else self.frame.phase
 
@@ -153,13 +154,13 @@ class Origin:
 
     @property
     def is_operation(self) -> bool:
-        """Whether an operation made it; else a weight, a buffer or an input held it."""
+        """Whether an operation made the value; if not, a weight, a buffer or an input held it."""
         known = not self.what.startswith(GRADIENT_OF) and self.what != LOSS
         return self.role is Role.MADE and known
 
     @property
     def is_lost_gradient(self) -> bool:
-        """Whether it stands for gradients that are 0 because of their dtype."""
+        """Whether the origin represents gradients that are 0 because of their dtype."""
         return self.problem == "underflow" and self.what.startswith(GRADIENT_OF)
 
     @property
@@ -169,19 +170,19 @@ class Origin:
 
     @property
     def standing(self) -> str:
-        """``weight`` or ``buffer`` where one of those held it, else ``""``."""
+        """``weight`` or ``buffer`` if one of those held the value, else ``""``."""
         return self.role.value if self.role.is_standing else ""
 
     @property
     def message(self) -> str:
         """``mul in encoder.block.0 made inf (modeling_t5.py:109)``.
 
-        Of an optimizer: ``AdamW's step made weight fc.weight NaN``. Of an underflow: ``mul in
-        encoder.block.0 made 97% of its nonzero elements 0 (modeling_t5.py:109)``. Of lost
+        For an optimizer: ``AdamW's step made weight fc.weight NaN``. For an underflow: ``mul in
+        encoder.block.0 made 97% of its nonzero elements 0 (modeling_t5.py:109)``. For lost
         gradients: ``all gradients of fc.weight are 0 in float16: the largest would be 3e-09; a loss
         scale of 2**12 lifts them``.
 
-        The line is that of the operation. What only read a bad value has nothing to do with it.
+        The line is that of the operation that made the value, not of one that only read it.
         """
         if self.is_lost_gradient:
             gradients = self.what.removeprefix(GRADIENT_OF)
@@ -207,11 +208,11 @@ class Origin:
 
     @property
     def turned_between(self) -> str:
-        """``between batch 1 and batch 2``, of a weight."""
+        """``between batch 1 and batch 2``, for a weight."""
         return f"between batch {self.good_in} and batch {self.frame.batch_number}"
 
     def _held(self) -> str:
-        """``1 NaN, in row 5``; "" where it was not counted."""
+        """``1 NaN, in row 5``; "" if the elements were not counted."""
         counts = [(self.nan_count, "NaN"), (self.posinf_count, "+inf"), (self.neginf_count, "-inf")]
         found = [f"{count} {name}" for count, name in counts if count]
         total = sum(count or 0 for count, _ in counts)
@@ -225,7 +226,7 @@ class Origin:
 
 
 def _percent(share: float) -> str:
-    """``97%``; 100 only where it is all."""
+    """``97%``; 100% only if it is all of them."""
     return f"{math.floor(share * 1000) / 10:g}%"
 
 

@@ -1,4 +1,4 @@
-"""Number formats: the largest and the smallest numbers of each, and how far away they are.
+"""Number formats: the largest and smallest numbers of each, and the distance from them.
 
 Knows nothing of torch.
 """
@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The range of a binary floating point format.
+    """The range of a binary floating-point format.
 
     Example:
         >>> FORMATS["float16"].max
@@ -30,9 +30,9 @@ class Format:
     """
 
     name: str  # of torch's dtype, without "torch."
-    max: float  # the largest finite number; what rounds to it may be larger, by half a unit
+    max: float  # the largest finite number; numbers up to half a unit larger round to it
     smallest_normal: float  # positive; numbers below it have fewer digits, or are flushed to zero
-    eps: float  # from 1 to the next number
+    eps: float  # the distance from 1 to the next number
 
     @property
     def smallest(self) -> float:
@@ -40,10 +40,10 @@ class Format:
         return self.smallest_normal * self.eps
 
     def loses(self, number: float) -> bool:
-        """Whether a number other than 0 is 0 in this format.
+        """Whether a nonzero number becomes 0 in this format.
 
-        It is where it is at most half the smallest number: that rounds to 0. Vector kernels also
-        flush what is below the smallest normal number of float32.
+        Numbers up to half the smallest number round to 0. Vector kernels also flush numbers below
+        the smallest normal number of float32.
 
         Example:
             >>> FORMATS["float16"].loses(1e-8), FORMATS["float16"].loses(1e-7)
@@ -53,19 +53,19 @@ class Format:
         return 0 < abs(number) <= self.smallest / 2 or 0 < abs(number) < flushed
 
     def bits_below_max(self, magnitude: float) -> float:
-        """How many times a finite magnitude above 0 may double before it is the largest number."""
+        """How many times a finite magnitude above 0 can double before it is the largest number."""
         return math.log2(self.max) - math.log2(magnitude)  # the ratio may be too large for a float
 
     def bits_above_min(self, magnitude: float) -> float:
-        """How many times it may halve before it is the smallest normal number."""
+        """How many times it can halve before it is the smallest normal number."""
         return math.log2(magnitude) - math.log2(self.smallest_normal)
 
 
-# Written as the format has them: all digits of the significand, and an exponent. IEEE 754-2019,
-# and for 8 bits "FP8 Formats for Deep Learning" (arXiv 2209.05433) and, for those in fnuz,
-# "8-bit Numerical Formats for Deep Neural Networks" (arXiv 2206.02915).
-# float8_e8m0fnu holds scales and no sign, and float4_e2m1fn_x2 two numbers in one element: no
-# operation of a model computes in them.
+# Written as the formats define them: all digits of the significand, and an exponent. Sources: IEEE
+# 754-2019; for 8 bits "FP8 Formats for Deep Learning" (arXiv 2209.05433) and, for fnuz, "8-bit
+# Numerical Formats for Deep Neural Networks" (arXiv 2206.02915). float8_e8m0fnu holds scales
+# without a sign, and float4_e2m1fn_x2 two numbers per element: no operation of a model computes in
+# them.
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
@@ -85,7 +85,7 @@ FORMATS: dict[str, Format] = {
 # when something is added to them.
 LIMITS = {name: FORMATS[name].max for name in ("float16", "bfloat16", "float32", "float64")}
 
-NEAR_LIMIT = 0.98  # of that: a bound of a clamp from here on is there to hide what overflowed
+NEAR_LIMIT = 0.98  # share of a limit from which the bound of a clamp is there to hide overflow
 
 
 # The format of each part of a complex number.
@@ -93,12 +93,12 @@ PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"
 
 
 def format_of(dtype: str) -> Format | None:
-    """The format that a dtype's elements have, or the parts of its complex elements."""
+    """The format of a dtype's elements, or of the parts of its complex elements."""
     return FORMATS.get(PARTS.get(dtype, dtype))
 
 
 def limit_of(dtype: str) -> float:
-    """The largest finite number of a dtype; NaN, which nothing is equal to, where it is not known.
+    """The largest finite number of a dtype; NaN, which equals nothing, if it is not known.
 
     Example:
         >>> limit_of("float16") == 65504.0
@@ -110,8 +110,9 @@ def limit_of(dtype: str) -> float:
 def is_mask(dtype: str, magnitude: float) -> bool:
     """Whether a magnitude is the largest number of its dtype, which masks are made of.
 
-    Of numbers in files, which have six digits: one in 100,000 more or less is the same. Of numbers
-    at hand, compare with :func:`limit_of`: one next to the limit may be an activation.
+    For numbers from files, which have six digits: differences below one in 100,000 do not count.
+    Numbers in memory are to be compared with :func:`limit_of`: one near the limit may be an
+    activation.
 
     Example:
         >>> is_mask("float16", 65504.0)
@@ -122,16 +123,16 @@ def is_mask(dtype: str, magnitude: float) -> bool:
 
 
 def headroom(dtype: str, magnitude: float) -> float:
-    """How far a tensor is from overflowing, in bits: how many times its magnitudes may double.
+    """How far a tensor is from overflowing, in bits: how many times its magnitudes can double.
 
     Args:
-        dtype: of the tensor, "float16".
-        magnitude: the largest one in it.
+        dtype: dtype of the tensor, such as "float16".
+        magnitude: the largest magnitude in the tensor.
 
     Returns:
-        Infinity where that says nothing: the limit of the dtype is not known, the tensor holds
-        zeros only, or a mask. Minus infinity where it holds an inf or a NaN. Less than 0 where the
-        dtype does not hold the magnitude: in a forecast.
+        Infinity if there is no meaningful answer: the limit of the dtype is not known, or the
+        tensor holds only zeros, or a mask. Minus infinity if the tensor holds an inf or a NaN.
+        Negative if the dtype cannot hold the magnitude, as in a forecast.
 
     Example:
         >>> round(headroom("float16", 8188.0), 1)

@@ -1,4 +1,4 @@
-"""Globs that name modules, and operations in them. Knows nothing of torch."""
+"""Globs that name modules and operations in them. Knows nothing of torch."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check the network, and return the exit status.
 
     Args:
-        arguments: of the command line; those of this process where not given.
+        arguments: arguments of the command line; those of this process if not given.
     """
-    # Of what cannot be reached torch prints pages of C++ frames, between the lines that say what it
-    # is. It reads this variable when it is imported.
+    # For each peer that cannot be reached, torch prints pages of C++ frames between the lines that
+    # explain it. Torch reads this variable when it is imported.
     if "TORCH_DISTRIBUTED_DEBUG" not in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from fxguard.ranks import netcheck

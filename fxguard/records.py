@@ -22,11 +22,11 @@ __all__ = [
     "title_of",
 ]
 
-NOT_MEASURED = "not measured"  # the note in place of a range that nobody has taken
+NOT_MEASURED = "not measured"  # the note in place of a range that was not measured
 
 
 def title_of(module: str, kind: str) -> str:
-    """What an operation or a call of a module is called: ``encoder.block.0 mul``.
+    """The title of an operation or of a call of a module: ``encoder.block.0 mul``.
 
     Args:
         module: qualified name; ``""`` for the root module, which leaves the bare kind.
@@ -36,7 +36,7 @@ def title_of(module: str, kind: str) -> str:
 
 
 class Severity(enum.IntEnum):
-    """How bad a value is: a larger one is worse."""
+    """How bad a value is; larger is worse."""
 
     FINITE = 0
     INF = 1
@@ -44,7 +44,7 @@ class Severity(enum.IntEnum):
 
     @classmethod
     def of(cls, abs_max: float) -> Severity:
-        """Of a tensor, by its largest magnitude.
+        """The severity of a tensor, by its largest magnitude.
 
         Example:
             >>> Severity.of(math.inf) < Severity.of(math.nan)
@@ -56,27 +56,27 @@ class Severity(enum.IntEnum):
 
     @property
     def problem(self) -> str:
-        """``"inf"`` or ``"nan"``, as reports have it; ``""`` for what is finite."""
+        """``"inf"`` or ``"nan"``, as in reports; ``""`` if finite."""
         return ("", "inf", "nan")[self]
 
 
 class Role(enum.Enum):
-    """What a value is to the graph or the batch that it stands in."""
+    """What a value is in its graph or batch."""
 
     MADE = "made"  # by an operation
     INPUT = "input"
     WEIGHT = "weight"
     BUFFER = "buffer"
-    CONSTANT = "constant"  # an attribute of the graph that is no weight and no buffer
+    CONSTANT = "constant"  # an attribute of the graph that is neither a weight nor a buffer
 
     @property
     def is_given(self) -> bool:
-        """Whether no operation made it."""
+        """Whether no operation made the value."""
         return self is not Role.MADE
 
     @property
     def is_standing(self) -> bool:
-        """Whether the model keeps it from call to call."""
+        """Whether the model keeps the value from call to call."""
         return self in (Role.WEIGHT, Role.BUFFER)
 
 
@@ -95,28 +95,28 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A few numbers that depend on every element of one tensor: to compare it without its elements.
+    """A few numbers that depend on every element of one tensor, to compare it without its elements.
 
-    Elements are numbered in the order of their indices (row-major), however they lie in memory; a
-    complex number is two elements. :mod:`fxguard.measure.fingerprints` takes them.
+    Elements are numbered in the order of their indices (row-major), whatever their memory layout; a
+    complex number is two elements. :mod:`fxguard.measure.fingerprints` takes fingerprints.
     """
 
     count: int = 0  # elements
-    # Of these: NaN, infinite, or the largest magnitude of the dtype, as masks are. The numbers
-    # below are of the others; 0 where there is none.
+    # How many of these are NaN, infinite, or the largest magnitude of the dtype, as in masks. The
+    # numbers below describe the other elements; 0 if there are none.
     left_out: int = 0
     mean: float = 0.0
     norm: float = 0.0  # L2: sqrt(sum(x_i ** 2))
     # sum(s_i * x_i) / sqrt(taken), for each of several sequences of signs s_i, +1 or -1.
     projections: tuple[float, ...] = ()
-    # True: taken from the captured graph, run once more in eager mode. A compiler ran another form
-    # of it.
+    # True: taken from the captured graph in a second, eager run; a compiler ran another form of the
+    # graph.
     of_eager_run: bool = False
-    note: str = ""  # why there are no numbers; "" where there are
+    note: str = ""  # why there are no numbers; "" if there are
 
     @property
     def taken(self) -> int:
-        """How many elements the numbers are of."""
+        """How many elements the numbers describe."""
         return self.count - self.left_out
 
     @property
@@ -131,7 +131,7 @@ class Source:
 
     file: str  # full path, as Python knows it
     line: int  # counted from 1
-    code: str  # the text of that line without indentation; "" where it cannot be read
+    code: str  # the text of that line without indentation; "" if it cannot be read
 
     def __str__(self) -> str:
         return f"{self.place}: {self.code}" if self.code else self.place
@@ -142,8 +142,8 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
-BACKWARD = " (backward)"  # how the kind of a frame of a backward ends, in titles
-GRADIENT = "grad of "  # how the label of a row of a backward begins
+BACKWARD = " (backward)"  # suffix of a backward frame's kind, in titles
+GRADIENT = "grad of "  # prefix of a backward row's label
 
 
 class RowRole(enum.Enum):
@@ -155,13 +155,13 @@ class RowRole(enum.Enum):
 
     @classmethod
     def of(cls, label: str) -> RowRole:
-        """By the label of the row, whole: ``input_proj`` is the name of a parameter.
+        """The role for the whole label of a row: ``input_proj`` is the name of a parameter.
 
         Example:
             >>> RowRole.of("output[0] (after layer_norm)")
             <RowRole.OUTPUT: 'output'>
         """
-        if label.startswith(GRADIENT):  # a backward reads the gradient of what forward made
+        if label.startswith(GRADIENT):  # a backward reads the gradient of what the forward made
             came_in = cls.of(label.removeprefix(GRADIENT)) is cls.OUTPUT
             return cls.INPUT if came_in else cls.OUTPUT
         for role in (cls.OUTPUT, cls.INPUT):
@@ -176,11 +176,11 @@ class Row:
     """One line of a frame: a parameter, an input or an output."""
 
     label: str  # "weight", "input[0]", "input[attention_mask]", "output[1]", ...
-    abs_min: float | None = None  # None where there is no number; then `note` says why
+    abs_min: float | None = None  # None if there is no number; then `note` says why
     abs_max: float | None = None
     note: str = ""  # "", "None", "not a tensor", "empty", "meta", "changed since"
-    dtype: str = ""  # of the tensor, "float16"; "" where it is not known
-    fingerprint: Fingerprint | None = None  # in files of traces; None where nobody has asked
+    dtype: str = ""  # of the tensor, "float16"; "" if not known
+    fingerprint: Fingerprint | None = None  # in trace files; None if nobody asked for it
 
     @property
     def role(self) -> RowRole:
@@ -195,16 +195,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One operation, or one call of a module, with the ranges of what went in and came out."""
+    """One operation, or one call of a module, with the ranges of its inputs and outputs."""
 
     name: str  # fully qualified module name; "" for the root module
     kind: str  # the module's class name, or the operation ("mul", "softmax")
     is_op: bool  # False for the frame of a module
     rows: tuple[Row, ...]  # parameters, inputs, outputs, in this order
-    source: Source | None = None  # None where no line outside torch is known
+    source: Source | None = None  # None if no line outside torch is known
     batch_number: int = 0  # the batch that it belongs to
-    index: int = 0  # its place among the frames of that batch, those of backward by themselves
-    # "forward", "loss", or "backward": then the rows are gradients, "grad of output" and
+    index: int = 0  # its place among the frames of that batch; the backward is numbered separately
+    # "forward", "loss" or "backward". The rows of "backward" are gradients: "grad of output" and
     # "grad of weight".
     phase: str = "forward"
 
@@ -215,15 +215,15 @@ class Frame:
 
     @property
     def kind_and_phase(self) -> str:
-        """The kind, for a backward with that word: ``sqrt (backward)``."""
+        """The kind, marked if of a backward: ``sqrt (backward)``."""
         return self.kind + BACKWARD if self.phase == "backward" else self.kind
 
     @property
     def outputs(self) -> tuple[Row, ...]:
-        """The rows of what it made."""
+        """The rows of the outputs."""
         return tuple(row for row in self.rows if row.role is RowRole.OUTPUT)
 
     @property
     def made_bad(self) -> bool:
-        """Whether it made an inf or a NaN, or handed one on."""
+        """Whether an output holds an inf or a NaN, made here or passed on."""
         return any(row.is_bad for row in self.outputs)

@@ -2,5 +2,5 @@
 
 **In**: graph runs, operations between graphs, modules that return.
 
-**Out**: a closed batch with numbers; its data flow and its frames.
+**Out**: a closed batch with numbers, its data flow and its frames.
 """

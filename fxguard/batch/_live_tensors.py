@@ -1,6 +1,6 @@
-"""Which value of the batch a live tensor holds.
+"""Finds which value of the batch a live tensor holds.
 
-A tensor is known by its identity and its version, or by the memory that it shares with another.
+A tensor is known by its identity and version, or by memory that it shares with another tensor.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fxguard.measure.func_levels import without_levels
 __all__ = ["LiveTensors"]
 
 
-# A tensor that is alive, how often it had been written, and the value that it holds until then.
+# A live tensor, its version, and the value that it holds up to that version.
 _Known = tuple[weakref.ref[Tensor], int | None, Key]
 
 _PLAIN = (Tensor, Parameter)
 
-# Bound here: it is asked of each tensor that enters or leaves a graph.
+# Bound here because it is called for each tensor that enters or leaves a graph.
 _has_levels = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class LiveTensors:
-    """The tensors of one batch that are alive, and the values that they hold. Keeps none alive.
+    """The live tensors of one batch, and the values that they hold. Keeps no tensor alive.
 
     Example:
         >>> live = LiveTensors()
@@ -42,31 +42,32 @@ class LiveTensors:
         >>> x.add_(1); live.key_of(x)  # None: nobody has measured what it holds now
     """
 
-    # torch.multiprocessing.reductions.StorageWeakRef does it, too, with a frame of Python or two.
-    _free = staticmethod(UntypedStorage._free_weak_ref)  # here: modules end before objects do
+    # torch.multiprocessing.reductions.StorageWeakRef does the same, with extra Python frames.
+    _free = staticmethod(UntypedStorage._free_weak_ref)  # bound: modules end before objects
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by id of the tensor
-        # By address of the storage. Each has a weak reference, so that no other storage is given
-        # the address; it is given back at the end.
+        # By address of the storage. Each entry holds a weak reference, so that no other storage
+        # gets the address; it is released at the end.
         self._memories: dict[int, Key] = {}
 
     def remember(self, tensor: Any, key: Key) -> None:
-        """Note which value a tensor holds from now on; anything but a tensor is left out."""
+        """Note which value a tensor holds from now on; anything other than a tensor is ignored."""
         if isinstance(tensor, Tensor):
             version = None if tensor.is_inference() else tensor._version
             self._known[id(tensor)] = weakref.ref(tensor), version, key
             self._enter_memory(tensor, key)
 
     def enter(self, tensor: Any, key: Key) -> tuple[Key | None, Key | None]:
-        """The value that a tensor holds and its origin, before it is remembered by a key.
+        """The value that a tensor holds and its origin, before the tensor is noted under a key.
 
         Args:
-            tensor: what enters a graph.
-            key: what it is to the graph. A tensor that is known keeps the key that it has.
+            tensor: an object that enters a graph.
+            key: its key in the graph. A known tensor keeps its key.
 
         Returns:
-            What :meth:`key_of` and :meth:`origin_of` give, the latter where the former is None.
+            The results of :meth:`key_of` and of :meth:`origin_of`, the latter if the former is
+            None.
         """
         if not isinstance(tensor, Tensor):
             return None, None
@@ -78,7 +79,7 @@ class LiveTensors:
         return None, self._enter_memory(tensor, key)
 
     def _enter_memory(self, tensor: Tensor, key: Key) -> Key | None:
-        """Note the memory in which a tensor stands, and by what value it was known before."""
+        """Note the memory of a tensor; returns the value by which that was known before."""
         origin, memories = None, self._memories
         for storage in _storages_of(tensor):
             memory: int = storage._cdata
@@ -91,11 +92,11 @@ class LiveTensors:
         return origin
 
     def remember_alone(self, tensor: Tensor, key: Key) -> None:
-        """The same where nobody asks for the origin of what stands in its memory."""
+        """Like :meth:`remember`, for tensors whose memory nobody looks up."""
         self._known[id(tensor)] = weakref.ref(tensor), version_of(tensor), key
 
     def key_of(self, tensor: Any) -> Key | None:
-        """The value that a tensor holds; None where nobody has measured what it holds now."""
+        """The value that a tensor holds; None if its current contents were not measured."""
         known = self._known.get(id(tensor))
         if known is None or (holder := known[0]()) is None or holder is not tensor:
             return None
@@ -103,16 +104,16 @@ class LiveTensors:
         return known[2] if known[1] == version else None
 
     def key_at(self, tensor: Tensor, version: int | None) -> Key | None:
-        """The value that a tensor held when it had been written so often."""
+        """The value that a tensor held at a given version."""
         known = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return None
         return known[2] if known[1] == version else None
 
     def origin_of(self, tensor: Any) -> Key | None:
-        """The value in whose memory a tensor stands: it is a view of it, or was it before a write.
+        """The value whose memory a tensor shares: the tensor is or was (before a write) its view.
 
-        None where no value that was remembered stands there.
+        None if no noted value is in that memory.
         """
         if self._memories and isinstance(tensor, Tensor):
             for storage in _storages_of(tensor):
@@ -122,18 +123,18 @@ class LiveTensors:
         return None
 
     def forget(self, tensor: Any) -> None:
-        """A tensor was given other memory: nobody knows what it holds now."""
+        """Forget a tensor that was given other memory, so that its contents are unknown."""
         self._known.pop(id(tensor), None)
 
     def written(self, tensor: Tensor, before: int | None) -> Iterator[Key]:
-        """A tensor was written; it keeps its key, and so do those that share its memory.
+        """Note that a tensor was written; it keeps its key, as do tensors that share its memory.
 
         Args:
-            tensor: what was written.
-            before: its version before that.
+            tensor: the written tensor.
+            before: its version before the write.
 
         Yields:
-            The key of each of them.
+            The key of each of these tensors.
         """
         memory, now = memory_of(tensor), version_of(tensor)
         for identity, (reference, version, key) in list(self._known.items()):
@@ -146,15 +147,15 @@ class LiveTensors:
 
     @property
     def ids(self) -> Collection[int]:
-        """The identities of those that it has ever known: no other tensor is one of them."""
+        """The identities of all tensors known so far; any other tensor is unknown."""
         return self._known.keys()
 
     def alive(self) -> set[int]:
-        """The values of tensors that are alive, by their place among all that were measured."""
+        """The values of live tensors, by their index among all measured values."""
         return {key.value for reference, _, key in self._known.values() if reference() is not None}
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all tensors."""
         self._known.clear()
         memories = self._memories
         while memories:
@@ -164,7 +165,7 @@ class LiveTensors:
 
 
 def _storages_of(tensor: Tensor) -> Iterable[UntypedStorage]:
-    """Where the elements of a tensor are stored: its own, or of what it is made of."""
+    """The storages of a tensor's elements: its own, or those of its parts."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided and not _has_levels(tensor):
         try:
             return (tensor.untyped_storage(),)

@@ -1,4 +1,4 @@
-"""The forward that runs in this thread: its batch, its names, and who observes it."""
+"""The forward that runs in this thread: its batch, its names, and its observer."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ __all__ = ["ActiveForward", "FusedModule", "current", "here"]
 
 @dataclass(frozen=True, slots=True)
 class FusedModule:
-    """A module that may run fused kernels, and is therefore observed by its ATen operations."""
+    """A module that may run fused kernels, and is therefore observed at the ATen level."""
 
     module: Module
-    observation: contextlib.ExitStack  # ends when it is closed
+    observation: contextlib.ExitStack  # closing it ends the observation
 
 
 class ActiveForward:
     """A guarded forward that is running.
 
     Args:
-        batch: what it reports to.
+        batch: the batch that it reports to.
         names: id of a module to its qualified name.
         tensors: id of a parameter or buffer to its role and qualified name.
-        observer: the mode that sees the torch functions between graphs; None where there is none.
+        observer: the mode that sees the torch functions between graphs, if any.
         refresh: brings ``names`` and ``tensors`` up to date.
-        module_at: the module that has a name now; None where there is none.
-        weights_stay: whether weights are until a report is made what they are now.
-        tape: notes the operations between graphs, for a bad gradient; None where none is expected.
+        module_at: gives the module that now has a name; None if there is none.
+        weights_stay: whether weights stay as they are until a report is made.
+        tape: notes the operations between graphs, in case of a bad gradient; None if none is
+            expected.
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class ActiveForward:
         self.fused: FusedModule | None = None  # the outermost one that is running
 
     def read_names(self) -> None:
-        """Bring the names up to date, once for each batch that has something between graphs."""
+        """Bring the names up to date, once for each batch with operations between graphs."""
         if not self._is_fresh:
             self._is_fresh = True
             self._refresh()
 
     def name_of(self, module: Module) -> str | None:
-        """The name of a module that begins outside every graph; None where it is not the model's.
+        """The name of a module that begins outside every graph; None if the model does not have it.
 
-        To look whether it still stands where it did costs less than to look at all modules.
+        Checking whether it is still in its old place costs less than searching all modules.
         """
         name = self.names.get(id(module))
         if not self._is_fresh and (name is None or self.module_at(name) is not module):
@@ -81,13 +82,13 @@ class ActiveForward:
         return name
 
     def leave_fused(self) -> None:
-        """Stop observing ATen operations, where that was begun."""
+        """Stop observing ATen operations, if that was begun."""
         if self.fused is not None:
-            self.fused.observation.close()  # may be called again, if this was interrupted
+            self.fused.observation.close()  # may be called again after an interrupt
             self.fused = None
 
     def key_of(self, tensor: Tensor, label: str) -> Key:
-        """The value that a tensor holds: a weight's or buffer's where it is one."""
+        """The value that a tensor holds: that of a weight or buffer if it is one."""
         self.read_names()
         role, name = self.tensors.get(id(tensor), (Role.INPUT, label))
         if role is Role.WEIGHT and self.weights_stay:
@@ -99,7 +100,7 @@ class _Here(threading.local):
     forward: ActiveForward | None = None
 
 
-# Each guarded forward sets ``here.forward`` when it begins, and back to what it was when it ends.
+# Each guarded forward sets ``here.forward`` when it begins, and restores it when it ends.
 here = _Here()
 
 

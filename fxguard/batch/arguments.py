@@ -1,4 +1,4 @@
-"""What the user calls a tensor that the model was given: the name in the model's signature."""
+"""The user's name for a tensor that the model was given: that in the model's signature."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 __all__ = ["ModelCall"]
 
-DEPTH = 8  # of containers in containers: one may hold itself
+DEPTH = 8  # of nested containers, since one may contain itself
 
 
-@dataclass(slots=True)  # not frozen, which takes twice as long to make: one for each call
+@dataclass(slots=True)  # not frozen, which takes twice as long to make, at each call
 class ModelCall:
-    """One call of a guarded model, while it runs. Nobody changes it."""
+    """One running call of a guarded model. It is not changed."""
 
     owner: str  # the model's class, "Linear"
     method: str  # "forward"
-    original: Callable[[str], Callable[..., Any]]  # gives a method without the guard
+    original: Callable[[str], Callable[..., Any]]  # returns a method without the guard
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def name_of(self, tensor: object) -> str | None:
-        """What the signature calls a tensor of this call; None for one that it was not given.
+        """The signature's name for a tensor of this call; None if it is not among the arguments.
 
         Example:
             >>> original = functools.partial(getattr, model)
@@ -41,7 +41,7 @@ class ModelCall:
         try:
             signature = inspect.signature(self.original(self.method))
             bound = signature.bind(*self.args, **self.kwargs)
-        except (TypeError, ValueError):  # what it was called with is not what it says that it takes
+        except (TypeError, ValueError):  # the arguments do not fit the signature
             yield "args", self.args
             yield from self.kwargs.items()
         else:
@@ -49,7 +49,7 @@ class ModelCall:
 
 
 def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Everything in nested containers, with the expression that leads to it."""
+    """Every item in nested containers, with the expression that leads to it."""
     yield path, value
     if depth == 0:
         return

@@ -1,4 +1,4 @@
-"""A finished batch to its data flow: all graphs, and what ran between them, in one numbering."""
+"""Assembles the data flow of a finished batch: graphs and operations between them, numbered."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["assemble", "operations_of", "reached_by_failure"]
 
 
 def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
-    """Number the values of all events of a batch through.
+    """Number the values of all events of a batch consecutively.
 
     Args:
-        batch: a batch whose numbers were read.
-        look_again: gives the ranges of values that only a second run can see, by index in the
-            plan. Asked for each run that has such values.
+        batch: a batch whose numbers have been read.
+        look_again: gives the ranges of values that only a second run can see, by index in the plan.
+            It is called for each run with such values.
     """
     flow = DataFlow(batch.number, labels=batch.labels)
     if batch.between is not None:
@@ -50,14 +50,14 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
 
 
 def _returned_by_graphs(flow: DataFlow, batch: Batch) -> Iterator[int]:
-    """What graphs returned: all that leaves a model of which the root module is not seen."""
+    """What graphs returned: the outputs of a model whose root module is not seen."""
     for index, event in enumerate(batch.events):
         if isinstance(event, GraphRun):
             yield from (flow.place[Key(index, i)] for i in event.plan.outputs if i is not None)
 
 
 def _left_in_memory(flow: DataFlow, batch: Batch) -> Iterator[int]:
-    """What graphs wrote to memory that outlives the batch: to the model's inputs and buffers."""
+    """What graphs wrote to memory that outlives the batch: inputs and buffers of the model."""
     for index, event in enumerate(batch.events):
         for before, now in event.writes(index) if isinstance(event, GraphRun) else ():
             if now is not None and flow.values[flow.place[before]].role is not Role.MADE:
@@ -70,10 +70,10 @@ def operations_of(batch: Batch) -> set[tuple[str, str]]:
 
 
 def reached_by_failure(flow: DataFlow, batch: Batch) -> list[int]:
-    """Values that may be why forward raised.
+    """Values that may be the reason why the forward raised.
 
-    What graphs returned to Python, what the operation that raised had read, and what was made
-    between graphs and read by no operation.
+    These are values that graphs returned to Python, that the raising operation had read, or that
+    were made between graphs and not read by any operation.
     """
     read = {value for step in flow.steps for value in step.inputs}
     keys = [

@@ -1,7 +1,7 @@
-"""What happened during one call of the root module, as it happens.
+"""Records one call of the root module as it happens.
 
-Captured graphs report their statistics here; what runs between graphs is measured here. Nothing
-is read back from the device before the batch ends, except what ran between graphs on the CPU.
+Captured graphs report their statistics here; operations between graphs are measured here. Nothing
+is read back from the device before the batch ends, except for CPU operations between graphs.
 """
 
 from __future__ import annotations
@@ -48,55 +48,55 @@ class RunningModule:
 class Batch:
     """One call of the root module.
 
-    Owned by the thread that called the model; no other thread may change it. Its life:
+    It is owned by the thread that called the model; no other thread may change it. Its life cycle:
 
-    1. open: events and values are added in the order in which they happen, by graphs
-       (:meth:`graph_ran`), observers and module hooks;
-    2. read (:meth:`read`): the numbers are on the host, and nothing is added any more. Judging may
-       replace the numbers of runs that were put off;
+    1. open: graphs (:meth:`graph_ran`), observers and module hooks add events and values in the
+       order in which they happen;
+    2. read (:meth:`read`): the numbers are on the host, and nothing more is added. Judging may
+       replace the numbers of postponed runs;
     3. closed (:meth:`close`): it holds no tensor of the forward, nothing changes it again, and any
        thread may read it.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.call: ModelCall | None = None  # what the model was called with, while it is open
-        self.caller: Place | None = None  # the user's line that called it
-        self.autocast = False  # it was on where something ran between graphs
-        self.ended: Snapshot | None = None  # its weights then; None before, and where it has none
+        self.call: ModelCall | None = None  # the model's arguments, while the batch is open
+        self.caller: Place | None = None  # the user's line that called the model
+        self.autocast = False  # whether it was on for operations between graphs
+        self.ended: Snapshot | None = None  # its weights at the end; None before, or if none
         self.events: list[Event] = []
-        self.runs: list[GraphRun] = []  # those events that are runs of graphs
+        self.runs: list[GraphRun] = []  # the events that are graph runs
         self.values: list[Value] = []  # measured between graphs
         self.pairs: list[eager.Pair] = []  # their ranges, until they are read
-        self.between: Tensor | None = None  # the same, read: [len(values), 2]
-        self.details: dict[int, Detail] = {}  # of bad ones
-        self.fingerprints: dict[Key, Fingerprint] | None = None  # where they are asked for
+        self.between: Tensor | None = None  # the same once read: [len(values), 2]
+        self.details: dict[int, Detail] = {}  # of bad values
+        self.fingerprints: dict[Key, Fingerprint] | None = None  # if asked for
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
-        # These operations with copies of their operands, and whether anybody wants them.
+        # These operations with copies of their operands, and whether they are wanted.
         self.operations: dict[int, OneOperation] = {}
         self.keeps_operands = False
-        # From which share of lost elements on an operation is told of; None where nobody asks.
+        # The share of lost elements from which on an operation is reported; None if not asked for.
         self.lost_share: float | None = None
-        # Of values that were made between graphs: what was lost, or why nobody can tell.
+        # For values made between graphs: what was lost, or why that is unknown.
         self.lost: dict[int, Lost | str | None] = {}
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
-        self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and of which it has a copy
+        self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and had copied
         self.live = LiveTensors()
         self.modules: list[RunningModule] = []
         self.module_calls = 0
-        self.labels: dict[Key, str] = {}  # names that the user gave to values
-        # The values that leave it, where no module returns any.
+        self.labels: dict[Key, str] = {}  # the user's names for values
+        # The values that leave the batch, if no module returns any.
         self.ends: list[Key] | None = None
-        self.judged_before: set[Key] = set()  # values that another batch has made
-        self.failed: GraphRun | None = None  # the last one that raised; it has no statistics yet
+        self.judged_before: set[Key] = set()  # values that another batch made
+        self.failed: GraphRun | None = None  # the last run that raised; it has no statistics yet
         # The last operation between graphs that raised, and what it raised.
         self.raised: tuple[UncapturedOperation, BaseException] | None = None
-        self.measuring = False  # what runs now is fxguard's own arithmetic
+        self.measuring = False  # whether fxguard's own arithmetic is running
 
     # Graphs.
 
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
-        """Add one run of a graph; ``outputs`` are what it returned, without the statistics."""
+        """Add one run of a graph; ``outputs`` is what it returned, without the statistics."""
         index, live, plan = len(self.events), self.live, run.plan
         args, run.live = run.live, ()
         for position, value in plan.inputs:
@@ -109,7 +109,7 @@ class Batch:
                 run.derived[value] = origin
             if run.args is not None and run.args[position] is not tensor:
                 self.copied[key] = tensor
-        for position, value in plan.buffers:  # what the batch has not written is the model's
+        for position, value in plan.buffers:  # unless the batch wrote them, they are the model's
             if (held := live.key_of(args[position])) is not None:
                 run.inputs[value] = held
         for position, written in plan.written:
@@ -126,7 +126,7 @@ class Batch:
     # Between graphs.
 
     def value_of(self, tensor: Tensor, name: str, role: Role = Role.INPUT) -> Key:
-        """The value that a tensor holds, measured now if nobody has measured it yet."""
+        """The value that a tensor holds, measured now if it has not been measured yet."""
         key = self.live.key_of(tensor)
         if key is not None:
             return key
@@ -168,20 +168,20 @@ class Batch:
         return key
 
     def _measure_closely(self, tensor: Tensor, index: int) -> None:
-        """Measure what takes operations of torch, and describe what is bad."""
+        """Measure a tensor with torch's operations, and describe bad elements."""
         with self.own_arithmetic():
             try:
-                bare = without_levels(tensor)  # it may run under vmap or grad
+                bare = without_levels(tensor)  # this may run under vmap or grad
                 pair = eager.abs_min_max(bare)
                 if bare.is_cpu and not math.isfinite(float(pair[1])):
                     self.details[index] = describe(bare)
-            except Exception:  # a tensor that knows few operations: the model is healthy
+            except Exception:  # a tensor with few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)
 
     @contextlib.contextmanager
     def own_arithmetic(self) -> Iterator[None]:
-        """What runs in here is fxguard's: neither autograd nor an observer sees it."""
+        """Hide fxguard's own arithmetic from autograd and observers."""
         before, self.measuring = self.measuring, True
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -190,11 +190,11 @@ class Batch:
             self.measuring = before
 
     def weight(self, tensor: Tensor, name: str) -> Key:
-        """A weight that was read between graphs: it is measured with the report."""
+        """Add a weight that was read between graphs: it is measured with the report."""
         return self._later(tensor, name, Role.WEIGHT)
 
     def given_later(self, tensor: Tensor, name: str) -> Key:
-        """A tensor that came from a batch that has measured it."""
+        """Add a tensor that came from another batch, which has measured it."""
         return self._later(tensor, name, Role.INPUT)
 
     def _later(self, tensor: Tensor, name: str, role: Role) -> Key:
@@ -207,7 +207,7 @@ class Batch:
         return key
 
     def given_was(self, key: Key, found: Range) -> None:
-        """Note the range of what was given, once the numbers of the batch were read."""
+        """Note the range of a given tensor, once the numbers of the batch were read."""
         assert self.between is not None
         self.between[key.value] = torch.tensor([found.abs_min, found.abs_max])
         self.values[key.value] = replace(self.values[key.value], slot=key.value, note="")
@@ -218,16 +218,16 @@ class Batch:
 
     @property
     def module(self) -> str:
-        """Name of the innermost module that is running outside every graph."""
+        """The name of the innermost module that is running outside every graph."""
         return self.modules[-1].name if self.modules else ""
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Keys of the modules that are running there, the outermost first."""
+        """Keys of the modules that are running outside every graph, the outermost first."""
         return tuple([call.key for call in self.modules]) if self.modules else ()
 
     def add_raised(self, error: BaseException) -> None:
-        """Add the operation between graphs that raised what ended the forward."""
+        """Add the operation between graphs whose exception ended the forward."""
         behind: BaseException | None = error
         while behind is not None and self.raised is not None:
             if behind is self.raised[1]:
@@ -249,7 +249,7 @@ class Batch:
             reference = self.tensors.get(key.value)
             return None if reference is None else reference()
         value = run.plan.values[key.value]
-        if not value.role.is_given:  # a kernel may have made it where nothing is measured
+        if not value.role.is_given:  # a kernel may have made it unmeasured
             return None
         if value.argument is None:
             attribute = nodes.attribute_of(run.graph_module, value.name)
@@ -257,7 +257,7 @@ class Batch:
         return None if run.args is None else run.args[value.argument]
 
     def run_of(self, key: Key) -> GraphRun | None:
-        """The run of a graph that a value belongs to; None for one measured between graphs."""
+        """The graph run that a value belongs to; None if measured between graphs."""
         if key.is_between_graphs:
             return None
         run = self.events[key.event]
@@ -267,7 +267,7 @@ class Batch:
     # The end.
 
     def unmeasured(self) -> int:
-        """How many operations made what could not be measured."""
+        """How many operations made results that could not be measured."""
         between = [] if self.between is None else self.between[:, 1].tolist()
         return sum(event.unmeasured(between) for event in self.events)
 
@@ -276,21 +276,21 @@ class Batch:
         return sum(isinstance(e, UncapturedOperation) and e.counts for e in self.events)
 
     def statistics(self) -> list[Tensor]:
-        """Every number of the batch: one tensor for each graph run, one for what ran between."""
+        """All numbers of the batch: one tensor per graph run, one for operations in between."""
         numbers = [run.numbers for run in self.runs]
         return numbers if self.between is None else [*numbers, self.between]
 
     def is_finite(self) -> bool:
-        """Whether none of them is NaN or inf."""
+        """Whether no number is NaN or inf."""
         if self.between is not None and not eager.are_finite(self.between):
             return False
-        for run in self.runs:  # noqa: SIM110 - a generator costs as much as what it asks
+        for run in self.runs:  # noqa: SIM110 - a generator costs as much as the check
             if not run.is_finite():
                 return False
         return True
 
     def numbers_of(self, event: int) -> Tensor | None:
-        """The numbers of one run of a graph, or of what ran between graphs; None where put off."""
+        """The numbers of a graph run, or of operations between graphs; None if postponed."""
         if event == BETWEEN_GRAPHS:
             return self.between
         run = self.events[event]
@@ -300,11 +300,12 @@ class Batch:
     def read(self) -> None:
         """Bring the numbers to the host: one transfer for each graph, and the only wait.
 
-        They may not stay on the device: a CUDA graph writes its next ones to the same place.
+        They may not stay on the device, because a CUDA graph writes its next numbers to the same
+        place.
 
         Raises:
-            InternalError: when a graph did not return one row for each check of its plan: then no
-                number may be taken for that of another value.
+            InternalError: when a graph did not return one row for each check of its plan, so that
+                numbers could be taken for those of other values.
         """
         for run in self.runs:
             run.read()
@@ -316,16 +317,16 @@ class Batch:
 
     @property
     def postponed(self) -> list[GraphRun]:
-        """The runs of which only what left the graph was measured."""
+        """The runs of which only the graph's outputs were measured."""
         return [run for run in self.runs if run.postponed is not None]
 
     @property
     def repeated(self) -> bool:
-        """Whether each graph that had to run again gave the numbers of its first run."""
+        """Whether each graph that had to run again repeated the numbers of its first run."""
         return all(run.may_repeat for run in self.runs)
 
     def close(self) -> None:
-        """Let go of everything that keeps memory of the forward alive."""
+        """Release everything that keeps memory of the forward alive."""
         for run in self.runs:
             run.close()
         self.failed = None

@@ -1,6 +1,6 @@
-"""The data flow of a batch: the values, operations and frames of all its events in one numbering.
+"""The data flow of a batch: values, operations and frames of all events in one numbering.
 
-Nothing here runs while all is healthy.
+Nothing here runs while the model is healthy.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ __all__ = ["DataFlow", "ranges_of"]
 
 @dataclass(slots=True)
 class DataFlow:
-    """One batch: operations, values and frames, numbered through."""
+    """One batch: operations, values and frames, numbered consecutively."""
 
     batch_number: int
     values: list[Value] = field(default_factory=list)
-    # Of each value; a string says why there is no number.
+    # The range of each value, or why there is none.
     ranges: list[Range | str] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # where each value comes from
-    place: dict[Key, int] = field(default_factory=dict)  # index into `values`, of each key
+    place: dict[Key, int] = field(default_factory=dict)  # index into `values` for each key
     steps: list[Step] = field(default_factory=list)  # in order of execution
     frames: list[FramePlan] = field(default_factory=list)  # in order of display
     results: list[int] = field(default_factory=list)  # values that the model returned
-    # Values that left the model: those, and what it wrote to inputs and buffers.
+    # Values that left the model: the results, and values written to inputs and buffers.
     reached: list[int] = field(default_factory=list)
-    labels: Mapping[Key, str] = field(default_factory=dict)  # names that the user gave to values
+    labels: Mapping[Key, str] = field(default_factory=dict)  # the user's names for values
 
     def add_value(self, key: Key, value: Value, found: Range | str) -> None:
-        """Number one more value."""
+        """Add and number one value."""
         self.place[key] = len(self.values)
         self.values.append(value)
         self.ranges.append(found)
         self.keys.append(key)
 
     def add_caller(self, caller: Source) -> None:
-        """Give operations that torch alone has lines of the line that called the model."""
+        """Give operations with lines only in torch the line that called the model."""
         self.steps = [s if s.source else replace(s, source=caller) for s in self.steps]
         self.frames = [
             frame if frame.source or frame.step is None else replace(frame, source=caller)
@@ -51,7 +51,7 @@ class DataFlow:
         ]
 
     def drop_frames_without_numbers(self) -> None:
-        """Drop the frames of branches that were not taken, and of bodies not looked into."""
+        """Drop the frames of branches that were not taken, and of bodies that were not examined."""
         self.frames = [frame for frame in self.frames if self._has_run(frame)]
 
     def _has_run(self, frame: FramePlan) -> bool:
@@ -59,7 +59,7 @@ class DataFlow:
         return NOTES[NOT_RUN] not in found and LATER not in found
 
     def show_step(self, index: int) -> None:
-        """Give an operation a frame that has none of its own, such as one that joins parts."""
+        """Give a frame to an operation without one, such as one that joins parts."""
         if any(frame.step == index for frame in self.frames):
             return
         step = self.steps[index]
@@ -83,8 +83,8 @@ def ranges_of(plan: Plan, statistics: Tensor) -> list[Range | str]:
     """The range of each value of a plan, or why there is none.
 
     Args:
-        plan: of a graph.
-        statistics: what one run of the graph measured, shape ``[len(plan.checks), 2]``.
+        plan: the plan of a graph.
+        statistics: the numbers of one run of the graph, shape ``[len(plan.checks), 2]``.
     """
     numbers = statistics.tolist()
     return [

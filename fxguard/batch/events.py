@@ -1,4 +1,4 @@
-"""What happens in a batch: a graph runs, an operation runs between graphs, a module returns."""
+"""The events of a batch: a graph runs, an operation runs between graphs, a module returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LookAgain = Callable[["GraphRun"], Mapping[int, Range | str]]
 
 
 class Event:
-    """What each kind of event answers, once the numbers of its batch were read."""
+    """The interface of events, for use once the numbers of their batch were read."""
 
     __slots__ = ()
 
@@ -41,20 +41,20 @@ class Event:
         """Add its values, operations and frames to the data flow of the batch.
 
         Args:
-            flow: with all events before this one.
-            index: of this event in the batch.
+            flow: the data flow with all earlier events.
+            index: index of this event in the batch.
             look_again: see :func:`fxguard.batch.assemble.assemble`.
         """
         raise NotImplementedError
 
     def frame_count(self, of_operations: bool) -> int:
-        """How many frames it has at least; with those of operations, or of modules alone."""
+        """How many frames it has at least, with or without those of operations."""
         raise NotImplementedError
 
     def identity(self) -> Hashable | None:
-        """What two batches with the same event have in common, numbers aside.
+        """A key that is equal for equal events of two batches, whatever their numbers.
 
-        None where a verdict depends on more than that.
+        None if a verdict depends on more than that.
         """
         return None
 
@@ -63,7 +63,7 @@ class Event:
         return set()
 
     def unmeasured(self, between: Sequence[float]) -> int:
-        """How many operations made what could not be measured.
+        """How many operations made results that could not be measured.
 
         Args:
             between: the largest magnitude of each value of ``Batch.values``.
@@ -71,11 +71,11 @@ class Event:
         return 0
 
     def suspects(self, flow: DataFlow, index: int, read: Collection[int]) -> list[Key]:
-        """Values that may be why the forward raised.
+        """Values that may be the reason why the forward raised.
 
         Args:
-            flow: of the batch.
-            index: of this event in the batch.
+            flow: the data flow of the batch.
+            index: index of this event in the batch.
             read: values of the flow that some operation has read.
         """
         return []
@@ -83,12 +83,12 @@ class Event:
 
 @dataclass(slots=True)
 class Postponed:
-    """The statistics of a run of which only what left the graph was measured."""
+    """The postponed statistics of a run of which only the graph's outputs were measured."""
 
-    values: tuple[int, ...]  # of the plan: what left the graph
-    leaving: Any  # their ranges, as they were measured; gathered once they are read
+    values: tuple[int, ...]  # values of the plan that left the graph
+    leaving: Any  # their ranges as measured; gathered once read
     ways: Callable[[], Iterable[Callable[..., Any]]]  # checked forms of the graph, best first
-    # Of the plan: what inputs held before the graph wrote them, where no copy was made.
+    # Values of the plan that uncopied inputs held before the graph wrote them.
     overwritten: tuple[int, ...] = ()
 
 
@@ -96,38 +96,37 @@ class Postponed:
 class GraphRun(Event):
     """One run of a captured graph.
 
-    Made by the backend that runs the graph, which also sets ``measured``.
+    The backend that runs the graph creates it and sets ``measured``.
     :class:`~fxguard.batch.batch.Batch` links it to earlier events (``inputs``, ``derived``), brings
     its numbers to the host, and drops ``args`` and ``random_state`` at the end.
-    :mod:`fxguard.rerun.whole_graph` replaces ``plan`` and ``statistics`` together, once, where they
-    were put off. All of this happens in the thread of the batch.
+    :mod:`fxguard.rerun.whole_graph` replaces ``plan`` and ``statistics`` together, once, if they
+    were postponed. All of this happens in the thread of the batch.
     """
 
     plan: Plan
     graph_module: GraphModule  # as it was captured, without checks
     measured: eager.Numbers  # by the checks of the plan
-    # What it ran on, with copies of what it wrote; None once the batch is closed.
+    # Its arguments, with copies of those that it wrote; None once the batch is closed.
     args: tuple[Any, ...] | None
-    random_state: RandomState | None  # before the run, where the graph draws random numbers
+    random_state: RandomState | None  # before the run, if the graph draws random numbers
     names: tuple[str, str]  # the module it was captured in, and the one it ran in
-    calls: tuple[str, ...]  # calls of modules around it that no graph knows of
-    live: tuple[Any, ...] = ()  # the arguments themselves, until the batch has linked them
+    calls: tuple[str, ...]  # module calls around it that no graph contains
+    live: tuple[Any, ...] = ()  # the original arguments, until the batch has linked them
     inputs: dict[int, Key] = field(default_factory=dict)  # values made by an earlier event
     derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
-    # Where the graph raised: the values that the operation which raised had read.
+    # If the graph raised, the values that the raising operation had read.
     stopped_at: tuple[int, ...] = ()
-    raised: FramePlan | None = None  # that operation
-    postponed: Postponed | None = None  # what to do when the statistics are asked for
-    # False: a second run would not begin as it did, or gave other numbers. None is asked then.
+    raised: FramePlan | None = None  # the raising operation
+    postponed: Postponed | None = None  # how to get the statistics when they are needed
+    # False: a second run would start differently, or gave other numbers; then none is made.
     may_repeat: bool = True
-    is_compiled: bool = False  # what ran was made of the captured graph by a compiler
-    # How often each item of `args` had been written before the run, as `version_of` has it; None
-    # where nobody will ask.
+    is_compiled: bool = False  # whether a compiled form of the captured graph ran
+    # The `version_of` each item of `args` before the run; None if it will not be needed.
     versions: tuple[int | None, ...] | None = None
 
     @property
     def statistics(self) -> Tensor:
-        """The same as a tensor, of shape ``[len(plan.checks), 2]``. A healthy batch needs none."""
+        """The numbers as a tensor, ``[len(plan.checks), 2]``. A healthy batch needs none."""
         self.measured = statistics = eager.as_tensor(self.measured)
         return statistics
 
@@ -137,23 +136,23 @@ class GraphRun(Event):
 
     @property
     def numbers(self) -> Tensor:
-        """What was measured: the statistics, or those of what left the graph."""
+        """The measured numbers: the statistics, or those of the graph's outputs."""
         if self.postponed is None:
             return self.statistics
         return eager.as_tensor(self.postponed.leaving)
 
     def is_finite(self) -> bool:
-        """Whether nothing that was measured is NaN or inf, once the numbers were read."""
+        """Whether no measured number is NaN or inf, once the numbers were read."""
         numbers = self.measured if self.postponed is None else self.postponed.leaving
         return (
             native.all_finite(numbers) if type(numbers) is bytearray else eager.are_finite(numbers)
         )
 
     def writes(self, index: int) -> Iterator[tuple[Key, Key | None]]:
-        """What it wrote of what it was given: before, and when it ended.
+        """Inputs that it wrote, as pairs: the value before the run, and at its end.
 
         Args:
-            index: of this event in its batch.
+            index: index of this event in its batch.
         """
         entered = {value.argument: local for local, value in enumerate(self.plan.values)}
         for position, written in self.plan.written:
@@ -170,12 +169,12 @@ class GraphRun(Event):
             self.measured = _on_host(self.measured, len(self.plan.checks))
 
     def close(self) -> None:
-        """Let go of what it ran on: no further run can be made."""
+        """Release its arguments, so that it cannot run again."""
         self.args = None
         self.random_state = None
 
     def running_name(self, name: str) -> str:
-        """The module that runs in place of one that the graph was captured with.
+        """The name of the module that runs in place of one that the graph was captured with.
 
         A graph captured in one module may run for another of the same class.
         """
@@ -191,7 +190,7 @@ class GraphRun(Event):
         if look_again is not None and self.plan.later:
             for local, found in look_again(self).items():
                 ranges[local] = found
-        place: list[int] = []  # in the flow, of each value of the plan
+        place: list[int] = []  # in the flow, for each value of the plan
         for local, (value, found) in enumerate(zip(self.plan.values, ranges, strict=True)):
             key = Key(index, local)
             if local in self.inputs:
@@ -258,7 +257,7 @@ class GraphRun(Event):
         return sum(not lacking.isdisjoint(step.outputs) for step in steps)
 
     def suspects(self, flow: DataFlow, index: int, read: Collection[int]) -> list[Key]:
-        # What the graph returned to Python, or what the operation that raised had read.
+        # What the graph returned to Python, or what the raising operation had read.
         values = self.stopped_at or self.plan.outputs
         return [Key(index, value) for value in values if value is not None]
 
@@ -271,8 +270,8 @@ class UncapturedOperation(Event):
     module: str
     calls: tuple[str, ...]
     place: Place | None  # the user's line
-    inputs: list[tuple[str, Key]]  # with their labels
-    outputs: list[tuple[str, Key]]  # likewise; none where it raised
+    inputs: list[tuple[str, Key]]  # label and key
+    outputs: list[tuple[str, Key]]  # likewise; empty if it raised
     framed: bool
     infinite_literal: bool = False
     limit_literal: bool = False
@@ -347,11 +346,11 @@ class UncapturedOperation(Event):
 
 
 class ModuleRow(NamedTuple):
-    """What a module received or returned."""
+    """One item that a module received or returned."""
 
     label: str
-    key: Key | None  # None where it is no tensor
-    note: str  # what it is instead
+    key: Key | None  # None if it is not a tensor
+    note: str  # what it is if not a tensor
 
 
 @dataclass(slots=True)
@@ -371,7 +370,7 @@ class ModuleReturn(Event):
         flow.frames.append(FramePlan(self.name, self.kind, False, rows, calls=self.calls))
 
     def frame_count(self, of_operations: bool) -> int:
-        # Among operations it may replace the frame of its one operation.
+        # Among operations, it may replace the frame of its only operation.
         return int(not of_operations or not self.calls)
 
     def identity(self) -> Hashable | None:
@@ -379,7 +378,7 @@ class ModuleReturn(Event):
 
 
 def _on_host(numbers: eager.Numbers, count: int) -> eager.Numbers:
-    """Numbers in the memory of the host, of so many values."""
+    """The numbers of a given count of values, in host memory."""
     if type(numbers) is bytearray and len(numbers) == count * eager.ROW:
         return numbers
     found = eager.as_tensor(numbers).cpu()
@@ -388,6 +387,6 @@ def _on_host(numbers: eager.Numbers, count: int) -> eager.Numbers:
 
 
 def expect_rows(numbers: Tensor, count: int) -> None:
-    """Raise where there is not one row of numbers for each value that was measured."""
+    """Raise unless there is one row of numbers for each measured value."""
     if numbers.shape != (count, 2):
         raise InternalError(f"{tuple(numbers.shape)} numbers were measured for {count} values")

@@ -1,4 +1,4 @@
-"""Fingerprints that a batch has noted, for the rows of its frames."""
+"""The fingerprints of a batch, for the rows of its frames."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Fingerprints"]
 
 @dataclass(slots=True)
 class Fingerprints:
-    """The fingerprints of one batch, while its frames are put together.
+    """The fingerprints of one batch while its frames are assembled.
 
-    Weights and buffers are at hand then, and each is read once.
+    Weights and buffers are available then, and each is read once.
     """
 
     of_values: Mapping[int, Fingerprint]  # by index into the values of the data flow
@@ -29,10 +29,10 @@ class Fingerprints:
     def in_flow(
         cls, flow: DataFlow, noted: Mapping[Key, Fingerprint] | None
     ) -> Fingerprints | None:
-        """Those that were noted, by value of the data flow; None where nobody has asked for any.
+        """The noted fingerprints, by value of the data flow; None if none were asked for.
 
-        A value that one graph has made and another one has read was noted twice: the first is
-        taken that has numbers.
+        A value that one graph made and another one read was noted twice: the first one with numbers
+        is taken.
         """
         if noted is None:
             return None
@@ -48,7 +48,7 @@ class Fingerprints:
         return row if row.abs_max is None else replace(row, fingerprint=self.of_values.get(value))
 
     def of_tensor(self, row: Row, tensor: Tensor) -> Row:
-        """The same for a tensor that is at hand."""
+        """The same for a tensor in memory."""
         if row.abs_max is None:
             return row
         if id(tensor) not in self.of_tensors:

@@ -1,4 +1,4 @@
-"""Frames with their numbers: planned rows, and the range of each value, to what a report shows."""
+"""Turns planned rows and the ranges of values into frames with numbers, for reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["FrameView", "frames_of", "render", "row_of"]
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """Which frames of a batch are shown, and with which model."""
+    """Which frames of a batch to show, and with which model."""
 
     model: Module | None = None  # for the rows of weights and buffers
-    of_operations: bool = True  # False: frames of modules only
-    phase: str = "forward"  # of what is shown
+    of_operations: bool = True  # False: only frames of modules
+    phase: str = "forward"  # of the frames
 
     def shows(self, frame: FramePlan) -> bool:
         """Whether a frame is shown."""
@@ -48,7 +48,7 @@ class FrameView:
         Args:
             flow: the data flow of the batch.
             position: the frame's index in it.
-            index: its place among those that are shown.
+            index: its place among the shown frames.
             unlike: see :func:`render`.
             prints: likewise.
         """
@@ -60,9 +60,9 @@ def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> li
     """The frames of one run of a graph that :func:`fxguard.insert_checks` made.
 
     Args:
-        plan: what ``insert_checks`` returned.
+        plan: the plan that ``insert_checks`` returned.
         statistics: the second output of the graph, shape ``[len(plan.checks), 2]``.
-        model: the model that the graph was made of, for the rows of weights and buffers.
+        model: the model of the graph, for the rows of weights and buffers.
     """
     ranges = ranges_of(plan, statistics)
     return [render(frame, plan.values, ranges, model) for frame in plan.frames]
@@ -80,12 +80,12 @@ def render(
 
     Args:
         frame: the frame.
-        values: what its rows refer to.
+        values: the values that its rows refer to.
         ranges: the range of each value.
-        model: for the rows of weights and buffers, which no graph measures.
-        unlike: says of one of those why it may no longer be what it was in the batch; "" where it
-            still is. They all are where it is not given.
-        prints: the fingerprints of the values; None where rows have none.
+        model: the model, for the rows of weights and buffers, which no graph measures.
+        unlike: says why a weight or buffer may have changed since the batch; "" if it has not. If
+            not given, none has.
+        prints: the fingerprints of the values; None if rows have none.
     """
 
     def standing_row(label: str, tensor: Tensor) -> Row:
@@ -121,7 +121,7 @@ def parameter_rows(
     standing_row: Callable[[str, Tensor], Row],
     measured_row: Callable[[str, int, str], Row],
 ) -> list[Row]:
-    """The rows of a module's own parameters: what the graph measured, where FSDP gathered them."""
+    """The rows of a module's own parameters; under FSDP, as measured in the graph."""
     parameters = dict(module.named_parameters(recurse=False))
     measured = {}
     if any(map(traceable.inside, parameters.values())):
@@ -141,7 +141,7 @@ def parameter_rows(
 
 
 def _at(model: Module | None, name: str) -> Any:
-    """The submodule, parameter or buffer of a qualified name, None where there is none."""
+    """The submodule, parameter or buffer with a qualified name; None if there is none."""
     value: Any = model
     for part in filter(None, name.split(".")):
         value = getattr(value, part, None)
@@ -149,7 +149,7 @@ def _at(model: Module | None, name: str) -> Any:
 
 
 def row_of(label: str, tensor: Tensor) -> Row:
-    """A row for a tensor that is at hand."""
+    """A row for a tensor in memory."""
     return row_with(label, range_of(tensor), dtype_of(tensor))
 
 

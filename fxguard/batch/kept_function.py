@@ -1,6 +1,6 @@
-"""Autograd functions outside every graph: what comes into their backward, and what comes out of it.
+"""Autograd functions outside every graph: the gradients into and out of their backward.
 
-No mode sees them applied, so they are on no tape. What they made is: it has their node of autograd.
+No mode sees them applied, so they are on no tape. Their results are, with the autograd node.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from fxguard.records import GRADIENT, Row, Source
 
 __all__ = ["FunctionHook", "KeptFunction", "keep_functions"]
 
-HEARD = "fxguard.heard"  # in the metadata of nodes, with who listens to them
+HEARD = "fxguard.heard"  # key in the metadata of nodes, for their listener
 
 
 @dataclass(slots=True, eq=False)
 class KeptFunction:
-    """One application of a function, in the backward that runs now."""
+    """One application of a function in the backward that is running."""
 
     kind: type[torch.autograd.Function]
     batch_number: int
-    # Label, numbers and dtype of each gradient; nobody has waited for the numbers yet.
+    # Label, numbers and dtype of each gradient; the numbers may still be on their way.
     incoming: list[tuple[str, eager.Pair, str]] = field(default_factory=list)
     handed_back: list[tuple[str, eager.Pair, str]] = field(default_factory=list)
 
     @property
     def source(self) -> Source | None:
-        """Where its backward is written."""
+        """The source line of its backward."""
         return source_of_method(self.kind.backward)
 
     def rows(self) -> tuple[list[Row], list[Row]]:
-        """Of the gradients that came in, and of those that it handed back."""
+        """The rows of the incoming gradients, and of the returned ones."""
         incoming, handed_back = (
             [
                 row_with(label, traceable.decode(float(low), float(high)), dtype)
@@ -55,15 +55,15 @@ class KeptFunction:
 def keep_functions(
     tensor: Tensor, batch_number: int, arrived: Callable[[KeptFunction], object]
 ) -> Iterator[Any]:
-    """Listen to the functions that have made a tensor, if any.
+    """Listen to the functions that made a tensor, if any.
 
     Args:
-        tensor: that has been made of what the model returned, or between its graphs.
-        batch_number: of that batch.
-        arrived: called in the backward, when a function has handed gradients back.
+        tensor: computed from outputs of the model, or between its graphs.
+        batch_number: number of the batch.
+        arrived: called in the backward when a function has returned gradients.
 
     Yields:
-        The nodes of those that it did not listen to before.
+        The nodes of functions that were not listened to before.
     """
     for node in functions_behind(tensor.grad_fn):
         kind, metadata = function_of(node), metadata_of(node)
@@ -76,7 +76,7 @@ def keep_functions(
 
 @dataclass(slots=True, eq=False)
 class FunctionHook:
-    """A hook of autograd's that runs when a function has handed gradients back."""
+    """An autograd hook that runs when a function has returned gradients."""
 
     kept: KeptFunction
     arrived: Callable[[KeptFunction], object]

@@ -1,4 +1,4 @@
-"""What one run of a graph leaves for its backward: its inputs, and the gradients that came in."""
+"""What is kept of a graph run for its backward: its inputs, and the incoming gradients."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ __all__ = [
     "versions_of",
 ]
 
-LOSS = 1 << 30  # in place of the index of an event: a loss comes after all of them
+LOSS = 1 << 30  # the event index of a loss, which comes after all events
 
 
 class Kept(Protocol):
-    """What is kept for a backward."""
+    """Something that is kept for a backward."""
 
     batch_number: int
     index: int  # of the event in its batch
     incoming: dict[int, Tensor]
 
     def came_in(self, position: int, gradient: Tensor) -> None:
-        """A gradient has come to an output."""
+        """Called when a gradient has reached an output."""
 
     def let_go(self) -> None:
-        """A backward has ended."""
+        """Called when a backward has ended."""
 
 
 Arrived = Callable[[Kept], object]
@@ -55,31 +55,31 @@ Arrived = Callable[[Kept], object]
 
 @dataclass(slots=True, eq=False)
 class KeptRun:
-    """A run of a graph whose backward has yet to come.
+    """A graph run whose backward is still to come.
 
-    The hooks on what the graph returned own it: it dies with the autograd graph.
+    The hooks on the graph's outputs own it, so it dies with the autograd graph.
     """
 
-    event: GraphRun  # of its batch, which ends with the forward
+    event: GraphRun  # in its batch, which ends with the forward
     batch_number: int
     index: int  # of the event in its batch
-    args: tuple[Any, ...]  # what the graph ran on; weak references once a backward has ended
+    args: tuple[Any, ...]  # the arguments of the graph; weak references once a backward has ended
     random_state: RandomState | None
-    versions: tuple[int | None, ...]  # of the arguments, when the graph had run
-    restore_settings: Callable[[], None]  # those of torch under which it ran
-    # By position among the outputs, in the backward that runs now.
+    versions: tuple[int | None, ...]  # of the arguments after the run
+    restore_settings: Callable[[], None]  # restores the torch settings of the run
+    # Incoming gradients by position among the outputs, in the current backward.
     incoming: dict[int, Tensor] = field(default_factory=dict)
-    # In place of what came from inside of the graph: nothing of it is kept alive.
+    # Samples of gradients from inside the graph, which are not kept alive.
     samples: dict[int, Tensor] = field(default_factory=dict)
-    # Whether those hold what came from inside of the graph, too: an output that another one is made
-    # of gets gradients from both sides. A compiled graph is one node of autograd.
+    # Whether these gradients include those from inside the graph: an output that another output
+    # depends on gets gradients from both sides. A compiled graph is one node of autograd.
     are_sums: bool = True
-    # Large outputs to the losses that are made of them.
+    # Large outputs to the losses that depend on them.
     inner: Mapping[int, Collection[int]] = field(default_factory=dict)
-    of_tape: bool = False  # what ran is no captured graph
+    of_tape: bool = False  # True if it is not a run of a captured graph
 
     def came_in(self, position: int, gradient: Tensor) -> None:
-        """A gradient has come to an output; perhaps from a loss, whose own is there already."""
+        """Note a gradient that reached an output, maybe from a loss whose own gradient is known."""
         from_loss = any(loss in self.incoming for loss in self.inner.get(position, ()))
         if from_loss and is_plain(gradient):
             self.samples[position] = sample_of(gradient)
@@ -87,9 +87,9 @@ class KeptRun:
             self.incoming[position] = gradient.detach()
 
     def let_go(self) -> None:
-        """A backward has ended: keep nothing alive that nobody else needs.
+        """Called when a backward has ended: keep nothing alive that nobody else needs.
 
-        Another one may follow, through a graph that was retained.
+        Another backward may follow through a retained graph.
         """
         self.incoming.clear()
         self.samples.clear()
@@ -101,17 +101,17 @@ class KeptRun:
         self.args = tuple(args)
 
     def _arguments(self) -> tuple[Any, ...] | None:
-        """What the graph ran on; None where some of it is gone."""
+        """The arguments of the graph; None if some of them are gone."""
         args = tuple(x() if isinstance(x, weakref.ref) else x for x in self.args)
         return None if any(x is None for x in args) else args
 
     def is_unchanged(self) -> bool:
-        """Whether nobody has written its arguments since."""
+        """Whether nobody has written its arguments since the run."""
         args = self._arguments()
         return args is not None and versions_of(args) == self.versions
 
     def freed_weights(self) -> list[str]:
-        """The names of weights that the graph read and that FSDP has freed since."""
+        """The names of weights that the graph read and that FSDP has since freed."""
         args = self._arguments()
         if args is None:
             return []
@@ -124,7 +124,7 @@ class KeptRun:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Torch's settings as they were in the forward, autocast among them."""
+        """Torch's settings as in the forward, including autocast."""
         restore = settings_now()
         try:
             self.restore_settings()
@@ -133,26 +133,26 @@ class KeptRun:
             restore()
 
     def opened(self) -> GraphRun:
-        """The run as it was before its batch was closed: it can run again."""
+        """The run as it was before its batch was closed, so that it can run again."""
         return replace(self.event, args=self._arguments(), random_state=self.random_state)
 
 
 def keep(
     run: GraphRun, outputs: Sequence[Any], batch_number: int, index: int, arrived: Arrived
 ) -> KeptRun | None:
-    """Keep what a second run needs, and listen to the gradients of what the graph returned.
+    """Keep what a second run needs, and listen to the gradients of the graph's outputs.
 
-    The nodes of autograd are hooked, not the tensors: users do not see it.
+    The autograd nodes are hooked, not the tensors, so users do not see the hooks.
 
     Args:
-        run: of the graph, which has returned.
+        run: a graph run that has returned.
         outputs: what it returned.
-        batch_number: of the batch that it is a part of.
-        index: of the event in that batch.
-        arrived: called in the backward, when gradients have come in.
+        batch_number: number of its batch.
+        index: index of the event in that batch.
+        arrived: called in the backward when gradients have come in.
 
     Returns:
-        None where nothing that it has made requires a gradient.
+        None if none of its results requires a gradient.
     """
     hooked = {
         position: output
@@ -165,7 +165,7 @@ def keep(
         return None
     args = run.args
     assert args is not None
-    positions: dict[Any, list[int]] = {}  # node of autograd to outputs
+    positions: dict[Any, list[int]] = {}  # autograd node to outputs
     for position, output in hooked.items():
         positions.setdefault(output.grad_fn, []).append(position)
     are_sums = not any(map(_is_compiled, positions))
@@ -187,17 +187,17 @@ def keep(
 
 
 def _is_compiled(node: Any) -> bool:
-    """Whether a node of autograd is a graph that AOTAutograd has compiled, or a view of that."""
+    """Whether an autograd node is a graph compiled by AOTAutograd, or a view of one."""
     before = [function for function, _ in node.next_functions[:1]]
     return any(type(each).__name__ == "CompiledFunctionBackward" for each in (node, *before))
 
 
 @dataclass(slots=True, eq=False)
 class KeptTape:
-    """Operations outside every graph that have made a tensor."""
+    """The operations outside every graph that made a tensor."""
 
     tape: Tape
-    root: int  # number of that tensor on it
+    root: int  # number of the tensor on the tape
     batch_number: int
     index: int
     incoming: dict[int, Tensor] = field(default_factory=dict)
@@ -210,14 +210,14 @@ class KeptTape:
 
 
 def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: Arrived) -> None:
-    """The same for a tensor that operations on a tape have made.
+    """The same for a tensor that was made by operations on a tape.
 
     Args:
-        tape: with these operations.
-        root: what a gradient may come to from elsewhere.
-        batch_number: of the last batch that it is made in.
-        index: of the last event before it.
-        arrived: as above.
+        tape: records these operations.
+        root: a tensor that may receive a gradient from elsewhere.
+        batch_number: number of the last batch that it depends on.
+        index: index of the last event before it.
+        arrived: as for :func:`keep`.
     """
     number = tape.number_of(root)
     if number is not None and root.grad_fn is not None:
@@ -227,7 +227,7 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
 def keep_tape_before(
     tape: Tape, node: Any, batch_number: int, index: int, arrived: Arrived
 ) -> None:
-    """The same for what was given to a node of autograd, as far as it is on the tape."""
+    """The same for the inputs of an autograd node, as far as they are on the tape."""
     for before, output in node.next_functions:
         number = None if before is None else tape.number_at(before, output)
         if number is not None:
@@ -244,10 +244,10 @@ def _keep_tape(
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """A hook of autograd's on what made something that is kept for the backward."""
+    """An autograd hook on the node of something that is kept for the backward."""
 
     kept: Kept
-    numbers: Sequence[tuple[int, int]]  # of the node's outputs, and what came_in calls them
+    numbers: Sequence[tuple[int, int]]  # output of the node, and its position for came_in
     arrived: Arrived
 
     def __call__(self, gradients: Sequence[Tensor | None]) -> None:
@@ -266,8 +266,8 @@ def _let_go(value: Any) -> Any:
 
 
 def versions_of(values: Sequence[Any]) -> tuple[int | None, ...]:
-    """How often each tensor of some arguments was written."""
+    """How often each tensor among some arguments was written."""
     try:
         return tuple(map(VERSION, values))
-    except (AttributeError, RuntimeError):  # no tensor, or one of inference mode
+    except (AttributeError, RuntimeError):  # not a tensor, or an inference tensor
         return tuple(version_of(x) if isinstance(x, Tensor) else None for x in values)

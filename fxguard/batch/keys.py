@@ -1,4 +1,4 @@
-"""Which value of a batch: the event that it belongs to, and its place there."""
+"""Keys of the values of a batch: the event of a value, and its index there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BETWEEN_GRAPHS = -1
 class Key(NamedTuple):
     """One value of a batch."""
 
-    event: int  # index into Batch.events of the graph run that has it, or BETWEEN_GRAPHS
+    event: int  # index into Batch.events of its graph run, or BETWEEN_GRAPHS
     value: int  # index into the values of that run's plan; between graphs into Batch.values
 
     @property
     def is_between_graphs(self) -> bool:
-        """Whether it was measured outside every graph."""
+        """Whether the value was measured outside every graph."""
         return self.event == BETWEEN_GRAPHS

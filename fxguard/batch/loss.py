@@ -34,35 +34,35 @@ from fxguard.records import Range, Role, Severity
 
 __all__ = ["BACKWARDS", "Loss", "Owner"]
 
-BACKWARDS = frozenset({Tensor.backward, torch.autograd.grad})  # what begins one
+BACKWARDS = frozenset({Tensor.backward, torch.autograd.grad})  # functions that begin one
 
 # Attributes of a tensor that are views of it.
 VIEWS = frozenset(
     getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag", "data")
 )
 NESTED = (tuple, list, dict)
-GIVEN = "fxguard.given"  # in the metadata of nodes of autograd that made outputs of models
-FRAMES_TO_SCALER = 8  # of fxguard, at most, between a GradScaler's line and ours
+GIVEN = "fxguard.given"  # key in the metadata of autograd nodes of models' outputs
+FRAMES_TO_SCALER = 8  # of fxguard, at most, between a GradScaler's frame and ours
 
 
 class Owner(Protocol):
-    """Whose outputs a loss is made of."""
+    """The owner of outputs that a loss is computed from."""
 
     def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
-        """Gradients may come to these parts of a loss, and from there to the owner's weights."""
+        """Called when gradients may reach these parts of a loss, and then the owner's weights."""
 
     def loss_graph_ran(self, loss: Loss, run: GraphRun, outputs: Sequence[Any]) -> None:
-        """A graph of a loss has returned, to which gradients may come."""
+        """Called when a graph of a loss has returned; gradients may reach it."""
 
     def judge_loss(self, loss: Loss) -> None:
-        """Say what is wrong with a loss. What this raises comes out of ``backward()``."""
+        """Report what is wrong with a loss. Its exceptions come out of ``backward()``."""
 
 
 class Loss:
-    """What was computed from the outputs of one or several calls, as a batch of its own.
+    """Everything computed from the outputs of one or several calls, as its own batch.
 
     Args:
-        number: of the batch whose outputs it begins with.
+        number: number of the batch whose outputs it begins with.
     """
 
     def __init__(self, number: int) -> None:
@@ -70,12 +70,12 @@ class Loss:
         self.weights: ChainMap[int, tuple[Role, str]] = ChainMap()
         self.forward = ActiveForward(self.batch, {}, self.weights, None)
         self.tape = Tape(self.weights)
-        self.owners: list[Owner] = []  # the last to return last
-        self.roots: Sequence[Tensor] = ()  # what a backward that comes begins with
-        self.token = object()  # marks what it begins with, in metadata of autograd's nodes
+        self.owners: list[Owner] = []  # in the order of their returns
+        self.roots: Sequence[Tensor] = ()  # tensors that the next backward begins with
+        self.token = object()  # marks its first tensors in the metadata of autograd nodes
         self.has_ended = False  # a backward has begun since the last output was added
-        self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that have scaled it
-        # What guarded models have returned: the batch that made it, and its label there.
+        self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # those that scaled it
+        # Outputs of guarded models: the batch that made each, and its label there.
         self.given: dict[Key, tuple[Batch, str]] = {}
 
     def add(
@@ -85,13 +85,13 @@ class Loss:
         tensors: Mapping[int, tuple[Role, str]],
         owner: Owner,
     ) -> None:
-        """A guarded model has returned what a backward may begin from.
+        """Called when a guarded model has returned outputs that a backward may begin from.
 
         Args:
             made_in: its batch, which has ended.
-            outputs: what it returned, with labels.
+            outputs: its outputs, with labels.
             tensors: id of a parameter or buffer to its role and qualified name.
-            owner: of the model.
+            owner: the model's owner.
         """
         self.owners = [*(each for each in self.owners if each is not owner), owner]
         self.batch.number = made_in.number
@@ -99,7 +99,7 @@ class Loss:
         if made_in.fingerprints is not None and self.batch.fingerprints is None:
             self.batch.fingerprints = {}
         if not any(known is tensors for known in self.weights.maps):
-            self.weights.maps.append(tensors)  # type: ignore[arg-type] # nobody writes it
+            self.weights.maps.append(tensors)  # type: ignore[arg-type] # it is not written
         for label, tensor in outputs:
             key = self.batch.given_later(tensor, label)
             self.given[key] = made_in, label
@@ -108,10 +108,10 @@ class Loss:
                 metadata_of(tensor.grad_fn).setdefault(GIVEN, set()).add(self.token)
 
     def may_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-        """Whether :meth:`is_read_by` is worth a look: most that a script calls is not."""
+        """Whether :meth:`is_read_by` is worth calling: for most calls of a script it is not."""
         known, weights = self.batch.live.ids, self.weights
         name = getattr(func, "__name__", "")
-        if name == "__get__":  # as of the gradient of a weight
+        if name == "__get__":  # such as of a weight's gradient
             return func in VIEWS
         if name == "__set__":
             return id(args[0]) in known
@@ -123,9 +123,9 @@ class Loss:
         return False
 
     def is_read_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call reads what it is made of."""
+        """Whether a call reads a part of the loss."""
         live = self.batch.live
-        # What comes after a backward, as an optimizer's step, may read weights, and is no loss.
+        # Code after a backward, such as an optimizer's step, may read weights and is no loss.
         weights = {} if self.has_ended else self.weights
         return any(
             isinstance(argument, Tensor)
@@ -134,17 +134,17 @@ class Loss:
         )
 
     def is_of(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer holds a weight of the models that it is made with."""
+        """Whether an optimizer holds a weight of the models behind the loss."""
         groups = optimizer.param_groups
         return any(id(weight) in self.weights for group in groups for weight in group["params"])
 
     def differentiate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``torch.autograd.grad``: a loss may go on with what it returns."""
+        """Run ``torch.autograd.grad``, whose result may be a part of the loss."""
         return self._observed(None, func, args, kwargs)
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation that belongs to it."""
-        # A view, and a loss times the scale of a GradScaler, are what they are made of.
+        """Run one operation that belongs to the loss."""
+        # A view, and a loss scaled by a GradScaler, count as the original tensor.
         scaler = scaler_that_calls(func)
         if scaler is not None:
             self.scalers.add(scaler)
@@ -170,7 +170,7 @@ class Loss:
             active.here.forward = before
 
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
-        """A compiled function of the script has run, as a graph."""
+        """Called when a compiled function of the script has run, as a graph."""
         read = [x for x in run.live if isinstance(x, Tensor)]
         for owner in self.owners:
             owner.loss_comes(self, [x for x in read if x.requires_grad])
@@ -178,7 +178,7 @@ class Loss:
         self.batch.graph_ran(run, outputs)
 
     def backward_comes(self, roots: Sequence[Tensor]) -> None:
-        """A backward is about to begin with these tensors."""
+        """Called when a backward is about to begin with these tensors."""
         self.roots = roots
         try:
             for owner in self.owners:
@@ -192,8 +192,8 @@ class Loss:
         """The batch with its numbers; more may be added to it afterwards.
 
         Args:
-            given: whether those of what models have returned are among them in any case; else
-                only where something is not finite.
+            given: whether to always include the numbers of the models' outputs; if not, only if
+                something is not finite.
         """
         batch, live = self.batch, self.batch.live
         batch.ends = [key for root in self.roots if (key := live.key_of(root)) is not None]
@@ -207,7 +207,7 @@ class Loss:
             batch.pairs[:] = pairs
 
     def bad_roots(self) -> Iterator[Severity]:
-        """How bad those are that a backward begins with and that nobody has seen being made."""
+        """How bad the tensors are that a backward begins with and whose making was not seen."""
         for root in self.roots:
             if self.batch.live.key_of(root) is None and _leads_to(root, self.token):
                 found = range_of(root)
@@ -215,7 +215,7 @@ class Loss:
                     yield found.severity
 
     def _read_given(self) -> None:
-        """Look what guarded models have returned: their batches have measured it."""
+        """Read the ranges of models' outputs, which their batches have measured."""
         flows: dict[int, DataFlow] = {}
         for key, (made_in, label) in self.given.items():
             if id(made_in) not in flows:
@@ -230,7 +230,7 @@ class Loss:
 
 
 def _leads_to(root: Tensor, token: object) -> bool:
-    """Whether a gradient of a tensor may come to what the model of a loss has returned."""
+    """Whether a gradient of a tensor may reach outputs of the models of a loss."""
     todo, seen = [root.grad_fn], set()
     while todo:
         node = todo.pop()

@@ -1,7 +1,7 @@
-"""Modules that begin and return: in Python, and, as marks, in captured graphs.
+"""Sees modules begin and return: in Python, and, as marks, in captured graphs.
 
-Hooks on every module, for the time of one forward (see :mod:`fxguard.capture.dynamo`).
-TorchDynamo traces them too, and there they leave marks in the graph.
+These are hooks on every module during one forward (see :mod:`fxguard.capture.dynamo`). TorchDynamo
+traces them as well, and then they leave marks in the graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxguard.graph.nodes import class_name
 
 __all__ = ["after_module", "before_module", "mark_return", "may_fuse", "record_return"]
 
-# These use one fused kernel in evaluation, but not while a torch function mode is active.
+# These use a fused kernel in evaluation, but not while a torch function mode is active.
 FUSED_MODULES = (
     torch.nn.TransformerEncoder,
     torch.nn.TransformerEncoderLayer,
@@ -29,14 +29,14 @@ FUSED_MODULES = (
 
 
 def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-    """A module is about to run."""
+    """Called when a module is about to run."""
     if not torch.compiler.is_dynamo_compiling():
         enter_module(module)
 
 
 @torch.compiler.disable
 def enter_module(module: torch.nn.Module) -> None:
-    """A module is about to run outside every graph."""
+    """Called when a module is about to run outside every graph."""
     forward = active.current()
     if forward is None:
         return
@@ -45,7 +45,7 @@ def enter_module(module: torch.nn.Module) -> None:
         return
     forward.batch.enter_module(name)
     if forward.observer is not None and forward.fused is None and may_fuse(module):
-        # The same kernels have to run as without fxguard: observe ATen operations instead.
+        # The same kernels must run as without fxguard, so observe ATen operations instead.
         observation = contextlib.ExitStack()
         forward.fused = FusedModule(module, observation)  # first: an interrupt may come between
         observation.enter_context(torch._C.DisableTorchFunction())
@@ -53,13 +53,13 @@ def enter_module(module: torch.nn.Module) -> None:
 
 
 def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-    """A module has returned.
+    """Called when a module has returned.
 
     Args:
         module: the module.
         args: its positional arguments.
-        rest: its keyword arguments and what it returned. The former are missing where another
-            thread takes the hooks off just then, in a call that nobody watches.
+        rest: its keyword arguments and its result. The former are missing if another thread is just
+            removing the hooks, in a call that nobody watches.
     """
     kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
     if torch.compiler.is_dynamo_compiling():
@@ -69,7 +69,7 @@ def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> 
 
 
 def mark_return(output: Any, /, *args: Any, **kwargs: Any) -> None:
-    """Leave the mark of a module that has returned, in a graph that is being traced."""
+    """Leave the mark of a returned module in the graph that is being traced."""
     labels, tensors = marks.flatten_call(args, kwargs, output)
     marks.module_returned(labels, *tensors)
 
@@ -78,7 +78,7 @@ def mark_return(output: Any, /, *args: Any, **kwargs: Any) -> None:
 def leave_module(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
-    """A module has returned outside every graph."""
+    """Called when a module has returned outside every graph."""
     forward = active.current()
     if forward is None or id(module) not in forward.names:
         return
@@ -86,7 +86,7 @@ def leave_module(
         forward.leave_fused()
     batch, name = forward.batch, forward.names[id(module)]
     while batch.modules and batch.modules[-1].name != name:
-        batch.modules.pop()  # it raised, and the model went on
+        batch.modules.pop()  # it raised, and the model continued
     calls = batch.calls
     with torch._C.DisableTorchFunction():
         record_return(forward, name, class_name(type(module)), calls, args, kwargs, output)
@@ -106,7 +106,7 @@ def record_return(
     """Add the frame of a module that returned outside every graph."""
     labels, tensors = marks.flatten_call(args, kwargs, output)
     batch = forward.batch
-    known = batch.live.key_of  # of nearly all: no graph and no operation has left one unmeasured
+    known = batch.live.key_of  # enough for nearly all: graphs and operations leave few unmeasured
     if len(labels) == len(tensors):  # each row has a tensor
         rows = [
             ModuleRow(label, known(tensor) or forward.key_of(tensor, label), "")
@@ -121,7 +121,7 @@ def record_return(
 
 
 def may_fuse(module: torch.nn.Module) -> bool:
-    """Whether a module may take a fused kernel now, where no torch function mode is active."""
+    """Whether a module may now use a fused kernel if no torch function mode is active."""
     if not isinstance(module, FUSED_MODULES) or module.training:
         return False
     return not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters())

@@ -1,8 +1,8 @@
-"""Operations that run outside every captured graph, because TorchDynamo left them to Python.
+"""Observes operations outside every captured graph, which TorchDynamo left to Python.
 
-Two observers report to the batch that is running in their thread: :class:`Observer` sees each
-torch function that Python calls, :class:`FusedObserver` the operations below, in modules that take
-another, fused path when a torch function mode is active.
+Two observers report to the batch that is running in their thread. :class:`Observer` sees each torch
+function that Python calls. :class:`FusedObserver` sees the ATen operations below, in modules that
+would not take their fused path while a torch function mode is active.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Observer(TorchFunctionMode):
     def watch(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function under this mode.
 
-        A ``with`` statement would leave the mode behind, or look for it in vain, after an interrupt
-        at the wrong moment.
+        After an interrupt at the wrong moment, a ``with`` statement would leave the mode behind, or
+        fail to find it.
         """
         try:
             _push_function_mode(self)
@@ -75,7 +75,7 @@ class Observer(TorchFunctionMode):
         if count and _function_mode_at(count - 1) is self:  # in nearly all forwards
             _pop_function_mode()
             return
-        # Whatever the function has put on the stack stays, as torch.set_default_device does.
+        # Modes that the function put on the stack stay, as with torch.set_default_device.
         modes = function_modes()
         if self in modes:
             set_function_modes([mode for mode in modes if mode is not self])
@@ -98,7 +98,7 @@ class FusedObserver(TorchDispatchMode):
 
 
 def unobserved(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Call a function without observers, and with every other mode: graphs may need those."""
+    """Call a function without our observers; other modes stay, because graphs may need them."""
     count = _len_torch_function_stack()
     if count == 1 and type(mode := _function_mode_at(0)) is Observer:  # in nearly all forwards
         try:
@@ -106,7 +106,7 @@ def unobserved(function: Callable[..., Any], /, *args: Any) -> Any:
             return function(*args)
         finally:
             try:
-                if _len_torch_function_stack():  # the function has left something
+                if _len_torch_function_stack():  # the function has left a mode
                     _replace_modes([mode])
                 else:
                     _push_function_mode(mode)
@@ -134,7 +134,7 @@ def function_modes() -> list[Any]:
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:
-    """Replace the stack of torch function modes, even if an interrupt comes in between."""
+    """Replace the stack of torch function modes, even across an interrupt."""
     try:
         _replace_modes(modes)
     except BaseException:
@@ -150,16 +150,16 @@ def _replace_modes(modes: Sequence[Any]) -> None:
 
 
 def is_watched_by_others() -> bool:
-    """Whether torch functions of this thread go through somebody else's mode.
+    """Whether torch functions of this thread go through another mode.
 
-    TorchDynamo would trace that mode, and the captured graph would run under it once more.
+    TorchDynamo would trace that mode, and the captured graph would run under it again.
     """
     if not _len_torch_function_stack():
         return False
     return any(not isinstance(mode, (DeviceContext, Observer)) for mode in function_modes())
 
 
-# TorchDynamo is active between graphs, and would compile fxguard's own functions one by one.
+# TorchDynamo is active between graphs and would compile fxguard's own functions one by one.
 @torch.compiler.disable
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation and report what it read and made."""
@@ -173,7 +173,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     call = read_call(func, args, kwargs)
     if kind == "as_tensor" and isinstance((*args, *kwargs.values())[0], Number):
-        # TorchDynamo hands Python numbers to graphs with dynamic shapes like this.
+        # TorchDynamo passes Python numbers to graphs with dynamic shapes in this way.
         return func(*args, **kwargs)
     if not forward.weights_stay and fsdp.runs_now():
         return func(*args, **kwargs)
@@ -181,7 +181,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batch = forward.batch
     inputs = [(label, forward.key_of(tensor, label)) for label, tensor in _rows_of(call)]
     apart = [(forward.key_of(x, name), x) for name, x in call.apart if _is_float(x)]
-    tape = None if kind in RUN_FUNCTIONS else forward.tape  # those compile what they run
+    tape = None if kind in RUN_FUNCTIONS else forward.tape  # these compile what they run
     noted = None if tape is None else tape.before(func, args, kwargs, batch.module)
     try:
         result = func(*args, **kwargs)
@@ -230,7 +230,7 @@ def operation_of(
     inputs: list[tuple[str, Key]],
     outputs: list[tuple[str, Key]],
 ) -> UncapturedOperation:
-    """An operation that has run, or raised, with the values that it read and made."""
+    """The event of an operation that has run or raised, with the values that it read and made."""
     return UncapturedOperation(
         kind=call.kind,
         module=batch.module,
@@ -247,17 +247,17 @@ def operation_of(
     )
 
 
-FLOAT64_RUNS = 8  # in one batch, at most: each runs an operation once more
+FLOAT64_RUNS = 8  # in one batch, at most: each runs an operation again
 
 
 def add_evidence(
     batch: Batch, call: Call, func: Any, result: Any, made: list[tuple[tuple[int, ...], Key]]
 ) -> None:
-    """Look closer at an operation that made something bad."""
+    """Take a closer look at an operation that made something bad."""
     for path, (_, index) in made:
         if index not in batch.details or len(batch.evidence) >= FLOAT64_RUNS:
             continue
-        with batch.own_arithmetic(), contextlib.suppress(Exception):  # as a tensor knows few
+        with batch.own_arithmetic(), contextlib.suppress(Exception):  # a tensor may know few
             evidence = evidence_alone(call, func, result, path)
             if evidence is not None:
                 batch.evidence[index] = evidence
@@ -269,10 +269,10 @@ def add_evidence(
 
 
 def add_lost(batch: Batch, call: Call, func: Any, result: Any, value: int) -> None:
-    """Note what an operation has made 0 that is not 0 in float64."""
+    """Note the elements that an operation made 0 and that are not 0 in float64."""
     assert batch.lost_share is not None
     if call.written or call.kind in RUN_FUNCTIONS:
-        return  # its operands are gone, or it is not one operation
+        return  # its operands are gone, or it is not a single operation
     with batch.own_arithmetic():
         batch.lost[value] = lost_alone(call, func, result, batch.lost_share)
 

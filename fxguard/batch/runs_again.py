@@ -1,4 +1,4 @@
-"""What was kept for a backward, as runs of graphs in the order of the forward."""
+"""Turns what was kept for a backward into graph runs, in the order of the forward."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["runs_of"]
 
 
 def runs_of(kept: Iterable[Kept]) -> Iterator[KeptRun]:
-    """What is kept, as runs in the order of the forward. What cannot run again is left out.
+    """What is kept, as runs in the order of the forward, without those that cannot run again.
 
-    What one tape has made at the same time is one run. A later run of that tape is cut where an
-    earlier one ends: the gradients there are that one's.
+    Tensors that one tape made at the same time form one run. A later run of that tape is cut where
+    an earlier run ends, because the gradients there belong to the earlier run.
     """
-    ended: dict[int, set[int]] = {}  # id of a tape to the tensors with which earlier runs end
+    ended: dict[int, set[int]] = {}  # id of a tape to the tensors where earlier runs end
     in_order = sorted(kept, key=_when)
     for _, group in itertools.groupby(in_order, _when):
         together = list(group)
@@ -29,7 +29,7 @@ def runs_of(kept: Iterable[Kept]) -> Iterator[KeptRun]:
             elif isinstance(each, KeptRun):
                 yield each
         for key, parts in tapes.items():
-            with contextlib.suppress(Exception):  # operations that do not run again
+            with contextlib.suppress(Exception):  # operations that cannot run again
                 yield _as_run(parts, ended[key])
             ended[key].update(part.root for part in parts)
 
@@ -39,7 +39,7 @@ def _when(kept: Kept) -> tuple[int, int]:
 
 
 def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
-    """Parts of one tape as the run of a graph."""
+    """Parts of one tape as a graph run."""
     tape, roots = parts[0].tape, list(dict.fromkeys(part.root for part in parts))
     event = tape.run(roots, ended)
     assert event.args is not None

@@ -1,7 +1,7 @@
-"""A few elements of a gradient, in its place: enough to tell whether another run made the same one.
+"""Samples of a gradient, kept in its place to recognise it in another run.
 
-The gradient of logits is as large as they are. Where it comes from a loss that the same graph has
-made, a second run makes it again.
+The gradient of logits is as large as the logits. If it comes from a loss in the same graph, a
+second run computes it again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from fxguard.plan.plan import Plan
 
 __all__ = ["inner_outputs", "is_sample_of", "sample_of"]
 
-LARGE = 2**16  # elements, from which on a gradient is not kept where a sample will do
+LARGE = 2**16  # elements: larger gradients are not kept if a sample is enough
 ELEMENTS = 64
-TOLERANCE = 1e-3  # atomic additions of a GPU come in any order
+TOLERANCE = 1e-3  # atomic additions on a GPU have no fixed order
 
 
 def sample_of(gradient: Tensor) -> Tensor:
-    """Elements on the diagonal of a tensor that has some."""
+    """Elements on the diagonal of a nonempty tensor."""
     with torch._C.DisableTorchFunction():
         return gradient.detach()[_diagonal(gradient.shape, gradient.device)]
 
@@ -34,7 +34,7 @@ def _diagonal(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def is_sample_of(sample: Tensor, gradient: Tensor) -> bool:
-    """Whether a tensor has these elements, but for roundings."""
+    """Whether a tensor has these elements, up to roundings."""
     other = sample_of(gradient)
     largest = float(sample.nan_to_num(0, 0, 0).abs().amax())
     return torch.allclose(
@@ -43,14 +43,14 @@ def is_sample_of(sample: Tensor, gradient: Tensor) -> bool:
 
 
 def inner_outputs(plan: Plan, outputs: Mapping[int, Tensor]) -> dict[int, set[int]]:
-    """Large outputs of a graph that losses among its outputs are made of.
+    """Large outputs of a graph that losses among its outputs depend on.
 
     Args:
-        plan: of the graph.
-        outputs: what it has returned, by position.
+        plan: the plan of the graph.
+        outputs: its outputs, by position.
 
     Returns:
-        Position of each to the positions of those losses.
+        Position of each such output to the positions of the losses.
     """
     inner: dict[int, set[int]] = {}
     for loss in (position for position, output in outputs.items() if output.numel() == 1):

@@ -1,8 +1,8 @@
-"""Operations of a script, noted as they run, for a graph that can run again.
+"""Notes operations of a script as they run, for a graph that can run again.
 
-Operations that read what requires a gradient, and what is made of their results, become operations
-of the graph. Everything else that is read is an input of it. The graph is made when somebody asks
-for it: after a bad gradient.
+Operations that read tensors requiring a gradient, and operations that depend on their results,
+become operations of the graph. Everything else that is read is an input. The graph is only built
+when somebody asks for it, after a bad gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fxguard.records import Role
 
 __all__ = ["Tape"]
 
-MADE = "fxguard.made"  # in the metadata of autograd's nodes: on which tape, and its number there
+MADE = "fxguard.made"  # key in the metadata of autograd nodes: the tape and the number there
 
 MOST_CALLS = 16
 
@@ -49,20 +49,20 @@ class Tape:
     def __init__(self, names: Mapping[int, tuple[Role, str]]) -> None:
         self.names = names
         self.calls: list[Noted] = []
-        self.inputs: dict[int, tuple[Tensor, int | None]] = {}  # by number, with their versions
-        self.is_repeatable = True  # no input was written
+        self.inputs: dict[int, tuple[Tensor, int | None]] = {}  # by number, with versions
+        self.is_repeatable = True  # False once an input was written
         self.random_state: RandomState | None = None
         self.restore_settings: Callable[[], None] | None = None
         self._leaves: list[tuple[Tensor, str]] = []
         self._live = LiveTensors()
         self._count = 0
         self._me = weakref.ref(self)
-        self._most_calls = MOST_CALLS  # until dead ones are forgotten
+        self._most_calls = MOST_CALLS  # before dead ones are forgotten
 
     def before(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = ""
     ) -> Noted:
-        """An operation is about to run in a module."""
+        """Called when an operation is about to run in a module."""
         if self.restore_settings is None:
             self.restore_settings = settings_now()
         if self.random_state is None and name_of(func) in RANDOM:
@@ -71,10 +71,10 @@ class Tape:
         return Noted(func, args, kwargs, versions, module, torch.is_grad_enabled())
 
     def after(self, call: Noted, result: Any, place: Place | None) -> None:
-        """The operation has run, and has returned this; it was called on a line of the user's."""
+        """Called when the operation has returned this result; the user's line called it."""
         read = list(_tensors((call.args, call.kwargs)))
         if are_levels_open() or any(id(x) not in call.versions for x in read):
-            return  # under torch.func; or the call has changed its arguments, as a deep copy does
+            return  # under torch.func, or the call changed its arguments, as a deep copy does
         written = [x for x in read if version_of(x) != call.versions[id(x)]]
         made = list(elements_of(result))
         if not (made or written) or not any(map(self._belongs_to(call), read)):
@@ -109,7 +109,7 @@ class Tape:
             before = call.versions[id(tensor)]
             number = self._live_number(tensor, before)
             if number is not None and number not in self.inputs and function_of(tensor.grad_fn):
-                number = None  # what ran in its forward has another backward
+                number = None  # operations of its forward have another backward
             if number is None:
                 number = self._new(tensor)
                 self.inputs[number] = tensor, before
@@ -138,16 +138,16 @@ class Tape:
         return f"input[{position}] of {name_of(call.func)}"
 
     def new_leaves(self) -> list[tuple[Tensor, str]]:
-        """The leaves of autograd that operations have read since it was asked last, with names."""
+        """The autograd leaves that operations have read since the last call, with names."""
         found, self._leaves = self._leaves, []
         return found
 
     def made_by_functions(self) -> list[Tensor]:
-        """Those that operations have read and that autograd functions have made."""
+        """The tensors that operations read and that autograd functions made."""
         return [tensor for tensor, _ in self.inputs.values() if function_of(tensor.grad_fn)]
 
     def forget_dead(self) -> None:
-        """Forget operations whose results nobody can ask for any more."""
+        """Forget operations whose results nobody can ask for."""
         if len(self.calls) < self._most_calls:
             return
         self.calls = self._leading_to(self._live.alive())
@@ -159,7 +159,7 @@ class Tape:
         return {number: known for number, known in self.inputs.items() if number in read}
 
     def _leading_to(self, results: Collection[int]) -> list[Noted]:
-        """The calls that have made some tensors, or have written them."""
+        """The calls that made or wrote some tensors."""
         read: set[int] = set()
         found: list[Noted] = []
         for call in reversed(self.calls):
@@ -170,24 +170,24 @@ class Tape:
         return found[::-1]
 
     def number_of(self, root: Tensor) -> int | None:
-        """The number of a tensor that an operation on the tape has made."""
+        """The number of a tensor that an operation on the tape made."""
         number = self._live_number(root, version_of(root))
         return None if number is None or number in self.inputs else number
 
     def number_at(self, node: Any, output: int) -> int | None:
-        """The same by what autograd knows: a node, and which of its outputs."""
+        """The same for an autograd node and one of its outputs."""
         tape, number = metadata_of(node).get((MADE, output), (None, None))
         return number if tape is not None and tape() is self else None
 
     def run(self, roots: Sequence[int], ended: Collection[int] = ()) -> GraphRun:
-        """The operations that lead to some tensors, as a run of a graph.
+        """The operations that lead to some tensors, as a graph run.
 
         Args:
-            roots: their numbers.
-            ended: numbers of others, to which no gradient goes back.
+            roots: numbers of these tensors.
+            ended: numbers of tensors that get no gradient.
 
         Raises:
-            FxguardError: where they cannot run again: an input was written since, or freed, or a
+            FxguardError: when they cannot run again: an input was written or freed since, or a
                 collective would be issued.
         """
         calls = self._leading_to(set(roots))
@@ -215,7 +215,7 @@ class Tape:
         )
 
     def _find_examples(self, graph_module: GraphModule, inputs: Sequence[Tensor]) -> None:
-        """Run the graph once, under the settings of the first run, for an example of each value."""
+        """Run the graph once, with the settings of the first run, for an example of each value."""
         restore = settings_now()
         try:
             with random_state_kept(inputs):
@@ -229,7 +229,7 @@ class Tape:
 
 
 class _WithExamples(Interpreter):
-    """Runs a graph, and keeps what each node made as its example."""
+    """Runs a graph, and keeps the result of each node as its example."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -240,13 +240,13 @@ class _WithExamples(Interpreter):
 
 
 def _is_as_it_was(tensor: Tensor, version: int | None) -> bool:
-    """Whether an input holds what it held; subclasses may issue collectives in any operation."""
+    """Whether an input is unchanged; subclasses may issue collectives in any operation."""
     is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
     return is_plain and has_memory(tensor) and version_of(tensor) == version
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The same numbers, for a graph that may write them."""
+    """A copy of the numbers, for a graph that may write them."""
     if not tensor.requires_grad:
         return tensor.detach().clone()
     return tensor.detach().clone().requires_grad_().clone()

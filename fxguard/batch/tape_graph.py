@@ -1,4 +1,4 @@
-"""Operations that were noted one by one, as a graph that can run again."""
+"""Turns operations that were noted one by one into a graph that can run again."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Noted:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    versions: dict[int, int | None]  # of the tensors among them, by identity
-    module: str = ""  # in which it runs
-    with_grad: bool = True  # not under no_grad
+    versions: dict[int, int | None]  # of the tensors among its arguments, by identity
+    module: str = ""  # the module in which it runs
+    with_grad: bool = True  # False under no_grad
     place: Place | None = None  # the user's line
     # Paths in the result to numbers of tensors.
     made: tuple[tuple[tuple[int, ...], int], ...] = ()
@@ -44,13 +44,13 @@ class Noted:
 def graph_of(
     calls: Iterable[Noted], inputs: Iterable[int], roots: Iterable[int], ended: Collection[int]
 ) -> Graph:
-    """A graph of some calls.
+    """Build a graph from some calls.
 
     Args:
-        calls: in order.
-        inputs: the numbers of tensors that they read and do not make.
-        roots: the numbers of what it returns.
-        ended: those of what no gradient goes back to.
+        calls: the calls, in order.
+        inputs: the numbers of tensors that they read but do not make.
+        roots: the numbers of the tensors to return.
+        ended: the numbers of tensors that get no gradient.
     """
     graph = Graph()
     nodes = {number: graph.placeholder(f"input_{number}") for number in inputs}
@@ -81,12 +81,12 @@ def graph_of(
 
 
 def refs(value: Any) -> Iterator[Ref]:
-    """What stands for tensors among some arguments."""
+    """The references to tensors among some arguments."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, Ref))
 
 
 def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
-    """The same arguments with each tensor, or what stands for one, replaced."""
+    """The same arguments with each tensor, or reference to one, replaced."""
     if isinstance(value, (Tensor, Ref)):
         return replace(value)
     if isinstance(value, (tuple, list)):

@@ -1,9 +1,9 @@
-"""Weights and buffers after their batch: whether they still hold what they held then.
+"""Whether weights and buffers still hold the values of an earlier batch.
 
-Weights are read when a report is made, because nobody has to measure what does not change. A frame
+Weights are read when a report is made, because unchanged values need no measuring before. A frame
 of an earlier batch may show such a number only if the weight has not been written since. A write
-leaves one of three traces: autograd's counter of versions, another memory (``parameter.data =``),
-or, where a fused kernel of an optimizer leaves neither, a step of that optimizer.
+leaves one of three traces: autograd's version counter, different memory (``parameter.data =``), or,
+if a fused optimizer kernel leaves neither, a step of that optimizer.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ __all__ = ["Snapshot", "StandingTensors", "WeightGrowth", "grown", "magnitudes"]
 CHANGED = "changed since"  # notes of a row, in place of numbers
 UNKNOWN = "not kept"
 
-GROWTH = 1e4  # of a weight's magnitude that training does not explain
+GROWTH = 1e4  # growth of a weight's magnitude that training does not explain
 
-# Of some tensors: versions, None where there is no such counter, and addresses of the elements.
+# For some tensors: versions, None without a counter, and addresses of the elements.
 State = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a model's weights and buffers when a batch had ended."""
+    """The state of a model's weights and buffers at the end of a batch."""
 
     plain: tuple[weakref.ref[Tensor], ...]
-    state: State  # of those
-    wrapped: tuple[tuple[weakref.ref[Tensor], State], ...]  # subclasses, with what they are made of
-    step: object  # the same object until an optimizer makes a step
+    state: State  # of plain tensors
+    wrapped: tuple[tuple[weakref.ref[Tensor], State], ...]  # subclasses, and the state of parts
+    step: object  # identical until an optimizer makes a step
 
 
 class _Steps:
-    """Whether an optimizer of this process has made a step."""
+    """Tracks whether an optimizer of this process has made a step."""
 
     current: object | None = None  # None after a step
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer has made a step."""
-        # TorchDynamo may trace this as a part of a compiled optimizer. It stores and reads nothing:
-        # there is no value for which it would have to compile again.
+        """Called when an optimizer has made a step."""
+        # TorchDynamo may trace this as part of a compiled optimizer. It reads no value that would
+        # make TorchDynamo compile again.
         self.current = None
 
 
@@ -61,7 +61,7 @@ class StandingTensors:
     """The weights and buffers of one guarded model.
 
     Args:
-        model: the model; None where there is none.
+        model: the model, if there is one.
     """
 
     def __init__(self, model: Module | None) -> None:
@@ -69,11 +69,11 @@ class StandingTensors:
         self._plain: tuple[weakref.ref[Tensor], ...] = ()
         self._wrapped: tuple[weakref.ref[Tensor], ...] = ()
         self._steps = _Steps()
-        self._stop: Callable[[], object] | None = None  # watching optimizers
+        self._stop: Callable[[], object] | None = None  # stops watching optimizers
         self._last: Snapshot | None = None
 
     def read(self) -> None:
-        """Look which tensors the model has now: some may have been replaced."""
+        """Read which tensors the model has now, since some may have been replaced."""
         tensors: list[Tensor] = []
         if self._model is not None:
             tensors = [*self._model.parameters(), *self._model.buffers()]
@@ -83,13 +83,13 @@ class StandingTensors:
         self._wrapped = tuple(weakref.ref(tensor) for tensor, plain in pairs if not plain)
 
     def snapshot(self) -> Snapshot | None:
-        """What shows later whether one has changed since; None where there is no model."""
+        """A snapshot to tell later whether a tensor has changed; None without a model."""
         if self._model is None:
             return None
         plain = self._plain
         try:
             state = _state([reference() for reference in plain])
-        except AttributeError:  # one is gone, and None has no version
+        except AttributeError:  # a tensor is gone, and None has no version
             self.read()
             plain = self._plain
             state = _state([reference() for reference in plain])
@@ -101,7 +101,7 @@ class StandingTensors:
         step, last = self._steps.current, self._last
         is_last = last is not None and last.step is step and last.plain is plain
         if last is not None and is_last and last.state == state and not self._wrapped:
-            return last  # in nearly all batches of a model that is not trained
+            return last  # for nearly all batches of a model that is not trained
         wrapped = tuple(
             (reference, _state(_parts(tensor)))
             for reference in self._wrapped
@@ -111,7 +111,7 @@ class StandingTensors:
         return last
 
     def close(self) -> None:
-        """Leave optimizers as they were."""
+        """Stop watching optimizers."""
         if self._stop is not None:
             self._stop()
             self._stop = None
@@ -121,7 +121,7 @@ class StandingTensors:
         return snapshot.step is not self._steps.current
 
     def changes_since(self, snapshot: Snapshot) -> Callable[[Tensor], str]:
-        """Why the range of a weight or buffer is no longer that of a snapshot; "" where it is."""
+        """Why a weight or buffer may have changed since a snapshot; "" if it has not."""
         stepped = self.stepped_since(snapshot)
         pairs = zip(*snapshot.state, strict=True)
         before = [
@@ -143,14 +143,14 @@ class StandingTensors:
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """What holds the elements of a tensor; empty where that is not known."""
+    """The tensors that hold the elements of a tensor; empty if not known."""
     return [tensor] if type(tensor) in (Tensor, Parameter) else traceable.inside(tensor)
 
 
 def _state(tensors: Sequence[Any]) -> State:
     try:
         return tuple(map(VERSION, tensors)), tuple(map(Tensor.data_ptr, tensors))
-    except RuntimeError:  # one was made in inference mode, or has no storage
+    except RuntimeError:  # a part was made in inference mode, or has no storage
         versions = tuple(map(version_of, tensors))
         return versions, tuple(map(_place, tensors))
 
@@ -164,7 +164,7 @@ def _place(tensor: Tensor) -> int:
 
 @torch.no_grad()
 def magnitudes(model: Module) -> dict[str, float]:
-    """The largest magnitude of each weight that is trained, by name; one pass, without copies."""
+    """The largest magnitude of each trained weight, by name; one pass, without copies."""
     trained = {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -175,7 +175,7 @@ def magnitudes(model: Module) -> dict[str, float]:
         and not parameter.is_meta
         and has_memory(parameter)
     }
-    # All are begun before the first is waited for.
+    # All are started before waiting for the first.
     norms = [torch.linalg.vector_norm(parameter, math.inf) for parameter in trained.values()]
     return dict(zip(trained, map(float, norms), strict=True))
 
@@ -184,24 +184,24 @@ class WeightGrowth:
     """How much larger the weights of one model have become since training began.
 
     Args:
-        model: the model; None where there is none.
+        model: the model, if there is one.
     """
 
     def __init__(self, model: Module | None) -> None:
         self._model = model
-        # Number of the first batch of training, and how large weights were then.
+        # The number of the first training batch, and the magnitudes of weights then.
         self.first: tuple[int, dict[str, float]] | None = None
 
     def note_first(self, batch_number: int) -> None:
-        """Note how large weights are when training begins: once, and not in evaluation."""
+        """Note the magnitudes of weights when training begins: once, and not in evaluation."""
         if self._model is None or self.first is not None or not torch.is_grad_enabled():
             return
         self.first = batch_number, {}
-        with contextlib.suppress(RuntimeError):  # a kernel that is not there, no memory
+        with contextlib.suppress(RuntimeError):  # a missing kernel, or no memory
             self.first = batch_number, magnitudes(self._model)
 
     def since_first(self) -> tuple[Growth, ...]:
-        """Weights that are far larger than in the first batch of training."""
+        """Weights that are far larger than in the first training batch."""
         if self._model is None or self.first is None or not any(self.first[1].values()):
             return ()
         batch_number, before = self.first
@@ -212,12 +212,12 @@ class WeightGrowth:
 
 
 def grown(now: Mapping[str, float], before: Mapping[str, float], batch: int) -> tuple[Growth, ...]:
-    """The weights that have grown beyond reason, the one that grew most first.
+    """The weights that have grown beyond reason, the largest growth first.
 
     Args:
         now: their magnitudes.
-        before: those at the end of an earlier batch.
-        batch: the number of that one.
+        before: their magnitudes at the end of an earlier batch.
+        batch: the number of that earlier batch.
     """
     growths = [
         Growth(name, largest, before[name], batch)

@@ -2,5 +2,5 @@
 
 **In**: a forward.
 
-**Out**: graphs, checked and handed to a backend, which report each of their runs.
+**Out**: checked graphs, handed to a backend, which report each of their runs.
 """

@@ -1,4 +1,4 @@
-"""Copies of what a graph will write, so that a second run of it can begin as the first one did."""
+"""Copies of inputs that a graph will write, so that a second run can start like the first."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fxguard.records import Role
 
 __all__ = ["Copies", "Spare"]
 
-LARGE = 2**20  # bytes from which on memory is used again
+LARGE = 2**20  # bytes from which on memory is reused
 
 
 class Spare:
-    """The memory of the copies of the last run, of whichever graph.
+    """The memory of the copies of the last run of any graph.
 
-    What nobody holds any more is used again. Large pieces come fresh from the system, page by page,
-    which takes longer than to copy.
+    Memory that nobody holds is reused. Large pieces come fresh from the system, page by page, which
+    takes longer than copying.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Spare:
         self._lock = threading.Lock()
 
     def take(self) -> list[Tensor]:
-        """All of it: whoever comes next finds none."""
+        """Take all of the memory; nothing is left for others."""
         with self._lock:
             memory, self._memory = self._memory, []
         return memory
 
     def give(self, memory: list[Tensor]) -> None:
-        """The memory of a run, in place of any other."""
+        """Put back the memory of a run, in place of any other."""
         self._memory = memory
 
 
@@ -47,8 +47,8 @@ class Copies:
     """Copies of the inputs that one graph writes.
 
     Args:
-        plan: of the graph.
-        spare: memory to make them in.
+        plan: the plan of the graph.
+        spare: memory for the copies.
     """
 
     def __init__(self, plan: Plan, spare: Spare) -> None:
@@ -59,11 +59,11 @@ class Copies:
     def of(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
         """The arguments of a run, with copies of those that it will write.
 
-        The copy of an input requires a gradient where the input does, for the backward of a second
+        The copy of an input requires a gradient if the input does, for the backward of a second
         run.
 
         Returns:
-            None where there is no room for copies: a model that is healthy needs none.
+            None if there is no room for copies: a healthy model needs none.
         """
         if not self.positions:
             return tuple(args)
@@ -84,7 +84,7 @@ class Copies:
 
 
 def _copy_of(tensor: Tensor, spare: list[Tensor], used: list[Tensor]) -> Tensor:
-    """A copy, in a piece of spare memory that fits; notes which memory is used."""
+    """A copy, in a fitting piece of spare memory if there is one; notes the used memory."""
     if not _may_be_kept(tensor):
         return tensor.detach().clone()
     for index, memory in enumerate(spare):
@@ -96,17 +96,17 @@ def _copy_of(tensor: Tensor, spare: list[Tensor], used: list[Tensor]) -> Tensor:
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
-    """Whether the memory of a copy may be used again: whether it can be told who holds it."""
+    """Whether the memory of a copy may be reused, because its holders can be found out."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.is_cpu  # the allocator of CUDA keeps memory itself
+        and tensor.is_cpu  # CUDA's allocator keeps memory itself
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_inference()
         and not torch.is_inference_mode_enabled()
         and tensor.numel() * tensor.element_size() >= LARGE
         and hasattr(torch._C, "_storage_Use_Count")
-        and not is_observed()  # or what comes may be no tensor with memory
+        and not is_observed()  # otherwise the copy may be a tensor without memory
     )
 
 
@@ -119,6 +119,6 @@ def _looks_like(memory: Tensor, tensor: Tensor) -> bool:
 
 
 def _is_held(memory: Tensor) -> bool:
-    """Whether anything but ``memory`` itself stands in its memory."""
-    storage = memory.untyped_storage()  # which counts, too
+    """Whether anything other than ``memory`` itself uses its memory."""
+    storage = memory.untyped_storage()  # counts as a user as well
     return torch._C._storage_Use_Count(storage._cdata) > 2

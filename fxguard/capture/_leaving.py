@@ -1,4 +1,4 @@
-"""Graphs that run without checks: only what leaves them is measured, until that turns bad."""
+"""Graphs that run without checks: only their outputs are measured, until one turns bad."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Unchecked"]
 
 
 class Unchecked:
-    """A graph that runs as it is.
+    """A graph that runs without checks.
 
     Args:
         plan: its plan.
         way: how its values would be measured under its backend.
         checked: makes the graph with checks.
-        compile_graph: what compiles that: the backend.
+        compile_graph: the backend, which compiles that graph.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Unchecked:
         self.overwritten = tuple(value for position, value in entered if position in not_copied)
 
     def measure(self, outputs: Sequence[Any]) -> Postponed:
-        """What is known of a run that returned this."""
+        """The postponed statistics of a run that returned these outputs."""
         numbers = [range_inside(outputs[position]) for position, _ in self.leaving]
         return Postponed(self.values, numbers, self.checked_forms, self.overwritten)
 
     def checked_forms(self) -> Iterator[Callable[..., Any]]:
-        """The graph with checks: under its own backend, and then without one."""
+        """The graph with checks: compiled by its own backend, then uncompiled."""
         if self.way.is_traceable:
             checked = self.checked(self.way)
             yield lambda *args: self.compile_graph(checked, list(args))(*args)
@@ -59,13 +59,13 @@ class Unchecked:
 
 @native.reading_or
 def range_inside(value: Any) -> eager.Pair:
-    """The smallest and the largest magnitude of what is inside all levels of ``torch.func``."""
+    """The smallest and the largest magnitude in a value inside all levels of ``torch.func``."""
     with own_arithmetic():
         return eager.abs_min_max(without_levels(value))
 
 
 def leaving_of(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """What leaves a graph and can be bad: (position among the outputs, value)."""
+    """The outputs of a graph that can be bad: (position among the outputs, value)."""
     found: dict[int, int] = {}
     for position, value in enumerate(plan.outputs):
         if value is not None and plan.values[value].can_be_bad:

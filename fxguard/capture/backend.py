@@ -1,8 +1,8 @@
-"""From a captured graph to one that is checked and runs: a backend around the user's own.
+"""Turns a captured graph into a checked one that runs: a backend around the user's own.
 
-``CheckingBackend.__call__`` is the whole way: plan, checks, inner backend, and what happens at each
-run. Who compiles a guarded model, and whether its graph is checked already, is asked here too,
-because only this file knows a backend of ours from one of the user's.
+``CheckingBackend.__call__`` is the whole path: plan, checks, inner backend, and the work at each
+run. This module also tells who compiles a guarded model, and whether its graph is already checked,
+because only this file can tell our backends from the user's.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from fxguard.records import Role
 
 __all__ = ["CheckingBackend", "is_checked", "is_inlined", "outer_compiler"]
 
-NOTHING = bytearray()  # what a graph has measured that has not returned
+NOTHING = bytearray()  # the measurements of a graph that has not returned
 
 
 class CheckingBackend:
-    """A TorchDynamo backend: plan, insert checks, hand on to the inner backend.
+    """A TorchDynamo backend: makes a plan, inserts checks, calls the inner backend.
 
     Args:
         inner: the name of a backend, or a backend.
-        report: called with each run of a graph and what it returned; None when it raised.
+        report: called with each run of a graph and what it returned, or None if it raised.
         names: ``id(module)`` to qualified name.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         refresh: brings both up to date; called before a graph is read, because modules and
             parameters may have been replaced since the last one.
         weights_stay: whether weights are still there when a report is made.
-        replay: whether only what leaves a graph is measured, until that turns bad.
+        replay: whether only the outputs of a graph are measured, until they turn bad.
         follows_python: whether nobody asked for a compiler, so that the model has to take the path
-            that plain Python takes.
-        has_marks: whether modules leave marks in the graphs; otherwise their frames come from
+            of plain Python.
+        has_marks: whether modules leave marks in the graphs; if not, their frames come from the
             data flow.
-        keeping: the operations that are kept in float32, where there are any.
+        keeping: the operations that are kept in float32, if any.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class CheckingBackend:
             if forward is not None and forward.batch.fingerprints is not None:
                 graph_run.versions = versions_of(graph_run.args or ())
             try:
-                # What a captured graph does is checked by the graph: no observer has to see it.
+                # The graph checks its own operations, so no observer has to see them.
                 outputs = observer.unobserved(compiled, *args)
             except Exception:
                 if restore is not None:
@@ -186,8 +186,9 @@ OURS = (CheckingBackend, KeepingBackend)
 
 
 def way_under(backend: dynamo.Backend) -> Way:
-    """How to measure under a backend, at the least cost."""
-    # A backend is looked up by name, or an object that torch.compile makes of it and its options.
+    """The cheapest way to measure under a backend."""
+    # A backend is found by its name, or is an object that torch.compile makes of it and its
+    # options.
     called = getattr(backend, "compiler_name", None)
     for name, way in WAYS.items():
         if called == name or backend is lookup_backend(name):
@@ -196,7 +197,7 @@ def way_under(backend: dynamo.Backend) -> Way:
 
 
 def outer_compiler(callback: Any) -> dynamo.OuterCompiler | None:
-    """Who compiles the code that is running, if anybody does, without a backend of ours."""
+    """The compiler of the code that is running, if any, without our own backend."""
     outer = dynamo.outer_compiler(callback)
     if outer is not None and isinstance(outer.backend, OURS):
         return dynamo.OuterCompiler(outer.backend.inner, outer.fullgraph)
@@ -204,27 +205,27 @@ def outer_compiler(callback: Any) -> dynamo.OuterCompiler | None:
 
 
 def is_inlined(guard_id: int) -> bool:
-    """Whether what TorchDynamo traces now is to hold the plain forward of a guarded model.
+    """Whether the code that TorchDynamo traces now is to contain a guarded model's plain forward.
 
-    TorchDynamo calls this while it traces a function around the model, and takes the answer for a
-    constant. A break of the graph in front of the model lets the guard run it. Where breaks are
-    errors (``fullgraph=True``) the graph around it is checked instead: its backend is wrapped, as
-    that of the guarded forward is.
+    TorchDynamo calls this while it traces a function around the model, and treats the answer as a
+    constant. A graph break in front of the model lets the guard run it. If breaks are errors
+    (``fullgraph=True``), the graph around it is checked instead: its backend is wrapped, like that
+    of the guarded forward.
 
     Args:
-        guard_id: ``id`` of the model's guard, whose ``compiled_around`` makes a backend of one.
+        guard_id: ``id`` of the model's guard, whose ``compiled_around`` wraps a backend.
     """
     if torch.compiler.is_exporting():
         return True
     if is_checked():
-        return True  # the model calls itself, or is part of one that is guarded
+        return True  # the model calls itself, or is part of a guarded one
     return dynamo.wrap_backend(
         lambda backend: dynamo.object_at(guard_id).compiled_around(backend), whole_graph=True
     )
 
 
 def is_checked() -> bool:
-    """Whether what TorchDynamo traces now is part of a graph that one of our backends gets."""
+    """Whether the code that TorchDynamo traces now becomes part of a graph for our backend."""
     return isinstance(dynamo.backend_of_tracing(), OURS)
 
 

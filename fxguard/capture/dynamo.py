@@ -1,17 +1,17 @@
-"""What touches TorchDynamo's underscored names.
+"""Everything that uses TorchDynamo's underscored names.
 
-What is used, why, and what breaks without it (all present in torch 2.11 to 2.13):
+The names, their use, and what breaks without them (all present in torch 2.11 to 2.13):
 
 - ``torch._C._dynamo.eval_frame.get_eval_frame_callback``: tells whether somebody compiles the
   guarded model, and with what. Without it ``torch.compile(instrument(model))`` would run the
   model eagerly.
-- ``torch._dynamo.eval_frame.innermost_backend``: unwraps that to the user's backend.
+- ``torch._dynamo.eval_frame.innermost_backend``: unwraps it to the user's backend.
 - ``torch._dynamo.eval_frame.OptimizedModule._initialize``: makes the result of ``torch.compile``
-  look at the model again. Without it a compiled model runs uncompiled after ``remove``.
+  look at the model again. Without it, a compiled model runs uncompiled after ``remove``.
 - ``InstructionTranslator.current_tx().one_graph`` and ``.output.compiler_fn``: whether somebody
   compiles a function around the model with ``fullgraph=True``, and with what. Without them the
-  guard would break that graph, which is an error then. ``.error_on_graph_break`` says the same of
-  a part of a function.
+  guard would break that graph, which is an error then. ``.error_on_graph_break`` says the same
+  about a part of a function.
 - ``torch._dynamo.convert_frame.ConvertFrameAssert``: the form that ``fullgraph=True`` takes.
 - ``torch._dynamo.eval_frame.skip_code``: keeps TorchDynamo from compiling the observers as
   functions of their own, which would run them under the compiler they observe. They can still
@@ -21,10 +21,10 @@ What is used, why, and what breaks without it (all present in torch 2.11 to 2.13
   code, and that is how ``backend()`` knows where a batch begins. Its
   ``output.has_user_defined_allowed_in_graph``, and
   ``torch._dynamo.trace_rules.is_callable_allowed``: where a backend cannot compile a graph,
-  TorchDynamo breaks it, but not when a user's own function stands in it. Marks are such
-  functions, and no reason to fail where the plain model would not.
-- ``torch._inductor.config.unsafe_marked_cacheable_functions``, where there is one: lets
-  AOTAutograd's cache keep graphs with checks. Without it a second process traces them again.
+  TorchDynamo breaks it, but not if a user's own function is in it. Marks are such functions, and
+  must not cause a failure where the plain model has none.
+- ``torch._inductor.config.unsafe_marked_cacheable_functions``, if it exists: lets AOTAutograd's
+  cache keep graphs with checks. Without it a second process traces them again.
 - ``torch._dynamo.config._make_closure_patcher``: settings for one forward, in torch 2.11.
   The public ``config.patch`` does the same and takes ten times as long, at each forward.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 # Compilations of one guarded forward before TorchDynamo gives up and leaves it to the observer.
-# TorchDynamo's own limit, 8, is soon reached by changing shapes and train/eval switches.
+# Changing shapes and train/eval switches soon reach TorchDynamo's own limit, 8.
 RECOMPILE_LIMIT = 64
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -92,12 +92,12 @@ class OuterCompiler:
     fullgraph: bool
 
 
-# Called by a frame that TorchDynamo skips, this says who would compile what that frame calls.
+# Called in a frame that TorchDynamo skips, this tells who would compile what that frame calls.
 eval_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def outer_compiler(callback: Any) -> OuterCompiler | None:
-    """Who compiles the code that is running, if anybody does."""
+    """The compiler of the code that is running, if any."""
     if not callable(callback) or not hasattr(callback, "_torchdynamo_orig_backend"):
         return None
     convert = callback._torchdynamo_orig_backend
@@ -105,7 +105,7 @@ def outer_compiler(callback: Any) -> OuterCompiler | None:
 
 
 def backend_of_tracing() -> Any:
-    """The backend that a graph which is being traced in this thread is meant for, else None."""
+    """The backend for the graph that is being traced in this thread; None if there is none."""
     try:
         root = InstructionTranslator.current_tx()
     except AttributeError:  # nothing is traced in this thread
@@ -114,14 +114,14 @@ def backend_of_tracing() -> Any:
 
 
 def wrap_backend(wrap: Callable[[Backend], Backend], *, whole_graph: bool = False) -> bool:
-    """Put another backend around that of a graph which is being traced.
+    """Put another backend around that of the graph that is being traced.
 
     Args:
-        wrap: makes a backend of the user's; may return that one.
-        whole_graph: only where the graph must not break.
+        wrap: makes a backend from the user's backend; may return the latter.
+        whole_graph: only if the graph must not break.
 
     Returns:
-        False where it may break after all, or nothing is traced: nothing has changed then.
+        False if it may break after all, or nothing is traced: then nothing has changed.
     """
     try:
         root = InstructionTranslator.current_tx()
@@ -139,29 +139,29 @@ def wrap_backend(wrap: Callable[[Backend], Backend], *, whole_graph: bool = Fals
 
 
 def object_at(address: int) -> Any:
-    """The object of which this is the ``id``, which has to be alive.
+    """The object with this ``id``, which has to be alive.
 
-    While it traces, TorchDynamo of torch 2.11 hands nothing but constants to the functions that it
-    calls, and takes an ``id`` for one.
+    While tracing, TorchDynamo of torch 2.11 passes only constants to the functions that it calls,
+    and treats an ``id`` as one.
     """
     return ctypes.cast(address, ctypes.py_object).value
 
 
 def take_for_constant(function: Callable[..., Any]) -> None:
-    """Let TorchDynamo call a function while it traces, and take what it returns for a constant."""
+    """Let TorchDynamo call a function while tracing, and treat the result as a constant."""
     torch._dynamo.assume_constant_result(function)
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether this is the result of ``torch.compile`` of a module."""
+    """Whether this is the result of ``torch.compile`` on a module."""
     return isinstance(model, OptimizedModule)
 
 
 def compile_again(model: torch.nn.Module) -> None:
     """Let every result of ``torch.compile(model)`` look at the model's forward anew.
 
-    It decides when it is made how it calls the model: a forward in ``torch.nn`` needs a function of
-    TorchDynamo around it, a forward elsewhere, such as a guard's, must have none.
+    When created, such a result decides how it calls the model: a forward in ``torch.nn`` needs a
+    TorchDynamo function around it, and a forward elsewhere, such as a guard's, must have none.
     """
     for wrapper in gc.get_objects():
         if type(wrapper) is OptimizedModule and wrapper._orig_mod is model:
@@ -175,19 +175,19 @@ def compile_forward(
     fullgraph: bool,
     leave_what_fails: bool,
 ) -> Callable[..., Any]:
-    """``torch.compile`` for a guarded forward: with room for recompilations, of its own.
+    """``torch.compile`` for a guarded forward, with its own room for recompilations.
 
     Args:
         forward: what to compile.
-        backend: with what.
+        backend: the backend.
         fullgraph: as for ``torch.compile``.
-        leave_what_fails: whether code that TorchDynamo fails to capture is left to Python and to
-            the observer, without a word: nobody asked for this compilation.
+        leave_what_fails: whether code that TorchDynamo fails to capture is silently left to Python
+            and to the observer, because nobody asked for this compilation.
     """
     plain_python.prepare_tracing()
     traced_modules.mark_traced_modules()
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither
+    known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither of them
     options = {name: value for name, value in options.items() if name in known}
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options
@@ -212,11 +212,11 @@ def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Cal
 
 
 def graph_breaks() -> Counter[str]:
-    """Reason to the number of graph breaks that TorchDynamo made for it, in this process."""
+    """The number of TorchDynamo's graph breaks in this process, by reason."""
     global _breaks
     found = counters["graph_break"]
     total = sum(found.values())
-    if total != _breaks[0]:  # it is asked at each forward, and changes at few
+    if total != _breaks[0]:  # called at each forward, but changes rarely
         reasons: Counter[str] = Counter()
         for text, count in found.items():
             reasons[text.partition("\n")[0].strip()] += count
@@ -224,11 +224,11 @@ def graph_breaks() -> Counter[str]:
     return _breaks[1]
 
 
-_breaks: tuple[int, Counter[str]] = (0, Counter())  # how many there were, and their reasons
+_breaks: tuple[int, Counter[str]] = (0, Counter())  # their total number, and the number by reason
 
 
 def captured_code() -> types.CodeType | None:
-    """The code that TorchDynamo is capturing a graph from; None where somebody else calls."""
+    """The code that TorchDynamo is capturing a graph from; None outside TorchDynamo."""
     try:
         code: types.CodeType = InstructionTranslator.current_tx().output.root_tx.f_code
     except AttributeError:
@@ -237,12 +237,12 @@ def captured_code() -> types.CodeType | None:
 
 
 def cached_with(keys: Mapping[str, str]) -> contextlib.AbstractContextManager[object]:
-    """Let AOTAutograd's cache keep graphs that call functions which it does not know.
+    """Let AOTAutograd's cache keep graphs that call functions unknown to it.
 
-    It does not keep them by itself, because it cannot tell when such functions change.
+    By itself it does not keep them, because it cannot tell when such functions change.
 
     Args:
-        keys: qualified name of a function to what changes when the function does.
+        keys: qualified name of a function to a key that changes with the function.
     """
     option = "unsafe_marked_cacheable_functions"
     if not keys or not hasattr(inductor_config, option):
@@ -254,26 +254,26 @@ def cached_with(keys: Mapping[str, str]) -> contextlib.AbstractContextManager[ob
 
 
 def let_backend_fail(graph_module: GraphModule) -> None:
-    """Let TorchDynamo break a graph that its backend cannot compile, as without marks."""
+    """Let TorchDynamo break a graph that its backend cannot compile, as it does without marks."""
     targets = {node.target for node in graph_module.graph.nodes if node.op == "call_function"}
     if any(is_callable_allowed(target) for target in targets - marks.MARKS):
         return
     try:
         output = InstructionTranslator.current_tx().output
-    except AttributeError:  # the backend was called by somebody else
+    except AttributeError:  # not called by TorchDynamo
         return
     output.has_user_defined_allowed_in_graph = False
 
 
 @torch._dynamo.assume_constant_result
 def may_not_break() -> bool:
-    """In code that TorchDynamo traces: whether a break of the graph is an error."""
+    """In code that TorchDynamo traces: whether a graph break is an error."""
     now = InstructionTranslator.current_tx()
     return bool(now.one_graph or now.error_on_graph_break)
 
 
 def leave_to_python(function: Any) -> None:
-    """Keep TorchDynamo from compiling a function of its own; it may still be traced in another."""
+    """Keep TorchDynamo from compiling a function by itself; it can still be traced in a caller."""
     skip_code(function.__code__)  # type: ignore[attr-defined]
 
 

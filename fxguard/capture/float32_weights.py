@@ -1,4 +1,4 @@
-"""Copies of weights in float32, for graphs that keep some of their operations there."""
+"""Copies of weights in float32, for graphs that keep some operations in float32."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Float32Weights"]
 
 
 class Float32Weights:
-    """Copies of some of a graph's inputs, each made anew when its weight may have changed.
+    """Copies of some inputs of a graph, each renewed when its weight may have changed.
 
-    A weight has changed when its ``_version`` has, or its memory. It may have when a gradient has
-    reached it, or grad mode is another one: optimizers, and averages of weights that are swapped in
-    for an evaluation, write in ways that leave the version as it was.
+    A weight has changed if its ``_version`` or its memory has. It may have changed if a gradient
+    has reached it, or if grad mode differs: optimizers, and averaged weights that are swapped in
+    for an evaluation, write in ways that do not change the version.
 
     Args:
-        positions: of the weights among the inputs.
+        positions: positions of the weights among the inputs.
     """
 
     def __init__(self, positions: Sequence[int]) -> None:
@@ -44,23 +44,23 @@ class Float32Weights:
 
 
 class _Copy:
-    """One copy, and what it is a copy of."""
+    """One copy, and the state of its original."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weakref.ref(weight)
         self.state = _state_of(weight)
         self.values = weight.detach().to(torch.float32)
-        self.has_gradient = False  # has reached the weight since
+        self.has_gradient = False  # whether one has reached the weight since
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether it holds what the weight holds."""
+        """Whether the copy is up to date with the weight."""
         if self.has_gradient or self.weight() is not weight or self.state is None:
             return False
         return self.state == _state_of(weight)
 
 
 class _Cast(torch.autograd.Function):
-    """``weight.to(float32)``, computed before."""
+    """``weight.to(float32)``, computed earlier."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: _Copy) -> Tensor:
@@ -74,6 +74,6 @@ class _Cast(torch.autograd.Function):
 
 
 def _state_of(weight: Tensor) -> tuple[int, int, bool] | None:
-    """Changes when somebody writes the weight; None where that cannot be told."""
+    """A state that changes when somebody writes the weight; None if writes cannot be detected."""
     version = version_of(weight)
     return None if version is None else (version, weight.data_ptr(), torch.is_grad_enabled())

@@ -1,9 +1,9 @@
 """Follows what a script computes from the outputs of guarded models, up to its backward.
 
-Between the return of a guarded model and the backward a torch function mode stands at the bottom of
-the thread's stack. It looks at operations that read what the model returned, what was made of that,
-or a weight of the model. Everything else passes. A function of the script that is compiled is
-compiled anew under the mode, with checks.
+Between the return of a guarded model and the backward, a torch function mode is at the bottom of
+the thread's stack. It looks at operations that read outputs of the model, values computed from
+them, or weights of the model. Everything else passes. A compiled function of the script is compiled
+anew under the mode, with checks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fxguard.graph import nodes
 
 __all__ = ["Following", "stand_in_for"]
 
-MOST_EVENTS = 4096  # of forwards that no backward follows, until they are forgotten
+MOST_EVENTS = 4096  # of forwards without a backward, before they are forgotten
 
 
 class _Here(threading.local):
-    following: Following | None = None  # whose mode stands on the stack
+    following: Following | None = None  # the one whose mode is on the stack
 
 
 _here = _Here()
@@ -47,7 +47,7 @@ class Following(Observer):
         super().__init__()
         plain_python.prepare_tracing()
         self.loss: Loss | None = None
-        self.stands_aside_for: Module | None = None  # which may take a fused kernel
+        self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
 
     def __torch_function__(
         self,
@@ -66,10 +66,10 @@ class Following(Observer):
         return follow(loss, func, args, kwargs or {})
 
     def loss_of(self, number: int) -> Loss:
-        """The loss that what a guarded model has returned belongs to.
+        """The loss that the outputs of a guarded model belong to.
 
         Args:
-            number: of the model's batch, which has ended.
+            number: number of the model's batch, which has ended.
         """
         loss = self.loss
         if loss is None or loss.has_ended or len(loss.batch.events) > MOST_EVENTS:
@@ -85,7 +85,7 @@ class Following(Observer):
             self._enter()
 
     def _enter(self) -> None:
-        # Below all others: whoever has entered one will leave that one.
+        # Below all others: those who entered a mode above will leave it again.
         set_function_modes([self, *_modes_but(self)])
 
     def _leave(self) -> None:
@@ -93,12 +93,12 @@ class Following(Observer):
             set_function_modes(_modes_but(self))
 
     def forget(self) -> None:
-        """An optimizer is about to change weights: no backward can run again."""
+        """Called when an optimizer is about to change weights: no backward can run again."""
         self.stop()
         self.loss = None
 
     def retire(self) -> None:
-        """Let go of everything, from any thread; a mode that stays on a stack does nothing."""
+        """Release everything, from any thread; a mode left on a stack does nothing."""
         self.loss = None
         hear_of_modules(self, None, None)
 
@@ -110,17 +110,17 @@ class Following(Observer):
         self._leave()
 
     def stand_aside(self, module: Module, args: tuple[Any, ...]) -> None:
-        """A module of the script is about to run: under a mode it would take another kernel."""
+        """Called when a module of the script is about to run; a mode would change its kernel."""
         if self.stands_aside_for is not None or not may_fuse(module):
             return
         given = [x for x in nodes.leaves(args) if isinstance(x, Tensor)]
         if torch.is_grad_enabled() and (not given or any(x.requires_grad for x in given)):
-            return  # it takes the same one, and may be a part of the loss
+            return  # it takes the same kernel, and may be a part of the loss
         self.stands_aside_for = module
         self._leave()
 
     def come_back(self, module: Module) -> None:
-        """A module of the script has returned, or has raised."""
+        """Called when a module of the script has returned or raised."""
         if self.stands_aside_for is module:
             self.stands_aside_for = None
             self._enter()
@@ -140,10 +140,10 @@ def _modes_but(mode: Following) -> list[Any]:
     return [each for each in overrides._get_current_function_mode_stack() if each is not mode]
 
 
-# TorchDynamo is active between graphs, and would compile fxguard's own functions one by one.
+# TorchDynamo is active between graphs and would compile fxguard's own functions one by one.
 @torch.compiler.disable
 def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one operation of a script, and look at it where it belongs to the loss."""
+    """Run one operation of a script, and observe it if it belongs to the loss."""
     if active.current() is not None:
         return func(*args, **kwargs)
     if func not in BACKWARDS:
@@ -154,7 +154,7 @@ def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a backward, and look at what it begins with."""
+    """Run a backward, and look at the tensors that it begins with."""
     given = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
     with torch._C.DisableTorchFunction():
         loss.backward_comes([x for x in nodes.leaves(given) if isinstance(x, Tensor)])
@@ -165,7 +165,7 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def stand_in_for(backward: Any) -> Any:
-    """A function to put in the place of ``torch.autograd.backward``."""
+    """A function to replace ``torch.autograd.backward``."""
 
     @functools.wraps(backward)
     @torch.compiler.disable
@@ -179,7 +179,7 @@ def stand_in_for(backward: Any) -> Any:
 
 
 def _traced() -> None:
-    """An operation of a function of the script is being traced: its graph gets checks."""
+    """Called when an operation of a script's function is being traced: its graph gets checks."""
     if _current_loss() is not None:
         dynamo.wrap_backend(_checking)
 
@@ -189,14 +189,14 @@ def _checking(inner: dynamo.Backend) -> dynamo.Backend:
 
 
 def _graph_ran(run: GraphRun, outputs: Sequence[Any] | None) -> None:
-    """A graph that was compiled under a mode has run: now, and under whichever mode is there."""
+    """Called when a graph that was compiled under a mode has run, under whichever mode now."""
     loss = _current_loss()
     if outputs is not None and loss is not None and loss.is_read_by(run.live, {}):
         loss.graph_ran(run, outputs)
 
 
 def _current_loss() -> Loss | None:
-    """The loss that this thread computes. While TorchDynamo traces, it has emptied the stack."""
+    """The loss that this thread computes. While tracing, TorchDynamo has emptied the stack."""
     following = _here.following
     loss = None if following is None else following.loss
     return None if loss is None or loss.has_ended else loss

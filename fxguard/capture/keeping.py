@@ -1,4 +1,4 @@
-"""Which operations of a model are kept in float32: named by globs, looked up in each graph."""
+"""The operations of a model that are kept in float32: named by globs, found in each graph."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fxguard.records import Role, title_of
 
 __all__ = ["Keeping", "named_steps", "numbered", "seen_from_outside", "titles_of"]
 
-AROUND = "<the model>"  # in a graph that holds more than it
+AROUND = "<the model>"  # its name in a graph that holds more than the model
 
 
 class Keeping:
     """The operations of one model that are kept in float32.
 
     Args:
-        globs: ``"encoder.block.*:add#2"``: of modules, and after a colon of operations in them. A
-            number says which one of several that have the same name.
-        names: ``id(module)`` to what a glob calls it; None for what the plan of a graph calls it.
+        globs: ``"encoder.block.*:add#2"`` names modules, and after the colon operations in them. A
+            number selects one of several with the same name.
+        names: ``id(module)`` to its name in globs; None for its name in the plan of a graph.
 
     Attributes:
-        globs: may be replaced, while nobody runs the model; see
+        globs: may be replaced while nobody runs the model; see
             :class:`~fxguard.capture.keeping_backend.KeepingBackend`.
         idle: globs that have named no operation yet.
     """
@@ -49,10 +49,11 @@ class Keeping:
         self._is_settled = not self.globs
 
     def expect_some(self) -> None:
-        """Look, when the model has run, whether anything was found.
+        """Check, after the model has run, that something was found.
 
         Raises:
-            FxguardError: where no glob has named an operation, or one that cannot be kept.
+            FxguardError: when no glob named an operation, or one named an operation that cannot be
+                kept.
         """
         if self.refusal is not None:
             raise self.refusal
@@ -72,8 +73,8 @@ class Keeping:
             )
 
     def around(self, model: Module) -> Keeping:
-        """The same for a graph that somebody has compiled around the model."""
-        # A name that no other module has.
+        """The same for a graph that was compiled around the model."""
+        # A name that no other module can have.
         names = {
             id(module): f"{AROUND}.{name}" if name else AROUND
             for name, module in model.named_modules()
@@ -87,14 +88,13 @@ class Keeping:
         """A graph with its kept operations in float32.
 
         Args:
-            graph_module: the graph; itself where nothing of it is kept.
+            graph_module: the graph; returned unchanged if nothing in it is kept.
             plan: its plan.
-            weights_stay: whether weights are there between two runs. FSDP frees them, and copies
-                would hold them together: they are cast at each run. So they are where memory is
-                scarce.
+            weights_stay: whether weights exist between two runs. FSDP frees them, and copies would
+                undo that, so weights are cast at each run; likewise if memory is scarce.
 
         Returns:
-            What to run, and what gives the inputs that it has besides those of the graph.
+            The graph to run, and a function that gives its extra inputs.
         """
         weights = {
             value.argument
@@ -102,7 +102,7 @@ class Keeping:
             if value.role is Role.WEIGHT and value.argument is not None and weights_stay
         }
         kept = self.kept_of(graph_module, plan)
-        if self.names is not None:  # a graph around the model is all that there is of it
+        if self.names is not None:  # a graph around the model is the only one
             self.expect_some()
         if not kept:
             return graph_module, Float32Weights(())
@@ -111,12 +111,12 @@ class Keeping:
             if not has_room(_inputs_at(graph_module, made.weights), torch.float32):
                 made = in_float32(graph_module, kept, frozenset())
         except UsageError as error:
-            self.refusal = error  # TorchDynamo may leave to Python what its backend does not take
+            self.refusal = error  # TorchDynamo may leave code to Python that its backend rejects
             raise
         return made.graph_module, Float32Weights(made.weights)
 
     def kept_of(self, graph_module: GraphModule, plan: Plan) -> frozenset[str]:
-        """The nodes of a graph that are kept, by name."""
+        """The names of the nodes of a graph that are kept."""
         if self.names is not None:
             plan = make_plan(graph_module, self.names, has_marks=False)
         kept = set()
@@ -130,7 +130,7 @@ class Keeping:
 
 
 def seen_from_outside(glob: str, part: str) -> tuple[str, ...]:
-    """The glob of a part of a model, as globs of the model.
+    """A glob for a part of a model, as globs for the whole model.
 
     Example:
         >>> seen_from_outside("*:add", "encoder")
@@ -147,9 +147,9 @@ def seen_from_outside(glob: str, part: str) -> tuple[str, ...]:
 
 
 def numbered(plan: Plan) -> Iterator[tuple[Step, int]]:
-    """Each operation of a graph, with its number among those of its module that share its name.
+    """Each operation of a graph, with its number among those of its module with the same name.
 
-    Casts that :mod:`fxguard.passes.float32` has put in have none.
+    Casts that :mod:`fxguard.passes.float32` put in have no number.
     """
     count: Counter[tuple[str, str]] = Counter()
     for step in plan.steps:
@@ -164,12 +164,12 @@ def _inputs_at(graph_module: GraphModule, positions: Collection[int]) -> list[Te
 
 
 def _outermost(step: Step) -> str:
-    """The node of the graph itself in which an operation stands."""
+    """The node of the outer graph that contains an operation."""
     return step.inside[0][0] if step.inside else step.node
 
 
 def titles_of(run: GraphRun) -> dict[Place, str]:
-    """What each operation is called: a second one of the same name has a number."""
+    """The title of each operation; a second one with the same name has a number."""
     named = named_steps(run)
     return {(step.inside, step.node): title_of(module, kind) for module, kind, step in named}
 

@@ -1,4 +1,4 @@
-"""From a captured graph to one that keeps operations in float32: without checks."""
+"""Turns a captured graph into one that keeps operations in float32, without checks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["KeepingBackend"]
 
 
 class KeepingBackend:
-    """A TorchDynamo backend around another one. The graphs that it hands on check nothing.
+    """A TorchDynamo backend around another one, whose graphs check nothing.
 
-    Where no compiler follows, and the globs of ``keeping`` are replaced, graphs are rewritten at
-    their next run, and TorchDynamo does not capture them anew.
+    If no compiler follows and the globs of ``keeping`` are replaced, graphs are rewritten at their
+    next run without a new capture by TorchDynamo.
 
     Args:
         inner: the name of a backend, or a backend.
-        keeping: what is kept.
+        keeping: the operations to keep.
         names: ``id(module)`` to qualified name.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         refresh: brings both up to date; called before a graph is read.
-        weights_stay: whether weights are there between two runs.
+        weights_stay: whether weights exist between two runs.
         follows_python: whether nobody asked for a compiler.
     """
 
@@ -96,7 +96,7 @@ class KeepingBackend:
     def compiled(
         self, graph_module: GraphModule, plan: Plan, example_inputs: Any
     ) -> tuple[Callable[..., Any], Float32Weights]:
-        """What runs a graph, and what gives the inputs that it has besides those of the graph."""
+        """A function that runs a graph, and one that gives its extra inputs."""
         with torch._C.DisableTorchFunction():
             rewritten, weights = self.keeping.rewritten(
                 graph_module, plan, weights_stay=self.weights_stay

@@ -1,8 +1,8 @@
-"""Hooks on every module of the process: while a guarded forward runs, or while a loss is followed.
+"""Hooks on every module of the process, while a guarded forward runs or a loss is followed.
 
 They are put into ``torch.nn.modules.module._global_forward_hooks`` and its companions. The public
-function gives a new key at each call, and TorchDynamo would compile again for each key. Hooks on
-the modules themselves would switch off the fused kernels of ``nn.TransformerEncoder``.
+function would use a new key at each call, and TorchDynamo would compile again for each key. Hooks
+on the modules themselves would switch off the fused kernels of ``nn.TransformerEncoder``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fxguard.batch import module_hooks as module_calls
 
 __all__ = ["HOOK_ID", "hear_of_modules", "with_module_hooks"]
 
-# Keys that nobody else is given.
+# Keys that nobody else gets.
 HOOK_ID = RemovableHandle(OrderedDict()).id
 FOLLOWED_ID = RemovableHandle(OrderedDict()).id
 
 _lock = threading.Lock()
 _users: set[object] = set()  # forwards that need the hooks now, in all threads
-_watchers: set[object] = set()  # that want to see modules outside of guarded forwards
+_watchers: set[object] = set()  # those that want to see modules outside guarded forwards
 
 
 def with_module_hooks(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function, and let :mod:`fxguard.batch.module_hooks` see its modules begin and return.
 
-    A ``with`` statement would leave the hooks behind after an interrupt at the wrong moment.
+    After an interrupt at the wrong moment, a ``with`` statement would leave the hooks behind.
     """
     user = object()
     try:
@@ -61,12 +61,12 @@ def _take_off(user: object) -> None:
 def hear_of_modules(
     watcher: object, before: Callable[..., Any] | None, after: Callable[..., Any] | None
 ) -> None:
-    """Call two functions before and after each module of the process, or no longer.
+    """Start or stop calling two functions before and after each module of the process.
 
     Args:
-        watcher: who wants it.
-        before: what is called before a module runs; None to end it.
-        after: what is called when it has returned or raised; likewise.
+        watcher: the object that asks for it.
+        before: called before a module runs; None to stop.
+        after: called after a module has returned or raised; None to stop.
     """
     with _lock:
         if before is not None and after is not None:

@@ -1,8 +1,8 @@
-"""Lets TorchDynamo capture an eager model along the path that plain Python takes.
+"""Lets TorchDynamo capture an eager model along the path of plain Python.
 
 Nobody asked for a compiler, so nobody may notice one. TorchDynamo differs from Python in ways that
-a model can see. These are undone here, for our own captures only (hooks are, in
-:mod:`fxguard.guard._hooks`):
+a model can see. This module undoes them, only for our own captures (:mod:`fxguard.guard._hooks`
+handles hooks):
 
 - It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
   transformers build whole attention masks. They also ask whether a device is recording a stream,
@@ -11,7 +11,7 @@ a model can see. These are undone here, for our own captures only (hooks are, in
   Some methods of tensors break the graph under a mode (``unflatten``).
 - It takes ``mark_static_address``, which only code asks for that is not compiled, for an error.
 
-What is used of TorchDynamo (present in torch 2.11 to 2.15):
+The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 - ``TorchInGraphFunctionVariable._get_handlers()``: the table that says how calls of functions such
   as ``is_compiling`` are traced. Ours look first at who asks, and whose capture it is.
@@ -42,8 +42,8 @@ from fxguard.graph.source_lines import is_internal
 
 __all__ = ["backend_of", "prepare_tracing", "traced_under_observer"]
 
-# What models ask to choose their path: in plain Python the answer to each is no. A guard stands
-# aside while a stream is recorded.
+# Questions that models ask to choose their path; in plain Python the answer to each is no. A guard
+# steps aside while a stream is recorded.
 ASKED = (
     torch.compiler.is_compiling,
     torch.compiler.is_dynamo_compiling,
@@ -53,17 +53,17 @@ ASKED = (
     torch.cuda.is_current_stream_capturing,
 )
 
-# Decides whether nn.MultiheadAttention uses its fused kernel in evaluation; torch itself asks it.
+# Decides whether nn.MultiheadAttention uses its fused kernel in evaluation; torch itself calls it.
 MAY_FUSE = torch.nn.modules.activation._is_make_fx_tracing
 
 
 @functools.cache
 def prepare_tracing() -> None:
-    """Teach TorchDynamo both answers; done once, before the first capture."""
+    """Teach TorchDynamo these answers, once, before the first capture."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
     asked = [*ASKED, MAY_FUSE]
     if not torch.xpu.is_available() and hasattr(torch.xpu, "is_current_stream_capturing"):
-        # TorchDynamo breaks the graph at any function of torch.xpu.
+        # TorchDynamo breaks the graph at every function of torch.xpu.
         asked.append(torch.xpu.is_current_stream_capturing)
         get_torch_obj_rule_map()[asked[-1]] = TorchInGraphFunctionVariable
     for function in asked:
@@ -75,7 +75,7 @@ def prepare_tracing() -> None:
     asking.is_forbidden = _left_to_python(asking.is_forbidden)
 
 
-# Called when an operation is traced while nothing but our observers stands on the stack of modes.
+# Called when an operation is traced while only our observers are on the stack of modes.
 traced_under_observer: list[Callable[[], object]] = []
 
 
@@ -89,7 +89,7 @@ def _is_traced_through_modes(state: Any) -> bool:
 
 
 def _is_observer(mode: Any) -> bool:
-    """Whether an entry of the stack of modes that TorchDynamo traces is ours."""
+    """Whether a mode on the stack that TorchDynamo traces is ours."""
     if isinstance(mode, LazyVariableTracker):
         if not mode.is_realized():
             return isinstance(mode.original_value(), Observer)
@@ -98,7 +98,7 @@ def _is_observer(mode: Any) -> bool:
 
 
 def backend_of(tx: Any) -> Any:
-    """The backend that a graph which is being traced is meant for, as it was given."""
+    """The backend for the graph that is being traced, as it was given."""
     backend = innermost_backend(tx.output.compiler_fn)
     return getattr(backend, "compiler_fn", backend)  # torch.compile keeps it with its options
 
@@ -109,7 +109,7 @@ def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(handler)
     def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         follows = getattr(backend_of(tx), "follows_python", False)
-        # torch itself has to know that it is traced, and so do fxguard's hooks.
+        # Torch itself has to know that it is traced, and so do fxguard's hooks.
         if follows and (self.value is MAY_FUSE or not is_internal(tx.f_code.co_filename)):
             return ConstantVariable.create(False)
         return handler(self, tx, *args, **kwargs)
@@ -118,10 +118,10 @@ def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _left_to_python(is_forbidden: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The question whether a function may not be traced, which it is an error to call then.
+    """Replaces the test for functions that may not be traced, so that calling them is an error.
 
-    A call of ``mark_static_address`` becomes part of the graph, which does it to the tensors that
-    it runs with. In front of all others the graph ends, and Python calls them.
+    A call of ``mark_static_address`` becomes part of the graph, which applies it to its own
+    tensors. Before all other such calls the graph ends, and Python makes the call.
     """
 
     @functools.wraps(is_forbidden)
@@ -141,4 +141,4 @@ def _left_to_python(is_forbidden: Callable[[Any], bool]) -> Callable[[Any], bool
 
 
 def _as_ever(variable: Any, tx: Any, *args: Any, **kwargs: Any) -> None:
-    """No answer: TorchDynamo goes on as if there were no handler."""
+    """Give no answer, so that TorchDynamo continues as if there were no handler."""

@@ -1,10 +1,10 @@
-"""What TorchDynamo says to those who compile, kept from those who did not ask for a compiler.
+"""Hides TorchDynamo's messages from users who did not ask for a compiler.
 
-What it fails to capture runs in Python, as it would without fxguard, and :meth:`Guard.coverage`
-says so in a line. TorchDynamo itself raises, or writes a traceback of a hundred lines for each
-function.
+Code that it fails to capture runs in Python, as it would without fxguard, and
+:meth:`Guard.coverage` says so in one line. TorchDynamo itself would raise, or write a traceback of
+a hundred lines for each function.
 
-What is used of TorchDynamo (present in torch 2.11 to 2.15):
+The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 - the loggers of its modules, and ``utils.warn_once``.
 - ``config.suppress_errors``: whether what it fails to capture runs in Python. Where its value is
@@ -26,14 +26,14 @@ from torch._dynamo import config
 
 __all__ = ["quietly"]
 
-# The first tells what could not be captured, the second that a number was taken from a tensor.
+# The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")
 
-_here = threading.local()  # `quiet`: a capture may begin that nobody asked for
+_here = threading.local()  # `quiet`: whether a capture may begin that nobody asked for
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in which TorchDynamo gives no advice, and leaves what it fails at to Python."""
+    """A function in which TorchDynamo gives no advice, and leaves failing code to Python."""
     _keep_quiet()
     setting = config._config["suppress_errors"]  # type: ignore[attr-defined] # added at import
     override = getattr(setting, "user_override", None)
@@ -55,7 +55,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _keep_quiet() -> None:
-    """Teach TorchDynamo when to give no advice; done once."""
+    """Teach TorchDynamo, once, when to give no advice."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_asked_for)
     warn_once = dynamo_utils.warn_once

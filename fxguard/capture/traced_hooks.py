@@ -1,16 +1,16 @@
-"""Hooks of autograd that TorchDynamo comes across.
+"""Autograd hooks that TorchDynamo encounters.
 
-It traces them as a part of the backward that it compiles (compiled autograd): what they call has to
-be an operation there. Where a backward begins inside a compiled function, it would compile them as
-functions of their own.
+TorchDynamo traces them as part of a backward that it compiles (compiled autograd), where everything
+that they call has to be an operation. If a backward begins inside a compiled function, it would
+compile them as separate functions.
 
-Underscored names that it uses (present in torch 2.11 to 2.13):
+Underscored names in use (present in torch 2.11 to 2.13):
 
-- ``torch._C._dynamo.eval_frame.set_code_exec_strategy``: ``torch._dynamo.eval_frame.skip_code`` is
-  the same without what a function calls. Without it no backward inside of a compiled function is
-  seen.
-- ``torch._dynamo.compiled_autograd.in_compiled_autograd_region``: tells backwards that are compiled
-  from others. Without it those are not seen.
+- ``torch._C._dynamo.eval_frame.set_code_exec_strategy``: like
+  ``torch._dynamo.eval_frame.skip_code``, but also for functions that a function calls. Without it,
+  no backward inside a compiled function is seen.
+- ``torch._dynamo.compiled_autograd.in_compiled_autograd_region``: tells compiled backwards from
+  others. Without it, compiled ones are not seen.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["Looks", "hand_over", "in_compiled_autograd", "never_compiled", "numb
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 
-NEVER = Strategy(Action.SKIP, Action.SKIP)  # neither a function nor what it calls
+NEVER = Strategy(Action.SKIP, Action.SKIP)  # skip both a function and what it calls
 
 
 def never_compiled(hook: Hook) -> Hook:
-    """Keep TorchDynamo from compiling a hook, or what that calls; compiled autograd traces it."""
+    """Keep TorchDynamo from compiling a hook and what it calls; compiled autograd traces it."""
     set_code_exec_strategy(hook.__code__, NEVER)  # type: ignore[attr-defined]
     return hook
 
@@ -46,32 +46,32 @@ never_compiled(kept_function.FunctionHook.__call__)
 
 
 class Looks(Protocol):
-    """Whoever looks at gradients of leaves."""
+    """An object that looks at gradients of leaves."""
 
     def reached(self, name: str, gradient: Tensor) -> None:
-        """A gradient is about to be accumulated into a leaf."""
+        """Called when a gradient is about to be accumulated into a leaf."""
 
 
 def in_compiled_autograd() -> bool:
-    """Whether this backward is a compiled one; also while hooks are traced for it."""
+    """Whether this backward is a compiled one, also while its hooks are traced."""
     return compiled_autograd.in_compiled_autograd_region
 
 
 def number_of(listener: Looks) -> int:
-    """What :func:`hand_over` knows a listener by, as long as that is alive."""
+    """The number by which :func:`hand_over` finds a listener as long as it is alive."""
     number = id(listener)
     _listeners[number] = listener
     return number
 
 
 def hand_over(gradient: Tensor, number: int, name: str) -> None:
-    """Let a listener look at a gradient, when the graph runs that this call is traced into."""
+    """Let a listener look at a gradient when the graph that contains this call runs."""
     torch.ops.fxguard.gradient_reached(gradient, _order, number, name)
 
 
 _listeners: weakref.WeakValueDictionary[int, Looks] = weakref.WeakValueDictionary()
 
-# The operation says that it writes this: so no compiler deletes it, moves it, or runs it twice.
+# The operation claims to write this, so that no compiler deletes, moves or repeats it.
 _order = torch.zeros(())
 
 

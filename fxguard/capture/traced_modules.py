@@ -1,10 +1,10 @@
-"""Modules that TorchDynamo traces: each leaves a mark in the graph when it has returned.
+"""Makes each module that TorchDynamo traces leave a mark in the graph when it has returned.
 
-Hooks on all modules would leave it, too, and do where a module has hooks of its own. But where
-there is a hook TorchDynamo traces all of ``Module._call_impl``, which takes longer than to trace
-what most modules compute. So it is told here to go on to ``forward``, as it does without hooks.
+Hooks on all modules could leave the mark as well, and do so for modules with hooks of their own.
+But with a hook, TorchDynamo traces all of ``Module._call_impl``, which takes longer than tracing
+the computation of most modules. So it is told here to go straight to ``forward``, as without hooks.
 
-What is used of TorchDynamo (present in torch 2.11 to 2.15):
+The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 - ``UnspecializedNNModuleVariable.call_function``: traces a call of a module. What it does for one
   without hooks is done here, for those that have only fxguard's. Without it the hooks are traced.
@@ -60,12 +60,12 @@ GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
 )
 
-# Traces an attribute of a module; it has the first name from torch 2.15 on.
+# Traces an attribute of a module; the first name exists from torch 2.15 on.
 _attribute_of: Any = (
     getattr(UnspecializedNNModuleVariable, "tp_getattro_impl", None)
     or UnspecializedNNModuleVariable.var_getattr
 )
-# From torch 2.12 on the method that says where a module's attribute comes from is given the tracer.
+# From torch 2.12 on, the method that gives the source of a module's attribute takes the tracer.
 _SOURCE_TAKES_TX = (
     "tx" in inspect.signature(UnspecializedNNModuleVariable.get_source_by_walking_mro).parameters
 )
@@ -73,7 +73,7 @@ _SOURCE_TAKES_TX = (
 
 @functools.cache
 def mark_traced_modules() -> None:
-    """Let TorchDynamo go on to the forward of modules that have no hook but ours; done once."""
+    """Let TorchDynamo go straight to the forward of modules with only our hooks; done once."""
     original = UnspecializedNNModuleVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -88,21 +88,21 @@ _passed_through: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def pass_through(call: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Note a function that stands in for ``Module.__call__``, and calls it in a checked graph.
+    """Note a function that replaces ``Module.__call__`` and just calls it in a checked graph.
 
     Args:
         call: the function.
-        original: what it calls.
+        original: the function that it calls.
     """
     if original is unpatched_nn_module_call:
         _passed_through.add(call)
 
 
 def _has_plain_call(module: Any, tx: Any) -> bool:
-    """Whether a call of a module is one of its forward, our hooks aside."""
+    """Whether a call of a module only calls its forward, apart from our hooks."""
     value = module.value
     return (
-        not isinstance(value, LazyModuleMixin)  # TorchDynamo makes its weights first
+        not isinstance(value, LazyModuleMixin)  # TorchDynamo has to make its weights first
         and _is_plain(getattr(value.__call__, "__func__", None), tx)
         and getattr(value._call_impl, "__func__", None) is unpatched_nn_module_call_impl
         and not module.has_key_in_generic_dict(tx, "forward")
@@ -113,7 +113,7 @@ def _has_plain_call(module: Any, tx: Any) -> bool:
 
 
 def _is_plain(call: Any, tx: Any) -> bool:
-    """Whether it is ``Module.__call__``, or comes to the same in the graph that is traced."""
+    """Whether it is ``Module.__call__``, or equivalent in the graph that is traced."""
     if call is unpatched_nn_module_call:
         return True
     return call in _passed_through and getattr(backend_of(tx), "has_marks", False)
@@ -146,16 +146,16 @@ def _leave_mark(tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output:
         mark = VariableTracker.build(tx, marks.module_returned)
         texts = TupleVariable([ConstantVariable.create(label) for label in labels])
         mark.call_function(tx, [texts, *tensors], {})
-    else:  # some other container, which Python knows how to enter
+    else:  # another container, which Python can enter
         traced = VariableTracker.build(tx, mark_return)
         traced.call_function(tx, [output, *args], dict(kwargs))
 
 
 def _flatten(label: str, value: Any, labels: list[str], tensors: list[Any]) -> bool:
-    """What :func:`fxguard.graph.marks.flatten` does, for what stands for the most common values.
+    """Does the work of :func:`fxguard.graph.marks.flatten` for variables of the commonest values.
 
     Returns:
-        Whether it is one of those.
+        Whether the value is one of those.
     """
     if isinstance(value, LazyVariableTracker):
         value = value.realize()

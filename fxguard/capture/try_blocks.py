@@ -1,13 +1,13 @@
-"""Operations in ``try`` blocks: TorchDynamo captures them as if nothing in there could raise.
+"""Operations in ``try`` blocks, which TorchDynamo captures as if nothing there could raise.
 
-It leaves the handlers out, and what stands under ``finally``. So a function of which an operation
-may be caught is left to Python, and the functions that it calls are captured on their own.
+TorchDynamo leaves out the handlers and the code under ``finally``. So a function that may catch an
+operation's exception is left to Python, and the functions that it calls are captured separately.
 
-What is used of TorchDynamo (present in torch 2.11 to 2.15):
+The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
-- ``exc.SkipFrame``: what a backend raises to leave a function to Python.
+- ``exc.SkipFrame``: a backend raises it to leave a function to Python.
 - ``InstructionTranslator.current_tx().f_code``: the code of the function that is captured.
-- ``tx.output.root_tx.f_code``: the same, for what traces a function that it calls.
+- ``tx.output.root_tx.f_code``: the same, from the tracer of a function that it calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["leave_try_block_of_last", "leave_try_blocks"]
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
-# Dtypes for which operations that only copy have a kernel, on a CPU and on CUDA.
+# Dtypes for which copying operations have a kernel, on a CPU and on CUDA.
 WITH_KERNELS = frozenset(
     {
         torch.bool,
@@ -46,10 +46,10 @@ WITH_KERNELS = frozenset(
 
 
 def leave_try_blocks(graph_module: GraphModule) -> None:
-    """Raise what leaves a function to Python where an operation of it stands in a ``try`` block.
+    """Leave a function to Python, by an exception, if one of its operations is in a ``try`` block.
 
-    The functions that it calls are captured on their own then. A block that waits for nothing but
-    a kernel that does not exist is captured where there is one: caches of transformers have it.
+    The functions that it calls are then captured separately. A block that only handles a missing
+    kernel is captured if there is a kernel: caches of transformers have such a block.
     """
     try:
         root = InstructionTranslator.current_tx().f_code
@@ -60,13 +60,14 @@ def leave_try_blocks(graph_module: GraphModule) -> None:
 
 
 def leave_try_block_of_last(tx: Any) -> None:
-    """Do that for the last operation alone, while the function is still traced.
+    """Do the same for only the last operation, while the function is still being traced.
 
-    The end of the tracing would come to the same. A model whose whole forward is called in a
-    ``try`` block is not traced to its end for nothing, though, and once more where it breaks.
+    The check at the end of tracing has the same effect. But with this one, a model whose whole
+    forward is called in a ``try`` block is not traced to its end in vain, and again after each
+    break.
 
     Args:
-        tx: what traces the function, or one that it calls.
+        tx: the tracer of the function, or of one that it calls.
     """
     last = next(iter(reversed(tx.output.graph.nodes)), None)
     if last is not None:
@@ -82,7 +83,7 @@ def _leave_try_block(node: Node, root: CodeType) -> None:
 
 
 def _has_kernel(node: Node) -> bool:
-    """Whether an operation has a kernel for what it is given, as those that only copy have."""
+    """Whether an operation has a kernel for its arguments, as copying operations do."""
     example = nodes.example_of(node)
     return (
         name_of(node.target) in REPEATABLE
@@ -94,7 +95,7 @@ def _has_kernel(node: Node) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_tried(trace: str | None, root: CodeType, may_fail: bool) -> bool:
-    """Whether an exception at a node is caught by a function from the captured one on.
+    """Whether an exception at a node is caught by the captured function or one that it calls.
 
     Args:
         trace: the node's stack trace.
@@ -119,15 +120,15 @@ class _Tried(NamedTuple):
     """The body of a ``try`` block."""
 
     lines: range
-    waits_for_kernels: bool  # nothing but NotImplementedError is handled
+    waits_for_kernels: bool  # only NotImplementedError is handled
 
 
 @functools.lru_cache(maxsize=256)
 def _tried_lines(file: str) -> tuple[_Tried, ...]:
-    """The lines of a file behind which a handler or a ``finally`` block stands."""
+    """The lines of a file that a handler or a ``finally`` block covers."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # no Python, or none that can be read
+    except (SyntaxError, ValueError):  # not Python, or unreadable
         return ()
     kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
     return tuple(
@@ -141,7 +142,7 @@ def _tried_lines(file: str) -> tuple[_Tried, ...]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements of a file. What stands in expressions is left out: it holds none."""
+    """All statements of a file. Expressions are skipped, because they contain none."""
     left = [tree]
     while left:
         node = left.pop()

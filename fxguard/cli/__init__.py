@@ -2,5 +2,5 @@
 
 **In**: a command line, a script.
 
-**Out**: the script's run, watched; its exit status; tables and pages of what was found.
+**Out**: a watched run of the script and its exit status; tables and pages of what was found.
 """

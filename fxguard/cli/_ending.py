@@ -1,4 +1,4 @@
-"""How a run that was watched ends: what is said, and with which status."""
+"""How a watched run ends: what is printed, and the exit status."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def end(
     show: Callable[[BaseException], object],
     traces: Iterable[Path] = (),
 ) -> int | None:
-    """Say what a run came to.
+    """Print the result of a run.
 
     Args:
-        error: what ended it; None where it came to its end.
-        note: what all its processes have found.
+        error: what ended the run; None if it ran to its end.
+        note: what all processes of the run have found.
         show: shows the traceback of an exception of the script's own.
-        traces: files that were written.
+        traces: trace files that were written.
 
     Returns:
-        The exit status; None where it is the script's own and :func:`last_line` is due.
+        The exit status; None if the script decides it and :func:`last_line` is still to be called.
     """
     for path in traces:
         say(f"for a page of the whole batch: fxguard report {path}")
@@ -43,7 +43,7 @@ def end(
     if isinstance(error, NonFiniteError):
         say(error.report.advice)
         return DETECTED
-    # What another process raised comes here as text in an exception of torch's.
+    # An exception of another process arrives here as text inside an exception of torch's.
     if error is not None and not (note.detections and NonFiniteError.__name__ in str(error)):
         show(error)
         if not note.detections:
@@ -56,14 +56,14 @@ def end(
 
 
 def last_line(note: Note) -> None:
-    """Say what was checked; of the ranks of a distributed run the first one does."""
+    """Print what was checked; in a distributed run only the first rank does."""
     if os.environ.get("RANK", "0") == "0":
         say(note.summary.line())
 
 
 def say(line: str) -> None:
-    """One line of fxguard's, after what the script has printed."""
-    with contextlib.suppress(Exception):  # the script may have closed it
+    """Print one line of fxguard's own, after the script's output."""
+    with contextlib.suppress(Exception):  # the script may have closed the stream
         sys.stdout.flush()
     with contextlib.suppress(Exception):
         print(f"fxguard: {line}", file=sys.stderr, flush=True)

@@ -45,13 +45,13 @@ class Call:
 class FirstStep:
     """Runs a script up to the end of its first backward, prints forecasts, and ends it.
 
-    Each outermost module that has weights or buffers has one, of its first call. Without a backward
-    the second call of a module ends the script, or the script itself does.
+    Each outermost module with weights or buffers gets a forecast, from its first call. Without a
+    backward, the script stops at the second call of a module, or at its own end.
 
     Args:
         dtype: "float16", "float8_e4m3fn".
-        report: a file to write the forecast to, as a page where its name ends in .html, as JSON
-            where it ends in .json, else as text. That of a second model has a number in its name.
+        report: a file to write the forecast to: a page if its name ends in .html, JSON if it ends
+            in .json, else text. The file of a second model has a number in its name.
     """
 
     def __init__(self, dtype: str, report: Path | None = None) -> None:
@@ -62,7 +62,7 @@ class FirstStep:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While a script runs; raises SystemExit when its first step has ended."""
+        """Watch while a script runs; SystemExit is raised when its first step has ended."""
         call, backward = Module.__call__, torch.autograd.backward
         Module.__call__ = self._make_call(call)  # type: ignore[method-assign]
 
@@ -113,7 +113,7 @@ class FirstStep:
         )
 
     def _listen(self, entered: Call, output: Any) -> None:
-        """Keep the gradient of each output, as it comes from outside of the model."""
+        """Keep the gradient of each output as it arrives from outside the model."""
         leaves = [x for x in pytree.tree_leaves(output) if is_float(x)]
         entered.outputs = len(leaves)
         for position, leaf in enumerate(leaves):
@@ -125,9 +125,9 @@ class FirstStep:
                 leaf.register_hook(keep)
 
     def _end(self) -> NoReturn:
-        """Print what would happen, and end the script."""
+        """Print the forecasts, and end the script."""
         calls, self._calls = list(self._calls.values()), {}
-        self._local.inside = True  # what follows is no part of the script
+        self._local.inside = True  # what follows is not part of the script
         for number, each in enumerate(calls, 1):
             model = copy.deepcopy(each.module)
             for name, part in model.named_modules():

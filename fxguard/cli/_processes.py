@@ -1,7 +1,7 @@
-"""What the processes of one run tell each other: a folder of notes, and variables that name it.
+"""How the processes of one run communicate: a folder of notes, and variables that name it.
 
-The process that the user started owns the folder; those that it starts leave a note there. They
-learn of it, and of the options, from their environment.
+The process that the user started owns the folder; its child processes leave a note there. Child
+processes read the folder's name and the options from their environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = "FXGUARD_SESSION"
 
 
 def is_on(value: str | None) -> bool:
-    """Whether a value of the variable ``FXGUARD`` switches it on."""
+    """Whether a value of the variable ``FXGUARD`` switches fxguard on."""
     return (value or "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
@@ -35,12 +35,12 @@ class Note:
     """What one process has found."""
 
     summary: Summary
-    # What to look at, a line for each detection that ends a run.
+    # What to look at: one line for each detection that ends a run.
     detections: list[str] = field(default_factory=list)
 
 
 class Notes:
-    """The folder of one run: that of the environment, or a new one."""
+    """The folder of one run: the one that the environment names, or a new one."""
 
     def __init__(self) -> None:
         given = os.environ.get(FOLDER, "")
@@ -50,18 +50,18 @@ class Notes:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this is the process that the user has started."""
+        """Whether this is the process that the user started."""
         return self.folder.name.startswith(f"fxguard-{os.getpid()}-")
 
     def tell_children(self, settings: Mapping[str, Any]) -> None:
-        """Switch fxguard on, with these settings, in processes that are started from now on."""
+        """Switch fxguard on, with these settings, in child processes started from now on."""
         os.environ[SWITCH] = "1"
         os.environ[OPTIONS] = json.dumps(settings, default=os.fspath)
         os.environ[FOLDER] = str(self.folder)
 
     @contextlib.contextmanager
     def told_to_children(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Likewise, for processes that are started meanwhile."""
+        """Switch fxguard on in child processes that are started while the block runs."""
         before = {name: os.environ.get(name) for name in (SWITCH, OPTIONS, FOLDER)}
         self.tell_children(settings)
         try:
@@ -77,12 +77,12 @@ class Notes:
         """Leave the note of this process, in place of an earlier one."""
         data = {"summary": note.summary.to_dict(), "detections": note.detections}
         part = self.folder / f"{os.getpid()}.part"
-        with contextlib.suppress(OSError):  # the owner has ended before
+        with contextlib.suppress(OSError):  # the owner has ended already
             part.write_text(json.dumps(data), encoding="utf-8")
             part.replace(part.with_suffix(".json"))
 
     def read(self) -> Note:
-        """What the other processes have left, in one."""
+        """The notes of the other processes, merged into one."""
         found = Note(Summary())
         for file in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Run an unmodified training script as Python itself would: ``fxguard run``."""
+"""Runs an unmodified training script as Python itself would: ``fxguard run``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["find_module", "run_any", "run_module", "run_script"]
 
 
 def run_any(module: str | None, rest: list[str]) -> None:
-    """Run a module with its arguments; without one, the script that these begin with."""
+    """Run a module with its arguments; without a module, the script named by the first argument."""
     if module is not None:
         run_module(module, rest)
     else:
@@ -53,7 +53,7 @@ def run_module(name: str, args: list[str]) -> None:
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """The module that ``python -m name`` runs: of a package, its ``__main__``."""
+    """The module that ``python -m name`` runs: for a package, its ``__main__``."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         return importlib.util.find_spec(f"{name}.__main__")
@@ -61,7 +61,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def run_as_main(code: CodeType, **attributes: Any) -> None:
-    """Run code as the module ``__main__``, which stays: what is defined there can be pickled."""
+    """Run code as the module ``__main__``, which stays, so that its definitions can be pickled."""
     main = ModuleType("__main__")
     main.__dict__.update(attributes, __builtins__=builtins)
     sys.modules["__main__"] = main

@@ -1,4 +1,4 @@
-"""One run of a script: what this process, and those that it starts, have checked and found."""
+"""One run of a script: what this process and its child processes have checked and found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __tracebackhide__ = True  # by pytest: it shows the test, and where the model wa
 
 
 class Session:
-    """What happens in this process, and in those that it starts.
+    """The watched run, in this process and in its child processes.
 
     Args:
         settings: the options of :func:`fxguard.instrument`, and ``report``, a file for the last
@@ -60,7 +60,7 @@ class Session:
         os.register_at_fork(after_in_child=self._forked)
 
     def _begin(self) -> None:
-        self._past = Note(Summary())  # what guards that are gone have seen
+        self._past = Note(Summary())  # what guards that no longer exist have seen
         self._leaves_notes = False
 
     def _forked(self) -> None:
@@ -69,7 +69,7 @@ class Session:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Session]:
-        """Guard the outermost modules, here and in processes that are started meanwhile."""
+        """Guard the outermost modules, here and in child processes that are started meanwhile."""
         with self.notes.told_to_children(self.settings), self.outermost:
             yield self
 
@@ -105,7 +105,7 @@ class Session:
         if self.stops:
             self._past.detections.append(report.advice)
         if self.report_file is not None and report.rank == current_rank():
-            write(report, Path(self.report_file))  # else the rank that found it writes it
+            write(report, Path(self.report_file))  # else the rank with the detection writes it
         if not self.notes.is_owner:
             self.notes.leave(self.note())
 
@@ -142,7 +142,7 @@ def summary_of(guard: Guard) -> Summary:
 
 
 def headroom_of(guard: Guard) -> Headroom | None:
-    """The least headroom of the last batch; None where nothing was measured in it."""
+    """The least headroom of the last batch; None if nothing was measured in it."""
     batch = guard.recorder.last_batch
     if batch is None or batch.postponed:
         return None
@@ -160,7 +160,7 @@ def headroom_of(guard: Guard) -> Headroom | None:
 
 
 def write(report: Report | Forecast, path: Path) -> None:
-    """Write a report or a forecast, as the name of the file says."""
+    """Write a report or a forecast in the format that the file's name asks for."""
     try:
         if path.suffix == ".html":
             report.to_html(path)

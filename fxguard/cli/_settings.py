@@ -1,4 +1,4 @@
-"""Defaults of a project: ``[tool.fxguard]`` in pyproject.toml. They switch nothing on."""
+"""A project's defaults: ``[tool.fxguard]`` in pyproject.toml. They do not switch fxguard on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PATHS = ("report", "trace_to", "reproduce_to")
 
 
 class UnreadError(UsageError):
-    """There are settings, and this Python cannot read them."""
+    """The project has settings that this Python cannot read."""
 
 
 def options_of(settings: Mapping[str, Any]) -> Options:
-    """The options of :func:`fxguard.instrument` among settings.
+    """The settings that are options of :func:`fxguard.instrument`.
 
     Raises:
-        FxguardError: when they cannot work.
+        FxguardError: when the options cannot work.
     """
     return Options(**{name: value for name, value in settings.items() if name != "report"})
 
@@ -37,10 +37,10 @@ def settings_of_project(start: Path) -> dict[str, Any]:
     """The table ``[tool.fxguard]`` of the nearest pyproject.toml that has one.
 
     Args:
-        start: the folder where the search begins; it goes upwards.
+        start: the folder where the search begins; parent folders follow.
 
     Returns:
-        Options by name, with paths that begin where the file is; empty where there is no table.
+        Options by name, with paths relative to the file's folder; empty if there is no table.
 
     Raises:
         FxguardError: when the file cannot be read as TOML, or a key is unknown.
@@ -96,6 +96,6 @@ def _checked(table: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """``"; did you mean ...?"``, where a known word is near."""
+    """``"; did you mean ...?"`` if a known word is similar."""
     found = difflib.get_close_matches(word, list(words), n=1)
     return f"; did you mean {found[0]}?" if found else ""

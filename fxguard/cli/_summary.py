@@ -1,4 +1,4 @@
-"""What a run has checked, in numbers and in one line. Knows nothing of torch."""
+"""What a run has checked, as numbers and as one line. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["Headroom", "Summary"]
 
-NAMED = 3  # models in the line
+NAMED = 3  # models that the line names
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class Headroom:
 
 @dataclass(slots=True)
 class Summary:
-    """What was checked, by class of model, in one process or in several."""
+    """What was checked in one or several processes, by class of model."""
 
     batches: Counter[str] = field(default_factory=Counter)
     operations: dict[str, int] = field(default_factory=dict)  # that are checked in one batch
     unchecked: Counter[str] = field(default_factory=Counter)  # reasons
     least: Headroom | None = None
     detections: int = 0  # batches in which something was found
-    underflows: int = 0  # of them those in which it was an underflow
-    processes: int = 0  # that are in it
-    idle_globs: set[str] | None = None  # of `ignore`, that named nothing; None before any model
+    underflows: int = 0  # those of them with an underflow
+    processes: int = 0  # processes that are counted here
+    idle_globs: set[str] | None = None  # of `ignore`, that matched nothing; None before any model
 
     def merge(self, other: Summary) -> None:
         """Add what another guard, or another process, has seen."""
@@ -49,7 +49,7 @@ class Summary:
             self.idle_globs = before & other.idle_globs
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The summary as plain data for JSON."""
         least = None if self.least is None else [self.least.times, self.least.where]
         return {
             "batches": dict(self.batches),
@@ -63,7 +63,7 @@ class Summary:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Summary:
-        """What :meth:`to_dict` gave."""
+        """The summary that :meth:`to_dict` turned into plain data."""
         return cls(
             batches=Counter(data["batches"]),
             operations=data["operations"],
@@ -76,7 +76,7 @@ class Summary:
         )
 
     def line(self) -> str:
-        """What was checked, what was found, the least headroom, and what was not checked."""
+        """What was checked and found, the least headroom, and what was not checked, in one line."""
         if not self.batches:
             text = "no torch.nn.Module was called: nothing was checked"
         else:

@@ -1,4 +1,4 @@
-"""The commands that look at files: ``fxguard report`` and ``fxguard diff``. They need no torch."""
+"""The commands that read files: ``fxguard report`` and ``fxguard diff``. They need no torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["add_commands"]
 
 # Exit statuses.
 DIFFERENT = 1  # two traces differ
-DAMAGED = 2  # a file of a folder could not be read
+DAMAGED = 2  # a file in a folder could not be read
 NOTHING = 2  # no frame of two traces could be compared
 
 
 def add_commands(commands: Any) -> None:
-    """Add both to the command line."""
+    """Add both commands to the command line."""
     report = commands.add_parser(
         "report",
         help="make an HTML page of a trace or a report",
@@ -101,7 +101,7 @@ def _report(args: argparse.Namespace) -> int:
             raise UsageError(f"no traces in the folder {args.file}: their names end in .jsonl")
         if args.output is not None:
             raise UsageError("-o names one page, and a folder gives one for each trace in it")
-    pages: list[tuple[Path, bool]] = []  # and whether what it shows is healthy
+    pages: list[tuple[Path, bool]] = []  # with whether the page shows a healthy batch
     damaged = 0
     for file in files:
         try:
@@ -166,7 +166,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _only(trace: Trace, number: int, path: str) -> Trace:
-    """The trace with one of its batches."""
+    """The trace reduced to one of its batches."""
     chosen = [batch for batch in trace.batches if batch.number == number]
     if not chosen:
         numbers = ", ".join(str(batch.number) for batch in trace.batches) or "none"

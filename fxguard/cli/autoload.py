@@ -1,7 +1,7 @@
-"""``FXGUARD=1 python train.py``: what ``fxguard run`` does, without another command.
+"""``FXGUARD=1 python train.py``: the same as ``fxguard run``, without another command.
 
-``import torch`` comes here (see ``_fxguard_autoload``) when the rest of torch is not ready for what
-fxguard needs of it, so that everything waits for the first call of a module.
+``import torch`` calls this file (see ``_fxguard_autoload``) before the parts of torch that fxguard
+needs are ready. Everything else therefore waits for the first call of a module.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["arm"]
 
 
 def arm() -> None:
-    """Watch this process from the first call of a module on, where FXGUARD says so."""
+    """Watch this process from the first call of a module on, if FXGUARD is switched on."""
     global _armed
     if _armed is None and is_on(os.environ.get(SWITCH)):
         settings = settings_here()
-        options_of(settings)  # while an error can still be told in a line
+        options_of(settings)  # while an error can still be reported in one line
         _armed = Armed(settings)
 
 
 class Armed:
-    """A process that is watched from the first call of a module on, up to its end."""
+    """A process that is watched from the first call of a module until the process ends."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -65,7 +65,7 @@ class Armed:
         return call
 
     def begin(self) -> None:
-        """Import what is needed, and guard what is called from now on."""
+        """Import what is needed, and guard the modules that are called from now on."""
         with self.lock:
             if Module.__call__ is not self.call:  # another thread has begun
                 return
@@ -82,10 +82,10 @@ class Armed:
                 self.session.outermost.__enter__()
 
     def hook(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        """What ``sys.excepthook`` does.
+        """Replaces ``sys.excepthook``.
 
         Raises:
-            SystemExit: to end with another status than 1. Python asks for it here.
+            SystemExit: to end with a status other than 1. Python allows that here.
         """
         if not issubclass(kind, Exception):
             self.before(kind, error, trace)
@@ -97,7 +97,7 @@ class Armed:
             raise SystemExit(status)
 
     def close(self) -> None:
-        """What is left to say when this process ends."""
+        """Print what remains to be printed when this process ends."""
         if not self.ended and self.notes.is_owner and self.end(None, lambda error: None):
             say("the status is the script's own; under `fxguard run` it would be 3")
 
@@ -120,7 +120,7 @@ class Armed:
 
 
 def settings_here() -> dict[str, Any]:
-    """The options: those of the process that started this one, or of the project."""
+    """The options of the parent process, or else those of the project."""
     if given := os.environ.get(OPTIONS):
         found: dict[str, Any] = json.loads(given)
         return found

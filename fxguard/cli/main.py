@@ -24,18 +24,18 @@ from fxguard.guard.options import Options
 __all__ = ["main"]
 
 WRONG_USE = 2
-PIPE_CLOSED = 141  # as a shell has it: 128 and SIGPIPE
+PIPE_CLOSED = 141  # as shells report it: 128 + SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that knows what a mistyped word was meant to be."""
+    """A parser that suggests what a mistyped word was meant to be."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage and the message, and with what may have been meant."""
+        """Exit with the usage, the message and a suggestion."""
         wrong = re.search(r"unrecognized arguments: ([^\s=]+)|invalid choice: '([^']*)'", message)
         if wrong is not None:
             choices = re.findall(r"\w+", message.partition("choose from")[2])
@@ -45,12 +45,12 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def option_strings(self) -> set[str]:
-        """Every ``--option`` that it takes."""
+        """Every ``--option`` that the parser accepts."""
         return {word for word in self._option_string_actions if word.startswith("--")}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     top = Parser(
         prog="fxguard", description="Name the operation that first overflowed or turned into NaN."
     )
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         "--report",
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="also write the last report here: a page where the name ends in .html, JSON where it "
+        help="also write the last report here: a page if the name ends in .html, JSON if it "
         "ends in .json, else text",
     )
     run.add_argument(
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
-    """Add an option for each field of ``Options``; what is not given is not in the result."""
+    """Add an option for each field of ``Options``; options not given are absent from the result."""
     for option in fields(Options):
         told: dict[str, Any] = {"default": argparse.SUPPRESS, **option.metadata}
         flag = told.pop("flag", "--" + option.name.replace("_", "-"))
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         return _wrong(str(error))
     except FileNotFoundError as error:
         return _wrong(f"no such file: {error.filename}")
-    except BrokenPipeError:  # of `| head`: Python would complain when it closes stdout
+    except BrokenPipeError:  # by `| head`: Python would complain when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
@@ -174,7 +174,7 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _cannot_write(settings: Mapping[str, Any]) -> str | None:
-    """What is wrong with the places that a run would write to."""
+    """What is wrong with the paths that a run would write to; None if nothing is."""
     if (report := settings.get("report")) is not None:
         file = Path(report)
         if file.is_dir():
@@ -205,7 +205,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What is fxguard's, and what stands behind ``-m module``: that is the module's."""
+    """The arguments for fxguard, and those after ``-m module``, which belong to the module."""
     for position, word in enumerate(argv[:-1]):
         if word == "-m":
             return argv[: position + 2], argv[position + 2 :]
@@ -225,7 +225,7 @@ def _forecast(dtype: str, report: str | None, module: str | None, rest: list[str
 
 
 def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
-    os.environ.pop(SWITCH, None)  # or importing torch would watch this process, too
+    os.environ.pop(SWITCH, None)  # or importing torch would also watch this process
     from fxguard.cli._session import Session
 
     try:
@@ -254,7 +254,7 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback as Python shows it where it runs the script."""
+    """Show the traceback as Python itself would show it when running the script."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not vars(sys.modules["__main__"]):
         trace = trace.tb_next

@@ -1,1 +1,1 @@
-"""Two models on the same inputs, element by element."""
+"""Compares two models on the same inputs, element by element."""

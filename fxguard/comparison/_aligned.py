@@ -1,4 +1,4 @@
-"""Which operation of one model is which operation of another: over all graphs that each ran."""
+"""Aligns the operations of two models, across all graphs that each model ran."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Key = tuple[int, Place]  # the number of the graph, and where the node stands in
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An operation of a graph, as it is called."""
+    """An operation of a graph, with its name."""
 
     key: Key
     node: Node
@@ -45,12 +45,12 @@ class Side:
     """The operations of one model."""
 
     named: dict[Key, Named]  # in order of execution
-    # What stands for each input of each graph, by name: the key of the operation that made it, the
-    # name of the weight, the number of the model's input.
+    # What each input of each graph is, by name: the key of the operation that made it, the name of
+    # the weight, or the number of the model's input.
     inputs: tuple[dict[str, Hashable], ...]
 
     def origin(self, graph: int, inside: Any, node: Node) -> Hashable:
-        """What made the value of a node."""
+        """What produced the value of a node."""
         if not inside and node.op == "placeholder":
             return self.inputs[graph].get(node.name)
         return graph, (inside, node.name)
@@ -62,8 +62,8 @@ class Aligned:
 
     a: Side
     b: Side
-    of_b: dict[Key, Key]  # the operation of A that one of B is
-    of_a: dict[Key, Key]  # the other way round
+    of_b: dict[Key, Key]  # operation of B to its partner in A
+    of_a: dict[Key, Key]  # operation of A to its partner in B
 
 
 def aligned(a: ModelRun, b: ModelRun) -> Aligned:
@@ -99,7 +99,7 @@ def _named(runs: Sequence[KeptRun]) -> dict[Key, Named]:
 
 
 def _module_around(node: Node, before: str) -> str:
-    """The module in whose forward a node stands that is no operation of its own."""
+    """The module whose forward contains a node that is not an operation of its own."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return before
@@ -108,7 +108,7 @@ def _module_around(node: Node, before: str) -> str:
 
 
 def _inputs(model: ModelRun) -> tuple[dict[str, Hashable], ...]:
-    """What stands for each input of each graph of a model."""
+    """What each input of each graph of a model is."""
     made: dict[int, Hashable] = {id(x): ("input", number) for number, x in enumerate(model.given)}
     found: list[dict[str, Hashable]] = []
     for number, kept in enumerate(model.runs):

@@ -1,4 +1,4 @@
-"""What a graph returned as it ran, compiled perhaps, against its operations in eager mode."""
+"""Compares what a graph returned as it ran, perhaps compiled, with its operations in eager mode."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fxguard.trace.elements import Compared
 
 __all__ = ["as_it_ran"]
 
-# How many times as far from float64 as eager mode: and eager mode is taken to be off by as many
-# roundings at least.
+# How many times further from float64 than eager mode a graph may be. Eager mode counts as off by at
+# least this many roundings.
 TIMES, ROUNDINGS = 16, 16
 
 
 def as_it_ran(model: ModelRun, side: str, graphs: Graphs) -> Iterator[Compared]:
-    """What each graph of a model returned, where eager mode gives something else.
+    """What each graph of a model returned, where eager mode returns something else.
 
     Args:
-        model: that has run.
+        model: a model that has run.
         side: "A" or "B".
-        graphs: where it is noted what was not compared.
+        graphs: notes what was not compared.
     """
     for number, kept in enumerate(model.runs):
         name = f"what graph {number} of {side} returned"

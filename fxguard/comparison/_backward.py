@@ -1,4 +1,4 @@
-"""Which operation hands back other gradients, where the forward is the same: each one alone."""
+"""Finds the operations whose gradients differ although the forward is the same: each one alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BesideBackward"]
 
 
 class BesideBackward(Beside):
-    """Compares the backward of each operation in float64, on A's operands; gradients are drawn."""
+    """Compares each operation's backward in float64, on A's operands and on random gradients."""
 
     def _compare(
         self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any, named: Named, made: Made
@@ -69,7 +69,7 @@ class BesideBackward(Beside):
 
 
 def _handed_back(ran: Ran, given: tuple[Any, Any]) -> list[Tensor | None]:
-    """What an operation hands back in float64, for a gradient that is drawn."""
+    """The gradients that an operation returns in float64, for a random incoming gradient."""
     tensors = [x for x in torch.utils._pytree.tree_leaves(given) if isinstance(x, Tensor)]
     generator = torch.Generator().manual_seed(0)
     gradients = {

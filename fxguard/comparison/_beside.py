@@ -1,4 +1,4 @@
-"""A captured graph of B once more: each operation also on the operands that A's operation had."""
+"""Runs a captured graph of B again: each operation also on the operands of A's operation."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ __all__ = ["Beside"]
 
 
 class Beside(SecondForm):
-    """Runs each operation of B on what A's operation had read, and goes on with what A's made.
+    """Runs each operation of B on what A's operation read, and continues with A's results.
 
-    The second form of a value is what A has in its place, in A's dtypes. Operations of B alone
-    compute in float64, so that they add no roundings.
+    The second form of a value is A's value in the same place, in A's dtypes. Operations that only B
+    has compute in float64, so that they add no roundings.
 
     Args:
         recorded: the graphs of A.
-        aligned: which operation is which.
-        judge: what compares an operation.
+        aligned: which operation of A corresponds to which operation of B.
+        judge: compares an operation.
 
     Attributes:
         found: what was compared, in order of execution.
-        not_compared: operations that were not, and why.
+        not_compared: operations that were not compared, and why.
         differing: names of weights and buffers that differ from A's, and how.
         returned: what each graph of B returned in its second form.
-        misshapen: positions in ``found`` of operations of other shapes, and how these differ.
+        misshapen: positions in ``found`` of operations with different shapes, and how they differ.
     """
 
     def __init__(self, recorded: Sequence[Recorded], aligned: Aligned, judge: Judge) -> None:
@@ -51,7 +51,7 @@ class Beside(SecondForm):
         self.differing: dict[str, str] = {}
         self.returned: list[list[Any]] = []
         self.misshapen: dict[int, str] = {}
-        self._said: set[str] = set()  # weights that differ, and were named
+        self._said: set[str] = set()  # weights that differ and have been named
         self.begin(0, {}, writes=False)
 
     def begin(self, graph: int, weights: Mapping[str, str], *, writes: bool) -> None:
@@ -65,7 +65,7 @@ class Beside(SecondForm):
         self.graph = graph
         self.weights = weights
         self.writes = writes
-        self._whole: set[str] = set()  # nodes whose body runs inside of them
+        self._whole: set[str] = set()  # nodes whose body runs inside them
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return True
@@ -74,7 +74,7 @@ class Beside(SecondForm):
         return memory.clone()
 
     def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.kind_of(node) is not None:  # its body runs inside of it
+        if step.kind_of(node) is not None:  # its body runs inside it
             self._whole.add(node.name)
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
@@ -91,17 +91,17 @@ class Beside(SecondForm):
         self._compare(step, node, ran, args, kwargs, named, made)
         return self._as_in_a(step, ran, args, kwargs, made)
 
-    # What A has in the place of a value.
+    # A's value in place of B's.
 
     def _alone(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        """What an operation of B alone makes of A's values."""
+        """The result of an operation that only B has, on A's values."""
         if not ran.has_floats and not ran.call.written:
             return ran.result
         if ran.call.written or shares_memory(ran):
             try:
                 with torch.no_grad():
                     return ran.run(*args, **kwargs)
-            except Exception as error:  # dtypes that do not go together
+            except Exception as error:  # dtypes that cannot be combined
                 raise NotJudged(f"{ran.call.kind} of B alone does not run on A's values") from error
         try:
             values = in_float64(ran, node, args, kwargs)
@@ -110,9 +110,9 @@ class Beside(SecondForm):
         return _in_structure(ran.result, values)
 
     def _as_in_a(self, step: Lockstep, ran: Ran, args: Any, kwargs: Any, made: Made) -> Any:
-        """What A's operation made, in the memory that B's has for it."""
+        """The result of A's operation, in the memory that B's operation has for it."""
         values = copied(made.values) if self.writes else made.values
-        shares = self.writes and shares_memory(ran)  # nobody sees it where nothing is written
+        shares = self.writes and shares_memory(ran)  # invisible if nothing is written
         if not ran.call.written and not shares:
             return _in_structure(ran.result, values)
         try:
@@ -120,7 +120,7 @@ class Beside(SecondForm):
                 result = ran.run(*args, **kwargs)
                 mine = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
                 for one, other in zip(mine, values, strict=True):
-                    # Operations of B alone have made it in float64, and A rounds it.
+                    # Operations that only B has made it in float64, and A rounds it.
                     if is_float(one) and (ran.call.written or not torch.equal(one, other)):
                         one.copy_(other)
         except Exception as error:
@@ -179,9 +179,10 @@ class Beside(SecondForm):
         )
 
     def judge_shapes(self) -> None:
-        """Blame operations of other shapes, where something that came of them differs as well.
+        """Blame operations with different shapes, if something computed from them differs as well.
 
-        Else the two are not the same operation: one model has taken another path to the same.
+        Otherwise the two are not the same operation: the models reach the same result by other
+        paths.
         """
         if any(each.is_significant for each in self.found):
             for position, reason in self.misshapen.items():
@@ -202,7 +203,7 @@ class Beside(SecondForm):
         return args, kwargs
 
     def _weights_of(self, step: Lockstep, node: Node) -> tuple[str, ...]:
-        """The weights that differ and that an operation is the first to read."""
+        """The differing weights that an operation is the first to read."""
         found = []
         for read in node.all_input_nodes if not step.inside else ():
             name = self.weights.get(read.name, "")
@@ -227,7 +228,7 @@ class Beside(SecondForm):
         return True
 
     def _culprit(self, step: Lockstep, node: Node, made: Made) -> tuple[Named, Any] | None:
-        """The first operation of one model alone that an operation depends on."""
+        """The first operation that only one model has and that an operation depends on."""
         both = self.aligned
         graph, (inside, _) = both.of_b[self.graph, step.place(node)]
         alone = first_alone(node, self.graph, step.inside, both.b, both.of_b)
@@ -240,14 +241,14 @@ class Beside(SecondForm):
 def first_alone(
     reader: Node, graph: int, inside: Any, side: Side, paired: Mapping[Key, Key]
 ) -> Named | None:
-    """The first operation without a partner that leads to a reader: by data, or by a write.
+    """The first operation without a partner that reaches a reader, by data or by a write.
 
     Args:
         reader: an operation, or the output of a graph.
         graph: the number of its graph.
         inside: the bodies around it.
         side: the operations of its model.
-        paired: those that have a partner.
+        paired: the operations that have a partner.
     """
     todo, seen = list(reader.all_input_nodes), set()
     found: list[Named] = []
@@ -261,7 +262,8 @@ def first_alone(
         if alone is not None and key not in paired:
             found.append(alone)
             todo += node.all_input_nodes
-        # Operations without a partner that read it, and come before the reader: one may write it.
+        # Operations without a partner that read it before the reader does: one of them may write
+        # it.
         todo += [
             user
             for user in node.users

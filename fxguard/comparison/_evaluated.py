@@ -1,4 +1,4 @@
-"""One operation once more, on other operands or in float64, and what it then leaves."""
+"""Runs one operation again, on other operands or in float64, and returns what it leaves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fxguard.measure.at_hand import dtype_of
 
 __all__ = ["as_dtypes_of", "at_limit", "evaluated", "in_float64", "shares_memory", "spread"]
 
-# How many times operands are moved by a rounding, to see how far a result moves.
+# How many times operands are perturbed by a rounding, to see how far a result moves.
 TRIALS = 2
-NEARLY = 0.99  # of a dtype's largest number: masks are made of those
+NEARLY = 0.99  # of a dtype's largest number, which masks are made of
 
 
 def evaluated(ran: Ran, node: Node, args: Any, kwargs: Any, state: RandomState | None) -> list[Any]:
@@ -29,10 +29,10 @@ def evaluated(ran: Ran, node: Node, args: Any, kwargs: Any, state: RandomState |
 
     Args:
         ran: the operation.
-        node: where it stands.
-        args: what it reads; is not written.
+        node: its node.
+        args: what it reads; not written.
         kwargs: likewise.
-        state: the random state to begin with; None where it draws nothing.
+        state: the random state to begin with; None if the operation draws nothing.
     """
     args, kwargs = copied((args, kwargs)) if ran.call.written else (args, kwargs)
     after = RandomState.now((args, kwargs)) if state is not None else None
@@ -51,7 +51,7 @@ def in_float64(ran: Ran, node: Node, args: Any, kwargs: Any) -> list[Any]:
     """What an operation leaves in float64.
 
     Raises:
-        NotJudged: where float64 has no answer.
+        NotJudged: when float64 has no answer.
     """
     args, kwargs = widened((args, kwargs), torch.float64)
     args, kwargs = copied((args, kwargs)) if ran.call.written else (args, kwargs)
@@ -67,14 +67,14 @@ def spread(
 
     Args:
         ran: the operation.
-        node: where it stands.
+        node: its node.
         args: what it reads.
         kwargs: likewise.
         unit: half the eps of a dtype.
         wide: what it leaves in float64.
 
     Raises:
-        NotJudged: where float64 has no answer.
+        NotJudged: when float64 has no answer.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -98,7 +98,7 @@ def spread(
 
 
 def as_dtypes_of(values: Any, like: Any) -> Any:
-    """Values rounded to the dtypes of others; the largest number of a dtype stays the largest."""
+    """Values rounded to the dtypes of others; a dtype's largest number becomes the other's."""
 
     def cast(x: Any, model: Any) -> Any:
         if not is_float(x) or not is_float(model) or x.dtype == model.dtype:
@@ -112,7 +112,7 @@ def as_dtypes_of(values: Any, like: Any) -> Any:
 
     try:
         return pytree.tree_map(cast, values, like)
-    except ValueError:  # of another structure
+    except ValueError:  # the structures differ
         return values
 
 
@@ -123,7 +123,7 @@ def at_limit(x: Tensor) -> Tensor:
 
 
 def shares_memory(ran: Ran) -> bool:
-    """Whether a result stands in the memory of an operand."""
+    """Whether a result shares the memory of an operand."""
     read = {memory_of(x) for x in _tensors((ran.args, dict(ran.kwargs)))} - {None}
     return any(memory_of(x) in read for x in _tensors(ran.result))
 
@@ -137,7 +137,7 @@ def _operands(node: Node, args: Any, kwargs: Any) -> dict[Node, Any]:
 
 
 def _pairs(structure: Any, values: Any) -> Iterator[tuple[Node, Any]]:
-    """Each node among some arguments, with what stands in its place."""
+    """Each node among some arguments, with the value in its place."""
     if isinstance(structure, Node):
         yield structure, values
     elif isinstance(structure, (tuple, list)):

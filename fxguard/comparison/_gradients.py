@@ -1,4 +1,4 @@
-"""The gradients of two models: how far apart, and which side is nearer to float64."""
+"""The gradients of two models: how far apart they are, and which side is nearer to float64."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fxguard.trace.elements import Compared
 
 __all__ = ["compare_gradients", "gradients_in_float64"]
 
-# A gradient below this share of the largest one of the model may be nothing but roundings: errors
-# are relative to no less than that.
+# A gradient below this share of the model's largest one may be nothing but roundings, so errors are
+# relative to at least that much.
 SMALL = 1e-3
 # What two programs may differ by in float64, relative to the largest gradient: 2^-40.
 SAME_PROGRAM = 2.0**-40
-# How many times the error of one side, each in roundings of its dtype, the other may have.
+# How many times larger one side's error may be than the other's, each in roundings of its dtype.
 TIMES = 64
 
 
@@ -37,19 +37,19 @@ def compare_gradients(
     """Compare the gradients of each weight and input.
 
     Args:
-        a: with gradients.
+        a: a run with gradients.
         b: likewise.
         arguments: what A has for each argument of each graph of B.
-        alike: whether integers and booleans were the same in both. Otherwise, as where a router
-            chose another expert, float64 takes over other choices, and cannot tell.
+        alike: whether integers and booleans were the same in both. If not, as when a router chose
+            another expert, float64 would take over other choices and cannot decide.
 
     Raises:
-        NotJudged: where there is no backward in float64.
+        NotJudged: when there is no backward in float64.
     """
     wide_a = gradients_in_float64(a, [each.run.args for each in a.runs])
     wide_b = gradients_in_float64(b, arguments, a.starts)
     largest = max((size_of(x) for x in wide_a.values()), default=0.0)
-    reference = wide_a  # that of the side whose weights have more digits
+    reference = wide_a  # of the side whose weights have more digits
     if unit_of(*a.gradients.values()) > unit_of(*b.gradients.values()):
         reference = gradients_in_float64(b, [each.run.args for each in b.runs])
     for name, low_a in a.gradients.items():
@@ -83,7 +83,7 @@ def compare_gradients(
 
 
 def _differs(one: Tensor, other: Tensor, unit: float, largest: float) -> str:
-    """Whether two programs have other gradients in float64."""
+    """Why two programs have different gradients in float64; "" if they have the same."""
     one, other = in_double(one), in_double(other)
     allowed = unit * size_of(one) + SAME_PROGRAM * largest
     gap = float(gap_of(one, other).max()) if one.numel() else 0.0
@@ -117,15 +117,15 @@ def gradients_in_float64(
     """The gradients of weights and inputs, in float64 from the beginning.
 
     Args:
-        model: that has run.
-        arguments: of each graph, what it is given: its own, or another model's.
-        starts: what comes in at each output; the model's own where not given.
+        model: a model that has run.
+        arguments: the arguments of each graph: its own, or another model's.
+        starts: the gradient that comes in at each output; the model's own if not given.
 
     Raises:
-        NotJudged: where there is no backward in float64, or what the model returned is no output
-            of a graph.
+        NotJudged: when there is no backward in float64, or the model returned something that is not
+            an output of a graph.
     """
-    known: dict[int, Tensor] = {}  # what a graph has returned, by identity
+    known: dict[int, Tensor] = {}  # tensors that a graph returned, by identity
     leaves: dict[str, Tensor] = {}
     inputs = {id(x): f"input {number}" for number, x in enumerate(model.given)}
     for kept, values in zip(model.runs, arguments, strict=True):

@@ -1,4 +1,4 @@
-"""The captured graphs of two models: every operation that is in both."""
+"""Compares the captured graphs of two models: every operation that both have."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["Graphs", "compare_graphs"]
 
 @dataclass(slots=True)
 class Graphs:
-    """What came of comparing graphs."""
+    """The result of comparing graphs."""
 
     found: list[Compared] = field(default_factory=list)  # in order of execution
     not_compared: dict[str, str] = field(default_factory=dict)  # what, and why
     only_in_a: list[str] = field(default_factory=list)  # titles
     only_in_b: list[str] = field(default_factory=list)
-    # What A has for each argument of each graph of B, of those that were compared.
+    # A's value for each argument of each graph of B that was compared.
     arguments: list[list[Any]] = field(default_factory=list)
 
 
@@ -48,11 +48,11 @@ def compare_graphs(
     """Compare all operations of two models.
 
     Args:
-        a: has run.
+        a: a model that has run.
         b: likewise.
-        judge: what compares an operation.
+        judge: compares an operation.
         form_of: the second form of B's graphs.
-        interpreter: what runs the graphs.
+        interpreter: runs the graphs.
     """
     graphs = Graphs()
     if not a.runs or not b.runs:
@@ -83,11 +83,12 @@ def compare_graphs(
 
 
 def _recorded(a: ModelRun, interpreter: type[Lockstep]) -> list[Recorded]:
-    """The graphs of A once more, each on what the second runs of earlier ones returned.
+    """Run the graphs of A again, each on what the second runs of earlier graphs returned.
 
-    The two runs may differ by roundings: kernels are chosen by whether gradients are wanted.
+    The two runs may differ by roundings: the choice of kernels depends on whether gradients are
+    wanted.
     """
-    again: dict[int, Any] = {}  # by identity of what the first runs returned
+    again: dict[int, Any] = {}  # by the identity of what the first runs returned
     found = []
     for each in a.runs:
         assert each.run.args is not None
@@ -107,7 +108,7 @@ def _alone_in(named: Any, paired: Any) -> list[str]:
 def _compare_graph(
     number: int, a: ModelRun, b: ModelRun, form: Beside, graphs: Graphs, interpreter: type[Lockstep]
 ) -> None:
-    """Run one graph of B, each operation also on A's operands."""
+    """Run one graph of B, and each of its operations also on A's operands."""
     run = b.runs[number].run
     module = without_marks(run.graph_module)
     arguments = _arguments(number, a, b, form)
@@ -134,9 +135,9 @@ def _compare_graph(
 
 
 def _arguments(number: int, a: ModelRun, b: ModelRun, form: Beside) -> list[Any]:
-    """What A has for each argument of a graph of B; B's own where A has nothing."""
+    """A's value for each argument of a graph of B; B's own if A has none."""
     weights: dict[str, Any] = {}
-    for kept in reversed(a.runs):  # the first graph that reads a buffer has it as it was
+    for kept in reversed(a.runs):  # the first graph that reads a buffer has its old value
         args = kept.run.args
         assert args is not None
         weights |= {name: args[position] for position, name in standing(kept.run).items()}
@@ -156,7 +157,7 @@ def _arguments(number: int, a: ModelRun, b: ModelRun, form: Beside) -> list[Any]
         other: Any = None
         if position in names:
             other = weights.get(names[position])
-            if other is None and in_order:  # another prefix
+            if other is None and in_order:  # their names have another prefix
                 other = in_order[own_weights.index((position, names[position]))]
         elif isinstance(own, Tensor):
             other = made.get(id(own), inputs.get(id(own)))
@@ -168,7 +169,7 @@ def _arguments(number: int, a: ModelRun, b: ModelRun, form: Beside) -> list[Any]
 def _outputs(
     both: Aligned, kept: list[Recorded], b: ModelRun, returned: list[list[Any]]
 ) -> Iterator[Compared]:
-    """What operations of one model alone have changed right before the last graph returns."""
+    """What operations of only one model changed right before the last graph returned."""
     if len(returned) != len(b.runs) or len(returned[-1]) != len(kept[-1].outputs):
         return
     last_a, last_b = len(kept) - 1, len(returned) - 1

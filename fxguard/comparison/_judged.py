@@ -1,4 +1,4 @@
-"""One operation in both models: how far apart, and whether roundings explain that."""
+"""One operation in both models: how far apart the results are, and whether roundings explain it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fxguard.trace.elements import Apart, Compared
 
 __all__ = ["Judge", "Sides"]
 
-# Where float64 has no answer: in roundings of the largest magnitude.
+# Tolerance where float64 has no answer, in roundings of the largest magnitude.
 WITHOUT_FLOAT64 = 64
 
 
@@ -49,8 +49,8 @@ class Judge:
             magnitude; None: what roundings explain.
 
     Attributes:
-        chose_otherwise: operations whose integers or booleans are others in the two models as they
-            ran: roundings decided, as in a router.
+        chose_otherwise: operations whose integers or booleans differ between the two models as they
+            ran because roundings decided, as in a router.
     """
 
     def __init__(self, tolerance: float | None) -> None:
@@ -58,14 +58,14 @@ class Judge:
         self.chose_otherwise = 0
 
     def compare(self, sides: Sides, weights: tuple[str, ...]) -> Compared | None:
-        """How far apart an operation's results are; None where it makes no numbers.
+        """How far apart an operation's results are; None if it makes no numbers.
 
         Args:
             sides: the operation.
-            weights: that it reads and that differ, with how.
+            weights: differing weights that it reads, and how they differ.
 
         Raises:
-            NotJudged: where it cannot run on the operands of A.
+            NotJudged: when it cannot run on the operands of A.
         """
         made, ran = sides.made, sides.ran
         draws = made.ran.before is not None or ran.before is not None
@@ -149,7 +149,7 @@ class Judge:
         return reason, errors
 
     def _reason_of_integers(self, sides: Sides, own: list[Any]) -> str:
-        """Integers, booleans and indices: on the very operands of A they have to be the same."""
+        """Why integers, booleans or indices differ: on exactly A's operands they must be equal."""
         values = sides.made.values
         places = [
             place
@@ -158,7 +158,7 @@ class Judge:
         ]
         if all(torch.equal(values[place], own[place]) for place in places):
             return ""
-        try:  # the roundings of operands may decide: not here
+        try:  # on A's exact operands, where no rounding of operands decides
             exact = evaluated(sides.ran, sides.node, *sides.exact, None)
         except Exception:  # dtypes that do not go together
             return ""
@@ -169,7 +169,7 @@ class Judge:
         return ""
 
     def _reason_of_roundings(self, sides: Sides, floats: list[Any], wide_a: list[Any]) -> str:
-        """Whether a kernel is further from float64 than its dtype explains."""
+        """Why a kernel is further from float64 than its dtype explains; "" if it is not."""
         made, ran, node = sides.made, sides.ran, sides.node
         wide_b = in_float64(ran, node, *sides.own)
         for side, low, args, wide, one, at in (
@@ -234,7 +234,7 @@ def _errors(floats: list[Any], wides: list[Tensor]) -> tuple[float, float]:
 
 
 def _masked(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results in float64; where each is the largest number of its dtype, both are the same."""
+    """Two results in float64, made equal where each holds the largest number of its dtype."""
     if a.dtype == b.dtype or a.is_complex():
         return x, y
     masks = at_limit(x.to(a.dtype)) & (y.abs() >= 0.99 * torch.finfo(b.dtype).max)
@@ -243,7 +243,7 @@ def _masked(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _worst(found: Any) -> Apart:
-    """Of several results: the largest errors, the smallest cosine."""
+    """The largest errors and the smallest cosine of several results."""
     each = list(found)
     cosines = [x.cosine for x in each if x.cosine is not None]
     return Apart(

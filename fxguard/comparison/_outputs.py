@@ -1,4 +1,4 @@
-"""What two models returned: how far apart, and which is nearer to float64."""
+"""The outputs of two models: how far apart they are, and which are nearer to float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fxguard.trace.elements import Compared
 
 __all__ = ["compare_outputs"]
 
-TIMES = 4  # what ranges may be apart: single elements are further apart than ranges
+TIMES = 4  # the tolerance of ranges: single elements are further apart than ranges
 
 
 def compare_outputs(
@@ -28,18 +28,18 @@ def compare_outputs(
 ) -> Iterator[Compared]:
     """How far apart the outputs are.
 
-    Roundings add up on the way. Where every operation was compared, none of them is to blame, so
-    outputs differ significantly only if their shapes do. Else what was not compared may be: then
-    outputs may be four times as far apart as ranges, relative to the largest magnitude. Float64
-    begins with the weights of the side whose outputs have more digits.
+    Roundings add up on the way. If every operation was compared, outputs differ significantly only
+    if their shapes do: no operation is to blame for the rest. Otherwise an operation that was not
+    compared may be to blame, and outputs may be four times as far apart as ranges, relative to the
+    largest magnitude. Float64 begins with the weights of the side whose outputs have more digits.
 
     Args:
-        a: has run.
+        a: a model that has run.
         b: likewise.
         all_compared: whether every operation was compared.
-        tolerance: how far apart outputs may be; None for what the dtypes explain.
+        tolerance: how far apart outputs may be; None for the error that the dtypes explain.
     """
-    if a.outputs and b.outputs and len(a.outputs) != len(b.outputs):  # none has raised
+    if a.outputs and b.outputs and len(a.outputs) != len(b.outputs):  # neither has raised
         reason = f"A returned {len(a.outputs)} tensors, B {len(b.outputs)}"
         yield Compared("outputs", "output", reason=reason)
     finer = a if unit_of(*a.outputs) <= unit_of(*b.outputs) else b
@@ -71,7 +71,7 @@ def compare_outputs(
 
 
 def _in_float64(runs: Sequence[KeptRun]) -> dict[int, Tensor]:
-    """What graphs return in float64 from the beginning, by the identity of what they returned."""
+    """What graphs return in float64 throughout, by the identity of what they returned."""
     known: dict[int, Tensor] = {}
     for kept in runs:
         run = kept.run

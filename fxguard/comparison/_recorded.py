@@ -1,4 +1,4 @@
-"""A captured graph once more: what each of its operations read and made, kept for another model."""
+"""Runs a captured graph again, and keeps what each operation read and made for another model."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Made:
 
     node: Node
     ran: Ran  # with its arguments as they were before it wrote any
-    values: list[Any]  # its results, then what it wrote; as they were when it had run
-    random_state: RandomState | None  # before it, where it draws random numbers
+    values: list[Any]  # its results, then what it wrote; as they were right after it ran
+    random_state: RandomState | None  # before it, if it draws random numbers
 
 
 @dataclass(slots=True)
@@ -53,16 +53,16 @@ class Recorded:
     outputs: list[Any]  # what the graph returns
 
     def next_of(self, place: Place) -> Made | None:
-        """What an operation made, or made in the next turn of a loop; given once."""
+        """What an operation made, or made in the next turn of a loop; each is returned once."""
         turns = self.made.get(place)
         return turns.popleft() if turns else None
 
 
 class Recorder(SecondForm):
-    """Keeps what each operation read and made. There is no second form.
+    """Keeps what each operation read and made, without a second form.
 
     Args:
-        writes: whether any operation of the graph writes a tensor: then copies are kept.
+        writes: whether any operation of the graph writes a tensor; if so, copies are kept.
     """
 
     def __init__(self, writes: bool) -> None:
@@ -92,7 +92,7 @@ class Recorder(SecondForm):
 
 
 class WholeFunctions(Lockstep):
-    """Runs a function of the user's that has its own backward as one operation."""
+    """Runs a user's function with its own backward as one operation."""
 
     def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
         kind = super().kind_of(node)
@@ -116,23 +116,23 @@ def values_of(result: Any, call: Call, value_of: Callable[[Node], Any]) -> list[
     """What an operation leaves: the items of its result, then what it has written beside them.
 
     Args:
-        result: of the operation.
+        result: the result of the operation.
         call: the operation.
-        value_of: what stands in the place of an operand.
+        value_of: gives the value of an operand.
     """
     is_result = set(call.in_place) if call.returns else set()
     return [*leaves(result), *(value_of(x) for x in call.written if x not in is_result)]
 
 
 def copied(values: Any) -> Any:
-    """Values whose tensors nobody else writes."""
+    """Values with copied tensors, which nobody else writes."""
     return pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
 
 
 def nodes_of(
     module: GraphModule, inside: tuple[tuple[str, int], ...] = ()
 ) -> Iterator[tuple[Place, Node, GraphModule]]:
-    """Every operation of a graph and of the bodies that are entered, with the graph it is of."""
+    """Every operation of a graph and of the bodies that are entered, with its graph."""
     for node in module.graph.nodes:
         if not node.op.startswith("call"):
             continue
@@ -142,9 +142,9 @@ def nodes_of(
             continue
         try:
             bodies = kind.bodies(node, module)
-        except (LookupError, TypeError, ValueError):  # another version's arguments
+        except (LookupError, TypeError, ValueError):  # arguments of another version
             yield (inside, node.name), node, module
             continue
-        yield (inside, node.name), node, module  # where it is not entered
+        yield (inside, node.name), node, module  # its body is not entered
         for body in bodies:
             yield from nodes_of(body.graph_module, (*inside, (node.name, body.position)))

@@ -1,4 +1,4 @@
-"""How far apart two results are, and how much of that the roundings of their dtypes explain."""
+"""How far apart two results are, and how much of it the roundings of their dtypes explain."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fxguard.trace.elements import Apart
 
 __all__ = ["apart", "beyond", "error_of", "share_of_rounding", "unit_of"]
 
-# How many roundings a kernel may be from float64: of its result, and of each of its operands.
+# How many roundings of its result and of each operand a kernel may be away from float64.
 ROUNDINGS = 16
 # What two programs may differ by in float64, relative to the largest magnitude: 2^-40.
 SAME_PROGRAM = 2.0**-40
-# In roundings of A: where the operands of A's operation were rounded by operations of A alone.
+# In roundings of A, where operations that only A has rounded the operands of A's operation.
 UNALIGNED = 64
 # Vector kernels flush what is below the smallest normal number of float32.
 FLUSHED = 2.0**-126
 
 
 def unit_of(*tensors: Tensor) -> float:
-    """The largest relative error of one rounding, in the coarsest dtype among some tensors."""
+    """The largest relative error of one rounding in the coarsest dtype of some tensors."""
     return max((torch.finfo(x.dtype).eps / 2 for x in tensors if is_float(x)), default=0.0)
 
 
@@ -39,7 +39,7 @@ def in_double(x: Tensor) -> Tensor:
 
 
 def gap_of(a: Tensor, b: Tensor) -> Tensor:
-    """``|a - b|``: 0 where both are the same inf or NaN, inf where only one is finite."""
+    """``|a - b|``: 0 if both are the same inf or NaN, inf if only one is finite."""
     same = (a == b) | (a.isnan() & b.isnan())
     gap = (a - b).abs()
     return gap.where(gap.isfinite(), math.inf).where(~same, 0.0)
@@ -51,7 +51,7 @@ def size_of(x: Tensor) -> float:
 
 
 def apart(a: Tensor, b: Tensor) -> Apart:
-    """How far ``b`` is from ``a``; of one shape."""
+    """How far ``b`` is from ``a``; both have one shape."""
     if not a.numel():
         return Apart(0.0, 0.0)
     if a is b:
@@ -82,17 +82,17 @@ def error_of(low: Tensor, wide: Tensor) -> float:
 
 
 def share_of_rounding(low: Tensor, wide: Tensor, unit: float, moved: Tensor | None) -> float:
-    """The error of a result, as a multiple of what roundings explain: over 1 is more than that.
+    """The error of a result as a multiple of what roundings explain: more than 1 is too much.
 
-    An element may be off by roundings of itself, and by what roundings of operands move: how far
-    float64 moves that element, and how far elements are moved on average. What the dtype does not
-    hold, float64 does not hold against it: an infinity for a number beyond its largest one counts.
+    An element may be off by roundings of itself, and by the effect of roundings of its operands:
+    how far that element moves in float64, and how far elements move on average. An infinity counts
+    as an error, also for a number beyond the dtype's largest one.
 
     Args:
-        low: in the dtype of the model.
-        wide: the same in float64.
+        low: the result in the dtype of the model.
+        wide: the same result in float64.
         unit: the relative error of one rounding.
-        moved: how far elements move with their operands; None: by nothing.
+        moved: how far elements move with their operands; None if they do not.
     """
     if not low.numel():
         return 0.0
@@ -111,10 +111,10 @@ def beyond(a: Tensor, b: Tensor, unit: float, *, rounded: float = 0.0) -> bool:
     """Whether two programs differ in float64 by more than one rounding of the coarser dtype.
 
     Args:
-        a: what one made.
-        b: what the other made of the same operands.
+        a: the result of one program.
+        b: the result of the other one on the same operands.
         unit: the relative error of one rounding of the coarser dtype.
-        rounded: that of A's dtype, where operations of A alone have rounded the operands.
+        rounded: the same for A's dtype, if operations that only A has rounded the operands.
     """
     a, b = in_double(a), in_double(b)
     allowed = unit * a.abs() + (SAME_PROGRAM + UNALIGNED * rounded) * size_of(a)

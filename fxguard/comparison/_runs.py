@@ -46,7 +46,7 @@ class KeptRun:
 
     run: GraphRun
     outputs: list[Any]  # what it returned, as the model computed it
-    versions: tuple[int | None, ...]  # how often its arguments had been written then
+    versions: tuple[int | None, ...]  # how often its arguments had been written by then
     output_versions: tuple[int | None, ...]
 
 
@@ -62,7 +62,7 @@ class ModelRun:
     parameters: dict[str, Tensor]
     outputs: list[Tensor] = field(default_factory=list)  # all tensors that it returned, in order
     between: int = 0  # operations that ran between graphs
-    # What a backward begins from, and what came in there; empty without a backward.
+    # Tensors where a backward begins, and the gradients that came in there; empty without one.
     starts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)  # of weights and "input 0"
     no_gradients: str = ""  # why there are none
@@ -100,7 +100,7 @@ def run_model(
             found.outputs = list(flatten_call((), {}, output)[1])
             if backward:
                 _differentiate(found, output)
-    except Exception:  # of a bad value that led there: what ran before can be compared
+    except Exception:  # a bad value led there: what ran before can be compared
         if not reports:
             raise
     finally:
@@ -112,9 +112,10 @@ def run_model(
 
 
 def _differentiate(found: ModelRun, output: Any) -> None:
-    """The gradients of weights and inputs: of a loss, or of all outputs with drawn gradients.
+    """Compute the gradients of weights and inputs: of a loss, or of all outputs.
 
-    Those of a sum would be 0 behind a softmax or a layer norm.
+    An output that is not a single number gets a random gradient: the gradients of a sum would be 0
+    behind a softmax or a layer norm.
     """
     made = to_differentiate(output)
     generator = torch.Generator().manual_seed(0)
@@ -132,7 +133,7 @@ def _differentiate(found: ModelRun, output: Any) -> None:
         gradients = torch.autograd.grad(
             made, list(leaves.values()), [drawn for _, drawn in found.starts], allow_unused=True
         )
-    except Exception as error:  # a second backward of the user's, say
+    except Exception as error:  # such as a second backward of the user's
         found.no_gradients = f"{type(error).__name__} in the backward: {error}".splitlines()[0]
         return
     pairs = zip(leaves, gradients, strict=True)
@@ -155,17 +156,17 @@ def name_of(model: Module) -> str:
 
 
 def place_of(model: Module) -> Place:
-    """Where a model computes: device, and dtype of its first floating-point parameter."""
+    """Where a model computes: the device and the dtype of its first floating-point parameter."""
     parameters = list(model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     return device, next((p.dtype for p in parameters if p.is_floating_point()), None)
 
 
 def converter(place: Place | None) -> Callable[[Tensor], Tensor]:
-    """A copy of an input, as a model takes it; a model may write into it.
+    """Returns a function that copies an input as a model takes it; a model may write into the copy.
 
     Args:
-        place: of the model; None where the input goes there as it is.
+        place: place of the model; None if the input is passed unchanged.
     """
 
     def convert(tensor: Tensor) -> Tensor:
@@ -180,7 +181,7 @@ def converter(place: Place | None) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def buffers_kept(model: Module) -> Iterator[None]:
-    """Put back what a forward writes of the buffers, and leave alone what it does not write."""
+    """Restore the buffers that a forward writes, and leave the others alone."""
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield

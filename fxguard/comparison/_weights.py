@@ -12,19 +12,20 @@ from fxguard.trace.elements import Compared
 
 __all__ = ["difference_between", "weights_apart"]
 
-# A factor is said where all elements agree with it: relative to the largest magnitude, in eps.
+# A factor is named if all elements agree with it this well, relative to the largest magnitude, in
+# eps.
 OF_FACTOR = 2
 
 
 def weights_apart(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], told: Collection[str]
 ) -> Iterator[Compared]:
-    """Weights that differ, and that no operation was blamed for: what reads them was not compared.
+    """Differing weights that no operation was blamed for: their readers were not compared.
 
     Args:
-        a: of the first model, by name.
-        b: of the second one.
-        told: names of those that operations were blamed for.
+        a: weights of the first model, by name.
+        b: those of the second one.
+        told: names of weights that operations were blamed for.
     """
     for name, weight in a.items():
         other = b.get(name)
@@ -37,14 +38,14 @@ def weights_apart(
 
 
 def difference_between(a: Tensor, b: Tensor) -> str:
-    """How a weight differs from another one; "" where one rounding of each explains it.
+    """How a weight differs from another one; "" if one rounding of each explains it.
 
-    Both are rounded to the coarser of their dtypes. An element may then be one unit in the last
-    place off: a weight may have been rounded twice.
+    Both are rounded to the coarser of their dtypes. An element may still be off by one unit in the
+    last place, because a weight may have been rounded twice.
 
     Args:
-        a: of the first model.
-        b: of the second one.
+        a: weight of the first model.
+        b: weight of the second model.
 
     Example:
         >>> difference_between(torch.tensor([1.0, 2.0]), torch.tensor([-1.0, -2.0]))
@@ -80,7 +81,7 @@ def _differs(a: Tensor, b: Tensor, eps: float) -> Tensor:
 
 
 def _factor(a: Tensor, b: Tensor, eps: float) -> float | None:
-    """The one number that A's elements are multiplied with, if there is one."""
+    """The one factor between A's elements and B's, if there is one."""
     scale = size_of(a)
     if not scale or not bool(a.isfinite().all() & b.isfinite().all()):
         return None

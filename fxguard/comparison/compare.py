@@ -39,48 +39,49 @@ def compare(
     gradients: bool = True,
     **kwargs: Any,
 ) -> Comparison:
-    """Call two models with the same inputs, and compare the elements of what every operation made.
+    """Call two models with the same inputs, and compare the results of every operation by elements.
 
     Each operation of B also runs on the operands that the same operation of A had, rounded to B's
-    dtypes. What it then makes is compared with what A's operation made: that is its *own* error.
-    The rest of the difference it has *inherited* from operations before it. Weights are compared by
-    their names, as they are.
+    dtypes. Its result is compared with the result of A's operation: the difference is its *own*
+    error. The rest of the difference is *inherited* from earlier operations. Weights are compared
+    by name, without conversion.
 
-    A divergence is *significant* in one of four cases. A weight of B is not A's, rounded to the
-    coarser of their dtypes. The two operations differ in float64 on the same operands, by more than
-    one rounding of the coarser dtype. One of them is further from float64 than 16 roundings of its
-    result and of its operands explain, on the operands that it had. Or what a compiled graph
-    returned is 16 times as far from float64 as its operations are in eager mode.
+    A divergence is *significant* in one of four cases. A weight of B is not A's weight, rounded to
+    the coarser of their dtypes. The two operations differ in float64 on the same operands, by more
+    than one rounding of the coarser dtype. One of the two is further from float64 than 16 roundings
+    of its result and of its operands explain, on its own operands. The output of a compiled graph
+    is 16 times as far from float64 as its operations are in eager mode.
 
-    With gradients, those of all weights that require one, and of inputs that do, are compared: of
-    the ``loss`` that the model returns, or of all that it returns, with gradients drawn from a
-    normal distribution. If they differ in float64 and the forward does not, each operation's
-    backward is compared alone.
+    With ``gradients=True``, the gradients of all weights and inputs that require one are compared.
+    The backward starts from the ``loss`` that the model returns, or else from all its outputs, with
+    gradients drawn from a normal distribution. If gradients differ in float64 and the forward does
+    not, each operation's backward is compared alone.
 
     Both models see the same random numbers. If the models are of different dtypes or on different
     devices, floating-point inputs are converted to the dtype of each model's first floating-point
     parameter, and all inputs are moved to its device. The inputs, the buffers (running statistics),
-    the gradients of weights and the random state are left as they were. A compiled model's values
-    inside fused kernels do not exist: the graphs that were captured of it run in eager mode, and
-    what left the compiled graphs is compared with that.
+    the gradients of weights and the random state are left unchanged. Inside fused kernels a
+    compiled model has no values to compare, so its captured graphs run in eager mode, and the
+    outputs of the compiled graphs are compared with that run.
 
     Args:
-        model_a: any module that is not instrumented; also the result of ``torch.compile``.
+        model_a: any module that is not instrumented, or the result of ``torch.compile``.
         model_b: likewise; it may be the same module, compiled.
-        inputs: what both are called with, any nest of tensors and other objects.
+        inputs: positional arguments of both models: any nest of tensors and other objects.
         tolerance: the largest own error, relative to the largest magnitude of A's result, that is
-            not significant. None lets float64 judge. Ranges have it, too: see :func:`fxguard.diff`.
-        gradients: whether to compare gradients, too. Under ``torch.no_grad`` there are none.
-        kwargs: what both are called with, by name.
+            not significant. None lets float64 judge. It also applies to ranges: see
+            :func:`fxguard.diff`.
+        gradients: whether to also compare gradients. Under ``torch.no_grad`` there are none.
+        kwargs: keyword arguments of both models.
 
     Returns:
-        All that was compared; :attr:`Comparison.first` is the first significant divergence. All
-        values of the forward of A are in memory while B is compared, as for a backward.
+        Everything that was compared; :attr:`Comparison.first` is the first significant divergence.
+        While B is compared, all values of A's forward stay in memory, as for a backward.
 
     Raises:
         FxguardError: when a model is instrumented already, or the tolerance is negative.
-        Exception: what a model raises, unless fxguard found a bad value that led there: then the
-            ranges of what ran before are compared.
+        Exception: whatever a model raises, unless fxguard found a bad value that led to it: then
+            the ranges of what ran before are compared.
 
     Example:
         >>> print(fxguard.compare(model, copy.deepcopy(model).half(), input_ids))
@@ -164,11 +165,11 @@ class _Comparing:
         forward = any(each.is_significant for each in graphs.found)
         if any(each.is_significant for each in found) and not forward:
             yield from self._backward_to_blame()
-        # Where the forward differs, gradients do for that.
+        # Where the forward differs, gradients differ because of it.
         yield from (replace(each, reason="") if forward else each for each in found)
 
     def _backward_to_blame(self) -> Sequence[Compared]:
-        """The operations whose backward differs, where the forward is the same."""
+        """The operations whose backward differs although the forward is the same."""
         graphs = compare_graphs(self.a, self.b, self.judge, BesideBackward, WholeFunctions)
         return [each for each in graphs.found if each.part == "backward"]
 

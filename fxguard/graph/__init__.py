@@ -2,5 +2,5 @@
 
 **In**: a node of an FX graph, or a call that Python makes.
 
-**Out**: what it is called, reads, writes, draws and hides, and which line made it.
+**Out**: its name, what it reads, writes, draws and hides, and which line made it.
 """

@@ -1,4 +1,4 @@
-"""What is known of an operation, whatever it is called with: its name, and the ways to call it."""
+"""Facts about an operation that do not depend on arguments: its name, and the ways to call it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Signature:
     """One way to call an operation."""
 
     positional: tuple[str, ...] = ()
-    keywords: frozenset[str] = frozenset()  # all that may be given by keyword
+    keywords: frozenset[str] = frozenset()  # all parameters that may be given by keyword
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Parameters whose memory changes: those in which a result stands then, and the others.
+    # Parameters whose memory changes: those that then hold a result, and the others.
     results: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    outs: frozenset[str] = frozenset()  # of the results those that are there to be overwritten
+    outs: frozenset[str] = frozenset()  # those of the results that are only overwritten
     returns: bool = True
 
     def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it can be called so."""
+        """Whether it can be called with these arguments."""
         return len(args) <= len(self.positional) and all(
             name in self.keywords or name in FIRST for name in kwargs
         )
@@ -55,21 +55,21 @@ class Operation:
     """One operation."""
 
     name: str
-    in_place: bool  # its name says that it writes its first operand
+    in_place: bool  # whether its name says that it writes its first operand
     random: bool
-    # The ways to call it, where they matter: where one of them writes something, or has a parameter
-    # that lets it write.
+    # The ways to call it, if they matter: if one of them writes something, or has a parameter that
+    # makes it write.
     signatures: tuple[Signature, ...] = ()
 
     @functools.cached_property
     def may_write(self) -> bool:
-        """Whether it may write an argument that is given by position."""
+        """Whether it may write a positional argument."""
         return self.in_place or bool(self.signatures) or self.name in tables.UNSAID_WRITES
 
 
 @functools.lru_cache(maxsize=4096)
 def operation_of(target: Any) -> Operation:
-    """What is known of a function, an operator, a method by name, or a class of modules."""
+    """The facts about a function, an operator, a method by name, or a class of modules."""
     name = name_of(target)
     in_place = name.endswith("_") and not name.endswith("__") and name not in tables.NOT_IN_PLACE
     in_place = in_place or name in tables.IN_PLACE
@@ -81,7 +81,7 @@ def operation_of(target: Any) -> Operation:
         return Operation(name, False, random, signatures)
     if inspect.isfunction(target):
         return Operation(name, in_place, random, _of_function(target))
-    # A function of torch that is made in C++ has no signature, but mostly a schema of its name.
+    # A torch function written in C++ has no signature, but usually a schema with its name.
     packet = None if in_place or isinstance(target, type) else getattr(torch.ops.aten, name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return Operation(name, in_place, random)
@@ -141,12 +141,12 @@ def _of_function(function: Any) -> tuple[Signature, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def name_of(target: Any) -> str:
-    """The operation's name as the field writes it: ``mul``, ``softmax``, ``masked_fill_``."""
+    """The operation's usual name: ``mul``, ``softmax``, ``masked_fill_``."""
     if isinstance(target, str):
         name = target
     elif isinstance(target, torch._ops.OpOverload):
         name = target._schema.name.split("::")[-1]
-        if name in MOVERS and is_custom(target):  # somebody's own ``half`` may be a division
+        if name in MOVERS and is_custom(target):  # a user's own ``half`` may be a division
             return target._schema.name.replace("::", ".")
     else:
         name = getattr(target, "__name__", None) or type(target).__name__
@@ -156,7 +156,7 @@ def name_of(target: Any) -> str:
 
 
 def is_custom(target: Any) -> bool:
-    """Whether an operation is not torch's own: it may do what no tensor shows."""
+    """Whether an operation is not torch's own, so that it may have hidden effects."""
     if inspect.isfunction(target):
         return target.__module__.partition(".")[0] != "torch"
     if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -165,7 +165,7 @@ def is_custom(target: Any) -> bool:
 
 
 def is_collective(target: Any) -> bool:
-    """Whether an operation waits for other ranks: a second run on one rank must not issue it."""
+    """Whether an operation waits for other ranks; a second run on one rank must not issue it."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return _packet(target)._qualified_op_name.partition("::")[0] in COLLECTIVES
     module = getattr(target, "__module__", None) or ""
@@ -173,6 +173,6 @@ def is_collective(target: Any) -> bool:
 
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
-# What torch's own operations of these names make are elements of their operands.
+# The results of torch's own operations with these names are elements of their operands.
 MOVERS = tables.MOVES | tables.SELECTS | tables.CASTS
 TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")

@@ -1,7 +1,7 @@
-"""``torch.autograd.Function`` in a graph: what its class is called there.
+"""``torch.autograd.Function`` in a graph: the name of its class.
 
-TorchDynamo traces the two halves of a function into bodies, and keeps no name. The lines of the
-bodies tell which class they come from.
+TorchDynamo traces the two halves of a function into bodies without keeping the name. The source
+lines of the bodies tell which class they come from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HALVES = ((FORWARD, "forward"), (BACKWARD, "backward"))
 
 
 def is_function(target: Any) -> bool:
-    """Whether a node's target stands for a function."""
+    """Whether a node's target represents such a function."""
     return (
         isinstance(target, torch._ops.HigherOrderOperator)
         and target.name() == "autograd_function_apply"
@@ -31,11 +31,11 @@ def is_function(target: Any) -> bool:
 
 
 def name_of_function(node: Node, module: GraphModule) -> str | None:
-    """The name of the class; None where no line tells it.
+    """The name of the class; None if no line tells it.
 
     Args:
-        node: that stands for a function.
-        module: its graph's.
+        node: a node that represents a function.
+        module: the module of its graph.
     """
     halves = [(method, _places(node.args[half], module)) for half, method in HALVES]
     known = [(method, places) for method, places in halves if places]
@@ -48,7 +48,7 @@ def name_of_function(node: Node, module: GraphModule) -> str | None:
 
 
 def _places(half: Any, module: GraphModule) -> set[Place]:
-    """The lines that one half comes from, which is a body of the graph."""
+    """The source lines of one half, which is a body of the graph."""
     body = getattr(module, str(half.target), None) if isinstance(half, Node) else None
     nodes = body.graph.nodes if isinstance(body, GraphModule) else ()
     return {place for each in nodes for place in lines_of_trace(each.stack_trace)}
@@ -61,7 +61,7 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def _holds(kind: type[Any], method: str, place: Place) -> bool:
-    """Whether a line stands in a method of a class."""
+    """Whether a line is inside a method of a class."""
     code = getattr(inspect.unwrap(getattr(kind, method)), "__code__", None)
     if code is None or code.co_filename != place[0]:
         return False

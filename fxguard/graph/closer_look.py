@@ -1,4 +1,4 @@
-"""A closer look at one operation that made something bad: what stood at the first bad element."""
+"""A closer look at one operation that made something bad: its numbers at the first bad element."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def evidence_of(
     samples: int | None = None,
     not_judged: str = "",
 ) -> Evidence | None:
-    """What an operation read and made at the first bad element: at the first NaN, if it made one.
+    """What an operation read and made at the first bad element, or at the first NaN if it made one.
 
     Args:
         call: the operation.
-        args: as the model had them before it ran.
+        args: its arguments as the model had them before it ran.
         kwargs: likewise.
         made: what it made, in the model's form.
-        same: the same in float64 on the same operands.
+        same: the same result in float64 on the same operands.
         wide_args: its arguments in the wide form.
         wide_kwargs: likewise.
-        wide: what it made of those.
-        samples: how many there are in the batch of the model's inputs.
+        wide: its result on those.
+        samples: the number of samples in the batch of the model's inputs.
         not_judged: why ``same`` or ``wide`` is not known.
 
     Returns:
-        None where no element is bad. Elements that are infinite are not counted beside a NaN.
+        None if no element is bad. If there is a NaN, infinite elements are not counted.
     """
     bad = torch.isnan(made)
     if not bool(bad.any()):
@@ -117,13 +117,13 @@ def evidence_at(
 def evidence_alone(
     call: Call, function: Callable[..., Any], result: Any, path: tuple[int, ...] = ()
 ) -> Evidence | None:
-    """The same of one operation that ran by itself: nothing is known of a wide form.
+    """The same for one operation that ran by itself, without a wide form.
 
     Args:
-        call: the operation, with the tensors that it read; it has not written them since.
-        function: what was called.
+        call: the operation, with the tensors that it read and has not written since.
+        function: the called function.
         result: what it returned.
-        path: indices of the item of that which is asked for.
+        path: indices of the requested item of the result.
     """
     args, kwargs = call.args, call.kwargs
     same: Any = None
@@ -131,7 +131,7 @@ def evidence_alone(
     if not call.random:
         ran = Ran(call, function, function, args, kwargs, result)
         try:
-            # It may write what it was given.
+            # The function may write its arguments.
             wide_args, wide_kwargs = pytree.tree_map_only(
                 Tensor, torch.clone, widened((args, dict(kwargs)), torch.float64)
             )
@@ -154,7 +154,7 @@ def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 class _Part:
-    """Which elements of an operand the first bad element of a result is made of."""
+    """Finds the elements of an operand from which the first bad element of a result is made."""
 
     def __init__(
         self,
@@ -177,12 +177,12 @@ class _Part:
         self.by_element = not is_by_row and _broadcast(shapes) == made.shape
 
     def operand(self, name: str, value: Any, other: Any) -> Operand:
-        """What the first bad element is made of, of one operand.
+        """The part of one operand from which the first bad element is made.
 
         Args:
-            name: of the parameter, where it was given by keyword.
-            value: as the model had it.
-            other: in the wide form; None where that is not known.
+            name: name of the parameter, if it was given by keyword.
+            value: the operand as the model had it.
+            other: the operand in the wide form; None if not known.
         """
         if not isinstance(value, Tensor):
             number = float(value)
@@ -195,7 +195,7 @@ class _Part:
         return Operand(low, high, wide_low, wide_high, part.numel(), dtype_of(value), name)
 
     def of(self, value: Tensor, given: Tensor) -> Tensor:
-        """The elements of an operand, which was given so, in either form."""
+        """The elements of an operand, in either form, given its original shape."""
         if self.by_element:
             return value.expand(self.made.shape)[self.index]
         if self.is_product and self.second is not None and self.first is not None:
@@ -235,16 +235,16 @@ class _Part:
 def _dims(
     args: Sequence[Any], kwargs: Mapping[str, Any], first: Tensor | None, kind: str
 ) -> tuple[int, ...] | None:
-    """The dimensions along which an operation reduces or normalizes; None: that is not known."""
+    """The dimensions along which an operation reduces or normalizes; None if not known."""
     if first is None:
         return None
-    if kind in tables.LAST_DIMS:  # they are given a shape
+    if kind in tables.LAST_DIMS:  # these are given a shape
         shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
         count = len(shape) if isinstance(shape, (tuple, list, torch.Size)) else 1
         return tuple(range(first.dim() - count, first.dim()))
     position = 2 if kind in tables.DIM_IS_THIRD else 1
     given = kwargs.get("dim", args[position] if len(args) > position else None)
-    if kind == "_weight_norm":  # the one that is not summed over
+    if kind == "_weight_norm":  # its `dim` is the one that is not summed over
         return tuple(dim for dim in range(first.dim()) if dim != given)
     if isinstance(given, int) and not isinstance(given, bool):
         given = (given,)
@@ -262,7 +262,7 @@ def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size | None:
 
 
 def _range(part: Tensor) -> tuple[float, float]:
-    """The smallest and the largest of some elements; NaN where one is."""
+    """The smallest and the largest of some elements; NaN if one is NaN."""
     if part.numel() == 0:
         return math.nan, math.nan
     if part.numel() == 1:
@@ -290,13 +290,13 @@ def _number(element: Tensor) -> float:
 def reads_masked_row(args: Any, kwargs: Any) -> bool:
     """Whether a floating-point operand holds a row of nothing but -inf.
 
-    The row is along ``dim`` where the operation was given one, else along the last dimension.
+    The row is along ``dim`` if the operation was given one, else along the last dimension.
     """
     given = kwargs.get("dim", args[1] if len(args) > 1 else None)
     dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
     try:
         return any(_has_masked_row(value, dim) for value in pytree.tree_leaves((args, kwargs)))
-    except Exception:  # a subclass or a layout that knows few operations
+    except Exception:  # a subclass or a layout that supports few operations
         return False
 
 

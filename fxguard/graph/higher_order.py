@@ -1,8 +1,8 @@
-"""Higher-order operations: operations that run other graphs, their bodies.
+"""Higher-order operations: operations that run other graphs, called bodies.
 
-For each kind that fxguard enters: where its bodies stand among the arguments, what a body's
-inputs and results are outside, how statistics get out of it, and how to run it in Python. A new
-operation that just calls its body is one line in ``ENTERED``.
+For each kind that fxguard enters, this module knows where the bodies are among the arguments, what
+a body's inputs and results are outside, how statistics get out of it, and how to run it in Python.
+A new operation that only calls its body is one line in ``ENTERED``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
 class RunBody:
     """How bodies are run in Python."""
 
-    run: Callable[..., Any]  # the body at a position with these inputs; gives all that it returned
-    stack: Callable[..., Any] = torch.stack  # joins what iterations made
+    run: Callable[..., Any]  # runs the body at a position with inputs, returns all of its results
+    stack: Callable[..., Any] = torch.stack  # joins the results of iterations
 
     def __call__(self, position: int, *operands: Any) -> Any:
         return self.run(position, *operands)
@@ -51,35 +51,35 @@ class Body:
     graph_module: GraphModule
     operands: tuple[Any, ...]  # arguments of the operation, one for each input of the body
     results: tuple[Any, ...]  # nodes of the body, one for each result of the operation
-    carried: int = 0  # the first inputs and results are handed on from iteration to iteration
+    carried: int = 0  # this many first inputs and results pass from iteration to iteration
 
 
 @dataclass(slots=True)
 class BodyGraph:
-    """A body that is being changed: its new graph, which has no output node yet."""
+    """A body that is being changed: its new graph, still without an output node."""
 
     graph: Graph
     result: Any  # what the output node returned before
     statistics: Node | None = None  # shape [count, 2]
     count: int = 0
     wide: bool = False  # whether the statistics are float64
-    # Slices of the rows in which an inf was not written on purpose.
+    # Slices of the rows whose inf would be unintended.
     unintended: tuple[tuple[int, int], ...] = ()
 
 
 class HigherOrder(abc.ABC):
     """How fxguard enters one kind of higher-order operation."""
 
-    # Whether a call may leave a body out: a branch that is not taken, a loop over nothing.
+    # Whether a call may skip a body: a branch that is not taken, a loop over nothing.
     may_not_run: ClassVar[bool] = False
     # Whether a call may run its body more than once.
     runs_many_times: ClassVar[bool] = False
-    # Whether the body is a part of what the operation computes inside one kernel: no statistics get
-    # out of it. It is looked at in a second run, when the results are bad.
+    # Whether the body is computed inside a single kernel, from which no statistics get out. A
+    # second run examines it when the results are bad.
     only_a_second_run_sees: ClassVar[bool] = False
-    # Whether somebody wrote its backward: that is not the backward of the operations in its body.
+    # Whether its backward was written by hand, and is not that of the operations in its body.
     has_own_backward: ClassVar[bool] = False
-    # Positions of the bodies that have to change for the statistics to get out.
+    # Positions of the bodies that must be changed for the statistics to get out.
     rewritten: tuple[int, ...] = ()
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class HigherOrder(abc.ABC):
         """The bodies to enter.
 
         Raises:
-            LookupError, TypeError, ValueError: where the arguments are not the expected ones.
+            LookupError, TypeError, ValueError: when the arguments are not the expected ones.
         """
 
     def let_out(self, graph: Graph, node: Node, bodies: dict[int, BodyGraph]) -> Node:
@@ -96,7 +96,7 @@ class HigherOrder(abc.ABC):
 
     @abc.abstractmethod
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
-        """What the operation does, in Python."""
+        """Run the operation in Python."""
 
 
 def is_higher_order(node: Node) -> bool:
@@ -105,12 +105,12 @@ def is_higher_order(node: Node) -> bool:
 
 
 def kind_of(node: Node) -> HigherOrder | None:
-    """How to enter a node; None where it is no higher-order operation, or not entered."""
+    """How to enter a node; None if it is not a higher-order operation, or not entered."""
     return ENTERED.get(operations.name_of(node.target)) if is_higher_order(node) else None
 
 
 def bodies_of(node: Node, module: GraphModule) -> list[Body]:
-    """Every graph among the arguments of a node, entered or not, with no operands."""
+    """Every graph among the arguments of a node, entered or not, without operands."""
     found = []
     for position, argument in enumerate(nodes.leaves(node.args)):
         if isinstance(argument, Node) and argument.op == "get_attr":
@@ -151,7 +151,7 @@ class RunsOnce(HigherOrder):
     def __init__(self, position: int = 0, operands: int = 1) -> None:
         self.position = position
         self.rewritten = (position,)
-        self.operands = operands  # position of the first
+        self.operands = operands  # position of the first operand
 
     def bodies(self, node: Node, module: GraphModule) -> list[Body]:
         if any(isinstance(leaf, Node) for leaf in nodes.leaves(node.kwargs)):
@@ -177,7 +177,7 @@ class AutogradFunction(HigherOrder):
         forward = _body(node, module, 0, node.args[2:])
         if "non_differentiable_idx" not in node.kwargs:
             raise LookupError("no indices of what cannot be differentiated")
-        results = forward.results[0]  # the other one is what is saved for backward
+        results = forward.results[0]  # the other result is saved for the backward
         if not isinstance(results, (tuple, list)):
             raise LookupError("returns no tuple")
         return [replace(forward, results=tuple(results))]
@@ -226,7 +226,7 @@ class Cond(HigherOrder):
 
 
 class WhileLoop(HigherOrder):
-    """Runs its second body as long as its first one says so; the results are its next inputs."""
+    """Runs its second body while its first one returns True; the results are the next inputs."""
 
     may_not_run = True
     runs_many_times = True
@@ -265,7 +265,7 @@ class WhileLoop(HigherOrder):
 
 
 class Scan(HigherOrder):
-    """Runs its body for each slice of some tensors, handing on others."""
+    """Runs its body for each slice of some tensors, and carries other values along."""
 
     may_not_run = True
     runs_many_times = True
@@ -345,7 +345,7 @@ class FlexAttention(HigherOrder):
 
 
 def insert_input(graph: Graph, position: int, name: str) -> Node:
-    """One more placeholder, at a position among the others."""
+    """Add a placeholder at a position among the others."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if position < len(inputs):
         place = graph.inserting_before(inputs[position])

@@ -1,4 +1,4 @@
-"""Which of the operations inside a composite one, such as ``normalize``, failed first."""
+"""Finds which operation inside a composite one, such as ``normalize``, failed first."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class _Kernels(TorchDispatchMode):
 
 
 def evidence_inside(ran: Ran) -> Evidence | None:
-    """What was seen of the first ATen operation inside an operation that made something bad.
+    """The evidence for the first ATen operation with a bad result inside an operation.
 
-    The operation runs once more, and once in float64, on the operands that it had: what an inner
-    operation would have read is the same one's operands in that run.
+    The operation runs again, and once in float64, on its original operands: the operands of an
+    inner operation in the second run are what it should have read.
 
     Args:
         ran: an operation that writes nothing and draws no random numbers.
 
     Returns:
-        None where it is one kernel, or where the two runs differ in what they call.
+        None if it is one kernel, or if the two runs call different operations.
     """
     low = _kernels(ran, ran.args, ran.kwargs)
     wide = _kernels(ran, *widened((ran.args, dict(ran.kwargs)), torch.float64))
@@ -62,7 +62,7 @@ def evidence_inside(ran: Ran) -> Evidence | None:
         if not is_float(kernel.result) or bool(kernel.result.isfinite().all()):
             continue
         call = read_call(kernel.target, kernel.args, kernel.kwargs)
-        if call.written:  # what it had read is gone
+        if call.written:  # its operands are gone
             return None
         seen = evidence_of(
             call,

@@ -1,7 +1,7 @@
-"""Elements that one operation made 0, and that float64 does not make 0 of the same operands.
+"""Elements that one operation made 0 and that are not 0 in float64 on the same operands.
 
-The cost is small where nothing is lost: an operation is computed in float64 only where as many
-elements of its result are 0 as are asked for.
+The cost is small if nothing is lost: an operation is computed in float64 only if at least the
+requested share of its result is 0.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from fxguard.measure.func_levels import without_levels
 __all__ = ["KEEPS_ZEROS", "Lost", "Results", "lost_alone", "lost_in", "may_have_lost", "why_not"]
 
 WIDE = torch.float64
-CHECK = torch.float32  # what is no noise of roundings is the same there, or too small for it
+CHECK = torch.float32  # numbers that are not rounding noise are the same here, or too small
 
-# What these make is 0 by right, or where an operand was, or by chance.
+# Zeros of these are right, or come from an operand, or are accidental.
 KEEPS_ZEROS = MOVES | SELECTS | UNINITIALISED | {"embedding"}
 
-# What an operation made, in the model's form and in a wide dtype: pairs of results.
+# Gives the results of an operation in the model's form and in a wide dtype, as pairs.
 Results = Callable[[torch.dtype], Sequence[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What one operation has lost."""
+    """The loss of one operation."""
 
     share: float  # of the elements that are not 0 in float64
-    largest: float  # magnitude of those that are lost, in float64
-    evidence: Evidence  # what stood at the largest of them; its `share` is how many are lost
+    largest: float  # magnitude of the lost elements, in float64
+    evidence: Evidence  # the numbers at the largest of them; its `share` is how many are lost
 
 
 def may_have_lost(kind: str, made: Any, share: float) -> bool:
-    """Whether a result has so many zeros that they could be that share of all finite elements.
+    """Whether a result has so many zeros that they could be the given share of its finite elements.
 
     Args:
-        kind: of the operation.
+        kind: kind of the operation.
         made: one of its results.
-        share: that is asked for.
+        share: the share that is asked for.
 
     Raises:
-        NotJudged: for tensors of which nobody counts elements.
+        NotJudged: for tensors whose elements cannot be counted.
     """
     if kind in KEEPS_ZEROS or kind in VANISHES or not is_float(made):
         return False
@@ -75,18 +75,18 @@ def lost_in(
     share: float,
     samples: int | None = None,
 ) -> Lost | None:
-    """What an operation has lost of the result of which that is most.
+    """The loss of an operation, for the result with the largest loss.
 
     Args:
-        results: computes it.
+        results: computes the results.
         call: the operation.
-        args: as the model had them before it ran.
+        args: its arguments as the model had them before it ran.
         kwargs: likewise.
-        share: of the elements that are not 0 in float64: less is None.
-        samples: how many there are in the batch of the model's inputs.
+        share: share of the elements that are not 0 in float64; a smaller loss gives None.
+        samples: the number of samples in the batch of the model's inputs.
 
     Raises:
-        NotJudged: where it cannot be computed so.
+        NotJudged: when it cannot be computed in float64.
     """
     checked: Sequence[tuple[Any, Any]] | None = None
     worst: Lost | None = None
@@ -116,16 +116,16 @@ def lost_in(
 def lost_alone(
     call: Call, function: Callable[..., Any], made: Any, share: float
 ) -> Lost | str | None:
-    """The same of an operation that ran by itself, and has not written its operands.
+    """The same for an operation that ran by itself and has not written its operands.
 
     Args:
         call: the operation, with the tensors that it read.
-        function: what was called.
+        function: the called function.
         made: what it returned.
         share: as for :func:`lost_in`.
 
     Returns:
-        Why nobody can tell, where that is so.
+        The loss, None if there is none, or the reason why it is unknown.
     """
     ran = Ran(call, function, function, call.args, call.kwargs, made)
 
@@ -139,12 +139,12 @@ def lost_alone(
         if call.random:
             raise NotJudged(f"{call.kind} draws random numbers")
         return lost_in(results, call, call.args, call.kwargs, share)
-    except Exception as error:  # whatever it is, it ends no batch
+    except Exception as error:  # no error here may end a batch
         return why_not(error)
 
 
 def why_not(error: Exception) -> str:
-    """Why an operation, or what comes after it, is not judged."""
+    """Why an operation, or what follows it, is not judged."""
     if isinstance(error, NotJudged):
         return str(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -157,14 +157,14 @@ def _share_of(lost: Tensor, sizes: Tensor) -> float:
 
 
 def _is_no_noise(sizes: Tensor, checked: Tensor) -> Tensor:
-    """Where numbers are no remainder of larger ones that cancel, rounded in float64.
+    """Where numbers are not just remainders of cancellation, rounded in float64.
 
-    The instance norm of a constant row is 1e-13 there, and 0 by right. Float32 leaves something
-    else.
+    The instance norm of a constant row is 1e-13 in float64, and should be 0. Float32 gives a
+    different remainder.
 
     Args:
         sizes: magnitudes in float64.
-        checked: what the operation makes in float32.
+        checked: the result of the operation in float32.
     """
     other = without_levels(checked).abs().to(WIDE)
     agrees = (other - sizes).abs() <= sizes / 2
@@ -172,5 +172,5 @@ def _is_no_noise(sizes: Tensor, checked: Tensor) -> Tensor:
 
 
 def _comparable(low: Tensor) -> Tensor:
-    """Of a dtype that can be compared: a float8 cannot."""
+    """A tensor in a dtype that can be compared, which float8 cannot."""
     return low.float() if dtype_of(low).startswith("float8") else low

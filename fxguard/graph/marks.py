@@ -1,9 +1,9 @@
-"""Marks: calls that stand in a captured graph for what the graph itself cannot say.
+"""Marks: placeholder calls that record in a captured graph what a module received and returned.
 
-A graph knows operations. It does not know that ``encoder.block.0`` returned *these* values
-for *those* positional and keyword arguments, or that a user named a value. A mark is a
-function that does nothing; TorchDynamo is told to put calls of it into the graph, the Plan
-reads them there, and the insertion pass takes them out again.
+A graph contains operations. It does not say that ``encoder.block.0`` returned *these* values for
+*those* positional and keyword arguments, or that a user named a value. A mark is a function that
+does nothing. TorchDynamo is told to put calls of it into the graph, the Plan reads them, and the
+insertion pass removes them again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 __all__ = ["MARKS", "NOT_TENSOR", "NO_VALUE", "flatten", "module_returned", "value_named"]
 
-# How a label says that it has no tensor of its own; the rest of the string is the label.
+# Prefix of a label without a tensor; the rest of the string is the label.
 NO_VALUE = "None:"
 NOT_TENSOR = "not a tensor:"
 
 
 def module_returned(labels: tuple[str, ...], *tensors: Tensor) -> None:
-    """A module call returned: one label for each row, one tensor for each label that has one."""
+    """Mark that a module call returned: a label for each row, a tensor for each label with one."""
 
 
 def value_named(label: str, tensor: Tensor) -> None:
-    """The user named this value."""
+    """Mark that the user named this value."""
 
 
 MARKS = frozenset({module_returned, value_named})
@@ -37,9 +37,9 @@ for mark in MARKS:
 
 
 def flatten(label: str, value: Any, labels: list[str], tensors: list[Tensor]) -> None:
-    """Append the rows of one argument or output, containers entered with the key as index.
+    """Append the rows of one argument or output; containers are entered with the key as index.
 
-    TorchDynamo traces through this function, hence its plain style.
+    TorchDynamo traces this function, hence its plain style.
     """
     if isinstance(value, Tensor):
         labels.append(label)
@@ -62,11 +62,11 @@ def flatten(label: str, value: Any, labels: list[str], tensors: list[Tensor]) ->
 def flatten_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> tuple[tuple[str, ...], list[Tensor]]:
-    """The rows of one call: inputs, then outputs."""
+    """The rows of one call: first inputs, then outputs."""
     labels: list[str] = []
     tensors: list[Tensor] = []
     for name, value in (*enumerate(args), *kwargs.items()):
-        if isinstance(value, Tensor):  # most are, and a call takes as long as all of this
+        if isinstance(value, Tensor):  # most are, and a call would take as long as all of this
             labels.append(f"input[{name}]")
             tensors.append(value)
         else:
@@ -76,7 +76,7 @@ def flatten_call(
 
 
 def rows_of(labels: Iterable[str], tensors: Iterable[Any]) -> Iterator[tuple[str, Any, str]]:
-    """(label, tensor or None, note) of each row, out of what :func:`flatten` made."""
+    """(label, tensor or None, note) of each row, from the result of :func:`flatten`."""
     remaining = iter(tensors)
     for label in labels:
         if label.startswith(NO_VALUE):

@@ -1,4 +1,4 @@
-"""What a node of an FX graph says about itself, whoever captured the graph."""
+"""What a node of an FX graph tells about itself, whichever tool captured the graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 def example_of(node: Node) -> Any:
     """The fake result that the capture kept."""
-    # TorchDynamo and torch.export call it differently.
+    # TorchDynamo and torch.export use different keys.
     return node.meta.get("example_value", node.meta.get("val"))
 
 
@@ -72,13 +72,13 @@ def leaves(argument: Any) -> list[Any]:
 
 
 def memory_of(example: Any) -> int | None:
-    """What two results share when they share memory; None where the capture does not tell."""
+    """A key that results sharing memory have in common; None if the capture does not tell."""
     storage = storage_of(example)
     return None if storage is None else int(storage._cdata)
 
 
 def storage_of(value: Any) -> torch.UntypedStorage | None:
-    """Where the elements of a tensor are stored; None for what has no storage of its own."""
+    """The storage of a tensor's elements; None if it has no storage of its own."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     try:
@@ -103,13 +103,13 @@ def placeholder_role(node: Node) -> tuple[Role, str]:
 
 
 def input_name(source: str) -> str:
-    """What the user calls an input of a graph, after where TorchDynamo found it.
+    """The user's name for an input of a graph, from its TorchDynamo source.
 
     Example:
         >>> input_name("L['batch']['x']"), input_name("L['args'][0]")
         ("batch['x']", "input[0]")
     """
-    # torch calls modules with these.
+    # Torch calls modules with these.
     source = re.sub(r"^L\['args'\](?=\[)", "input", source)
     source = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"input[\1]", source)
     source = re.sub(r"^G\['__import_\w+'\]\.", "", source)  # a global of another module
@@ -117,7 +117,7 @@ def input_name(source: str) -> str:
 
 
 def attribute_of(graph_module: GraphModule, target: str) -> Any:
-    """What a ``get_attr`` node reads."""
+    """The object that a ``get_attr`` node reads."""
     value: Any = graph_module
     for name in target.split("."):
         value = getattr(value, name)
@@ -128,7 +128,7 @@ def clean_path(source: str) -> str:
     """``L['self']._modules['encoder'].block`` to ``encoder.block``."""
     path = re.sub(r"\._modules\['([^']+)'\]", r".\1", source)
     path = re.sub(r"^[LG]\['\w+'\](\.__self__)?\.?", "", path)
-    if path.endswith("__self__"):  # of a method that the model called: of the model itself
+    if path.endswith("__self__"):  # of a method that the model called, so of the model itself
         return ""
     return path.removeprefix("self.") if path != "self" else ""
 
@@ -149,8 +149,8 @@ def calls_of(node: Node) -> tuple[str, ...]:
 def path_of(key: str, entry: tuple[str, Any], names: Mapping[int, str]) -> str:
     """The qualified name of the module of one stack entry.
 
-    TorchDynamo's keys are ``id(module)``, with ``@n`` for the n-th call of the same module:
-    after a graph break its paths start anywhere, the identity is still right.
+    TorchDynamo's keys are ``id(module)``, with ``@n`` for the n-th call of the same module. After a
+    graph break paths may start anywhere, but the identity is still right.
     """
     identity = key.partition("@")[0]
     if identity.isdigit() and int(identity) in names:
@@ -165,7 +165,7 @@ def class_of(entry: tuple[str, Any]) -> str:
 
 
 def class_name(kind: type) -> str:
-    """The name of a module's class; of the user's where ``fully_shard`` has put its own before."""
+    """The name of a module's class; the user's class if ``fully_shard`` has derived its own."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and kind.__bases__[:1] == (fsdp.FSDPModule,) and len(kind.__bases__) == 2:
         return kind.__bases__[1].__name__

@@ -1,4 +1,4 @@
-"""One operation with the operands that it had: it can run again by itself, whole or cut."""
+"""One operation with its operands, which can run again by itself, in full or on a slice."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widen
 
 __all__ = ["OneOperation", "autocast_around", "gradient_of"]
 
-SEED = 0  # of an operation that draws random numbers
+SEED = 0  # for operations that draw random numbers
 
 
 @dataclass(frozen=True, slots=True)
 class OneOperation:
-    """One operation of a model, in a form in which it can run anywhere.
+    """One operation of a model, in a form that can run anywhere.
 
     Example:
         >>> x = torch.tensor([512.5], dtype=torch.float16)
@@ -38,24 +38,24 @@ class OneOperation:
     target: Any  # a function, an operator, or the name of a tensor's method
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    path: tuple[int, ...] = ()  # of the item of its result that is asked for
-    written: int | None = None  # the argument in which its result stands, as in ``x[0] = y``
+    path: tuple[int, ...] = ()  # of the requested item of its result
+    written: int | None = None  # the argument that holds its result, as in ``x[0] = y``
     autocast: torch.dtype | None = None  # the dtype of the autocast around it
-    # Where its backward is asked for: the gradient of each tensor of the result, by its position,
-    # and the position, among the tensors of the arguments, of the one whose gradient it is.
+    # If its backward is requested: the gradient of each tensor of the result, by position, and the
+    # position, among the tensors of the arguments, of the one whose gradient is wanted.
     incoming: Mapping[int, Tensor] = field(default_factory=dict)
     operand: int | None = None
-    is_compiled: bool = False  # whether it fails as a compiler makes it, and not in eager mode
+    is_compiled: bool = False  # whether it fails only when compiled, not in eager mode
 
     @classmethod
     def now(
         cls, call: Call, target: Any, path: tuple[int, ...] = (), written: int | None = None
     ) -> OneOperation:
-        """An operation that runs now, or has just run, under the autocast of this moment.
+        """An operation that runs now, or has just run, under the current autocast.
 
         Args:
-            call: with the tensors that it was given.
-            target: what was called.
+            call: the call, with its tensors.
+            target: the called function.
             path: see the attribute.
             written: likewise.
         """
@@ -64,18 +64,18 @@ class OneOperation:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors that it is given, the gradients that come in at the end."""
+        """The tensors among its arguments, then the incoming gradients."""
         given = pytree.tree_leaves((self.args, dict(self.kwargs)))
         return [*(x for x in given if isinstance(x, Tensor)), *self.incoming.values()]
 
     @property
     def is_backward(self) -> bool:
-        """Whether its backward is asked for."""
+        """Whether its backward is requested."""
         return self.operand is not None
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws random numbers: it does so from the seed 0."""
+        """Whether it draws random numbers, which it does with seed 0."""
         return self.kind in tables.RANDOM or self.call.random
 
     @property
@@ -84,7 +84,7 @@ class OneOperation:
         return replace(read_call(self.target, self.args, self.kwargs), kind=self.kind)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> OneOperation:
-        """The same with other tensors, in the order of :attr:`tensors`."""
+        """The same operation with other tensors, in the order of :attr:`tensors`."""
         others = iter(tensors)
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda _: next(others), (self.args, dict(self.kwargs))
@@ -93,16 +93,16 @@ class OneOperation:
         return replace(self, args=args, kwargs=kwargs, incoming=incoming)
 
     def with_numbers(self, change: Callable[[Any], Any]) -> OneOperation:
-        """The same with other Python numbers among its arguments."""
+        """The same operation with other Python numbers among its arguments."""
         args, kwargs = pytree.tree_map(
             lambda x: x if isinstance(x, Tensor) else change(x), (self.args, dict(self.kwargs))
         )
         return replace(self, args=args, kwargs=kwargs)
 
     def run(self) -> Tensor:
-        """What it makes, shape of the result; or the gradient of an operand, shape of that.
+        """Run it: the result, or the gradient of an operand, with the operand's shape.
 
-        Its operands stay as they are, and so does the state of random generators.
+        Its operands and the state of random generators stay unchanged.
 
         Raises:
             Exception: what the operation raises.
@@ -124,7 +124,7 @@ class OneOperation:
         return result.detach()  # type: ignore[no-any-return]
 
     def result(self) -> Any:
-        """All that it returns.
+        """Run it, and return all of its results.
 
         Raises:
             Exception: what the operation raises.
@@ -133,7 +133,7 @@ class OneOperation:
             return self._computed()[1]
 
     def in_float64(self) -> Tensor | None:
-        """The same in float64, of the same operands; None where that is impossible."""
+        """The result in float64 on the same operands; None if that is impossible."""
         with self._alone():
             if self.operand is not None:
                 return self._gradient_in_float64()
@@ -154,7 +154,7 @@ class OneOperation:
         return result if is_float(result) else None
 
     def evidence(self) -> Evidence | None:
-        """What stands at the first bad element of what it makes; None where none is bad.
+        """The numbers at the first bad element of its result; None if no element is bad.
 
         Raises:
             Exception: what the operation raises.
@@ -175,7 +175,7 @@ class OneOperation:
         return self.target(*args, **kwargs)
 
     def _computed(self) -> tuple[Any, Any]:
-        """Copies of its arguments after it has run, and what it returned."""
+        """Copies of its arguments after the run, and what it returned."""
         args, kwargs = pytree.tree_map_only(Tensor, _copy, self._given)
         with torch.no_grad(), self._autocast():
             return args, self._called(*args, **kwargs)
@@ -189,12 +189,12 @@ class OneOperation:
             incoming = {i: _wide(gradient) for i, gradient in self.incoming.items()}
             with torch.autocast(self.device, enabled=False):
                 return gradient_of(self._called, args, kwargs, self.operand, incoming)
-        except Exception:  # no such kernel, another dtype that it insists on, out of memory
+        except Exception:  # no such kernel, a fixed dtype, or out of memory
             return None
 
     @property
     def device(self) -> str:
-        """The type of the device that its operands are on."""
+        """The type of its operands' device."""
         return _device_of(self.tensors)
 
     @contextmanager
@@ -205,7 +205,7 @@ class OneOperation:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody observes it. It draws the same numbers at each run, and nobody misses them."""
+        """Run unobserved, with the same random numbers each time, restoring the random state."""
         with torch._C.DisableTorchFunction(), random_state_kept(self._given):
             if self.is_random:
                 torch.default_generator.manual_seed(SEED)
@@ -216,7 +216,7 @@ class OneOperation:
 
 
 def autocast_around(tensors: Iterable[Tensor]) -> torch.dtype | None:
-    """The dtype of the autocast that is on now for some tensors; None where it is off."""
+    """The dtype of the current autocast for some tensors; None if it is off."""
     device = _device_of(tensors)
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
@@ -232,17 +232,17 @@ def gradient_of(
     operand: int,
     incoming: Mapping[int, Tensor],
 ) -> Tensor | None:
-    """The gradient that a function hands back to one of its operands.
+    """The gradient that a function returns to one of its operands.
 
     Args:
-        function: what is called.
-        args: what it is given; nobody's gradients change.
+        function: the function to call.
+        args: its arguments; their gradients do not change.
         kwargs: likewise.
-        operand: position, among the tensors that it is given, of the one whose gradient it is.
+        operand: position, among the tensors of its arguments, of the one whose gradient is wanted.
         incoming: the gradient of each tensor of the result, by its position.
 
     Returns:
-        The gradient, of the operand's shape; None where none comes.
+        The gradient, with the operand's shape; None if no gradient comes.
     """
     given: list[Tensor] = []
 

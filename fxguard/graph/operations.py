@@ -1,8 +1,8 @@
-"""One reading of an operation: what a call reads, moves, writes, draws and hides.
+"""Reads the call of an operation: what it reads, moves, writes, draws and hides.
 
-The same reading serves nodes of a graph and calls that Python makes between graphs. Who changes an
-argument is asked of the operator's schema where there is one, of the signature where the operation
-is a Python function, and of :mod:`fxguard.graph.tables` where neither says so.
+The same reading serves nodes of a graph and calls that Python makes between graphs. Whether an
+argument is changed is looked up in the operator's schema if there is one, in the signature of a
+Python function, and otherwise in :mod:`fxguard.graph.tables`.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ _LIMITS = frozenset(LIMITS.values())
 Slot = int | str  # position or keyword of an argument
 
 
-@dataclass(slots=True, eq=False)  # not frozen: between graphs each operation makes one
+@dataclass(slots=True, eq=False)  # not frozen, for speed: between graphs each operation makes one
 class Call:
-    """What one call does with its arguments. Operands are nodes in a graph, else tensors."""
+    """What one call does with its arguments. Operands are nodes in a graph, otherwise tensors."""
 
     kind: str  # the operation's name: "mul", "softmax", "masked_fill_"
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    first: Any  # the first operand, also where it was given by keyword; None where there is none
-    # (keyword or None, operand) of what the result is made of, in order of use. Without what is
-    # only overwritten.
+    first: Any  # the first operand, also if given by keyword; None if there is none
+    # (keyword or None, operand) of operands that the result depends on, in order of use. Operands
+    # that are only overwritten are left out.
     reads: tuple[tuple[str | None, Any], ...]
-    # Operands in whose memory the results stand, in the order of the results.
+    # Operands whose memory holds the results, in the order of the results.
     in_place: tuple[Any, ...] = ()
-    overwrites: bool = False  # those in place are written without being read
-    beside: tuple[tuple[str, Any], ...] = ()  # (parameter, operand): read, and written too
-    # (parameter, operand): written out of what they held, and not read for the result.
+    overwrites: bool = False  # whether operands in place are written without being read
+    beside: tuple[tuple[str, Any], ...] = ()  # (parameter, operand): both read and written
+    # (parameter, operand): updated from their old values, and not read for the result.
     apart: tuple[tuple[str, Any], ...] = ()
-    random: bool = False  # draws random numbers
+    random: bool = False  # whether it draws random numbers
     returns: bool = True
-    literals: tuple[float, ...] = ()  # the Python numbers that it was given, in order of use
+    literals: tuple[float, ...] = ()  # Python numbers among its arguments, in order of use
 
     @property
     def written(self) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def moves(self) -> bool:
-        """Whether the result has the elements of the first operand, as far as the name tells."""
+        """Whether the result has the elements of the first operand, judging by the name."""
         return (self.kind in tables.MOVES or self.casts) and not self.written
 
     @property
@@ -96,13 +96,13 @@ class Call:
 
     @property
     def infinite_literal(self) -> bool:
-        """Whether the call was given an infinity on purpose, as ``masked_fill(mask, -inf)`` is."""
+        """Whether the call was given an infinity on purpose, as in ``masked_fill(mask, -inf)``."""
         literals = self.literals
         return bool(literals) and any(isinstance(x, float) and math.isinf(x) for x in literals)
 
     @property
     def limit_literal(self) -> bool:
-        """Whether it was given a dtype's largest magnitude, as masks of ``finfo.min`` are."""
+        """Whether it was given a dtype's largest magnitude, as in masks of ``finfo.min``."""
         if not self.literals or self.kind in tables.LIMITERS:
             return False
         return any(isinstance(x, float) and abs(x) in _LIMITS for x in self.literals)
@@ -114,7 +114,7 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     Args:
         target: a function, an operator, the name of a tensor's method, or a module that is one
             operation.
-        args: what it is given: tensors, or the nodes that stand for them.
+        args: its arguments: tensors, or the nodes that represent them.
         kwargs: likewise.
 
     Example:
@@ -179,7 +179,7 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     )
 
 
-WRITES = frozenset({"out", "inplace"})  # keywords that let any operation write
+WRITES = frozenset({"out", "inplace"})  # keywords that make any operation write
 
 
 def _read_plain_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -213,11 +213,11 @@ def _read_plain_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[
 
 
 def read_node(node: Node, graph_module: GraphModule | None = None) -> Call:
-    """Read the call that a node of a graph stands for.
+    """Read the call that a node of a graph represents.
 
     Args:
         node: a node that calls something.
-        graph_module: its graph's module, where modules are looked up that nodes call.
+        graph_module: its graph's module, to look up modules that nodes call.
     """
     target: Any = node.target
     if node.op == "call_module" and graph_module is not None:
@@ -229,11 +229,11 @@ def read_node(node: Node, graph_module: GraphModule | None = None) -> Call:
 
 
 def is_move(call: Call, before: Any, after: Any) -> bool:
-    """Whether a result has the elements of the first operand, and no others.
+    """Whether a result has exactly the elements of the first operand.
 
     Args:
         call: the call.
-        before: its first operand, or what the capture knows of it.
+        before: its first operand, or the capture's example of it.
         after: its result, likewise.
     """
     if not call.moves or not isinstance(before, Tensor) or not isinstance(after, Tensor):
@@ -243,7 +243,7 @@ def is_move(call: Call, before: Any, after: Any) -> bool:
 
 
 def _is_empty(value: Tensor) -> bool:
-    # A size that is known only at run time is not asked: that would end the trace.
+    # A size that is known only at run time is not evaluated, which would end the trace.
     return value.layout is torch.strided and not value.is_nested and 0 in _known(value.shape)
 
 
@@ -258,16 +258,16 @@ class _Given:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     signature: Signature
-    leaves: Mapping[Slot, Sequence[Any]]  # what stands in each, however nested
+    leaves: Mapping[Slot, Sequence[Any]]  # the items in each argument, however nested
 
     def first(self) -> Slot | None:
-        """The first parameter, also where it was given by keyword."""
+        """The first parameter, also if given by keyword."""
         if self.args:
             return 0
         return next((name for name in (*FIRST, *self.kwargs) if name in self.kwargs), None)
 
     def slot(self, name: str) -> Slot | None:
-        """Where a parameter was given, None where it was not."""
+        """The slot of a parameter; None if it was not given."""
         if name in self.kwargs:
             return name
         if name in self.signature.positional:
@@ -277,7 +277,7 @@ class _Given:
         return self.first() if name in FIRST and not self.args else None
 
     def slots(self, names: Iterable[str]) -> list[tuple[str, Slot]]:
-        """Name and place of those that were given."""
+        """Name and slot of the parameters that were given."""
         return [(name, slot) for name in names if (slot := self.slot(name)) is not None]
 
     def operands(self, slot: Slot) -> list[Any]:
@@ -285,7 +285,7 @@ class _Given:
         return [leaf for leaf in self.leaves[slot] if _is_operand(leaf)]
 
     def value(self, name: str) -> Any:
-        """What a parameter is in this call."""
+        """The value of a parameter in this call."""
         slot = self.slot(name)
         if slot is None:
             return self.signature.defaults.get(name)
@@ -293,7 +293,7 @@ class _Given:
 
 
 def _overwrites(name: str, args: Sequence[Any]) -> bool:
-    """Whether all of the first operand is written, whatever it held."""
+    """Whether the whole first operand is written, whatever it held."""
     if name == "setitem":  # x[:] = y and x[...] = y
         index = args[1] if len(args) > 1 else None
         is_all = isinstance(index, slice) and all(each is None for each in nodes.leaves(index))

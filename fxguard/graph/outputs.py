@@ -1,4 +1,4 @@
-"""What the outputs of a graph have to do with each other, and with its inputs."""
+"""How the outputs of a graph depend on each other and on its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _outputs(graph_module: GraphModule) -> list[object]:
 
 
 def made_of(graph_module: GraphModule) -> tuple[frozenset[int], ...]:
-    """For each output the positions of other outputs that it is made of, as a loss of logits."""
+    """For each output, the positions of other outputs that it depends on, as a loss on logits."""
     outputs = _outputs(graph_module)
     positions: dict[object, set[int]] = {}
     for position, output in enumerate(outputs):
@@ -33,7 +33,7 @@ def made_of(graph_module: GraphModule) -> tuple[frozenset[int], ...]:
 
 
 def handed_on(graph_module: GraphModule, written: Collection[int]) -> frozenset[int]:
-    """The positions of outputs that are inputs as they came in.
+    """The positions of outputs that are unchanged inputs.
 
     Args:
         graph_module: the graph.
@@ -46,7 +46,7 @@ def handed_on(graph_module: GraphModule, written: Collection[int]) -> frozenset[
 
 
 def to_differentiate(output: Any) -> list[Tensor]:
-    """What a backward begins from: the ``loss`` that a model returns, or all that it returns."""
+    """Tensors to begin a backward from: the ``loss`` that a model returns, or all its outputs."""
     made = getattr(output, "loss", None)
     returned = [made] if isinstance(made, Tensor) else flatten_call((), {}, output)[1]
     return [x for x in returned if x.requires_grad]

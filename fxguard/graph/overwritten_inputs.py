@@ -1,4 +1,4 @@
-"""Which inputs a graph writes, and which so that a second run of it would find others there."""
+"""Which inputs a graph writes, and which writes would change the inputs of a second run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["overwritten_inputs", "written_inputs"]
 
 
 def overwritten_inputs(graph_module: GraphModule, calls: Mapping[Node, Call]) -> tuple[int, ...]:
-    """Positions of the inputs that have to be copied before a run, to make a second one possible.
+    """Positions of the inputs that must be copied before a run, to make a second run possible.
 
-    Running statistics and counters are among them. A cache whose new rows are written at once and
-    before anything of it is read is not: the second run finds the same rows there and writes them
-    again. (What the cache held before that is gone: its range shows the new rows too.)
+    Running statistics and counters are among them. A cache whose new rows are written at once,
+    before any of it is read, is not: the second run finds the same rows and writes them again. (The
+    old contents of the cache are gone, so its range includes the new rows.)
 
     Args:
         graph_module: the graph.
-        calls: each of its nodes that calls something, to what it calls.
+        calls: each calling node to its call.
     """
     inputs = _inputs_of(graph_module)
     memory = _memory_in(graph_module)
     of_inputs = {memory[node] for node in inputs if node in memory}
-    read: set[int] = set()  # or written
+    read: set[int] = set()  # or already written
     overwritten: set[int] = set()
     for node, call in calls.items():
         operands = {memory[operand] for operand in node.all_input_nodes if operand in memory}
@@ -54,7 +54,7 @@ def overwritten_inputs(graph_module: GraphModule, calls: Mapping[Node, Call]) ->
 
 
 def written_inputs(graph_module: GraphModule) -> tuple[frozenset[int], bool]:
-    """Positions of the inputs that a graph is known to write, and whether it may write others."""
+    """Positions of the inputs that a graph certainly writes, and whether it may write others."""
     memory = _memory_in(graph_module)
     written: set[int] = set()
     may_write_more = False
@@ -74,7 +74,7 @@ def _inputs_of(graph_module: GraphModule) -> list[Node]:
 
 
 def _memory_in(graph_module: GraphModule) -> dict[Node, int]:
-    """Which results stand in the same memory."""
+    """Which results share memory."""
     return {
         node: nodes.memory_of(tensor) or id(node)
         for node in graph_module.graph.nodes

@@ -1,7 +1,7 @@
 """Poles and domains of operations by name: where exact arithmetic has no finite result.
 
 A new operation is one line here. Names are those of :func:`fxguard.graph.operations.name_of`,
-made plain by :func:`plain`. Nothing here knows torch.
+simplified by :func:`plain`. Nothing here knows torch.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """One operation that works element by element, as mathematics has it."""
+    """One elementwise operation in exact mathematics."""
 
     text: str  # how its numbers are written: "{} / {}"
-    # Of its operands: whether they are a pole, where the result is infinite, or 0/0.
+    # Whether operands are at a pole, where the result is infinite, or 0/0.
     pole: Callable[..., bool] = lambda *_: False
-    # Whether no real number is the result, or none for all ways to approach it: inf - inf.
+    # Whether there is no real result, or no unique limit: inf - inf.
     outside: Callable[..., bool] = lambda *_: False
 
     @property
     def arity(self) -> int:
-        """How many operands it has."""
+        """The number of operands."""
         return self.text.count("{}")
 
     def verdict(self, operands: Sequence[tuple[float, float]]) -> str:
-        """What exact arithmetic says of operands: ``"zero divisor"``, ``"domain"`` or ``""``.
+        """The verdict of exact arithmetic on operands: ``"zero divisor"``, ``"domain"`` or ``""``.
 
         Args:
             operands: the smallest and the largest number of each, in order.
@@ -152,14 +152,14 @@ LAWS: dict[str, Law] = {
     ),
 }
 
-# What reads rows, or all of a tensor.
+# Operations on rows or on a whole tensor.
 
 MEANS = frozenset("mean median nanmean nanmedian nanquantile quantile".split())
 
-# These need more elements than their correction, which is 1 unless somebody says otherwise.
+# These need more elements than their correction, which is 1 by default.
 SPREADS = frozenset("corrcoef cov std std_mean var var_mean".split())
 
-# Sums, and what sums inside: they cannot hold what mixes an infinity with other numbers.
+# Sums, and operations that sum inside: an infinity among other numbers leaves no finite sum.
 SUMS = frozenset(
     """
     cumprod cumsum index_add nansum prod scatter_add sum trace
@@ -173,7 +173,7 @@ PRODUCTS = frozenset(
     """.split()
 )
 
-# No number is left of a row in which every element is -inf.
+# A row in which every element is -inf leaves no number.
 SOFTMAXES = frozenset(
     """
     gumbel_softmax log_softmax logcumsumexp logsumexp multi_head_attention
@@ -182,14 +182,14 @@ SOFTMAXES = frozenset(
     """.split()
 )
 
-# A mean over the targets that count, of which there may be none.
+# A mean over the targets that are not ignored, of which there may be none.
 LOSSES_OF_TARGETS = frozenset("cross_entropy linear_cross_entropy nll_loss".split())
 
 # No finite result for a singular matrix.
 SINGULAR = frozenset("det inv inverse logdet pinv pinverse slogdet solve".split())
 
-# These divide by a norm or a deviation, and add an eps or clamp by one: what torch has unless
-# somebody says otherwise. None where there is none.
+# These divide by a norm or a deviation, and add an eps or clamp by one: torch's default. None if
+# there is none.
 DEFAULT_EPS: dict[str, float | None] = {
     "batch_norm": 1e-5,
     "cosine_embedding_loss": 1e-8,
@@ -205,7 +205,7 @@ DEFAULT_EPS: dict[str, float | None] = {
     "weight_norm": None,
 }
 
-# Other names of the same.
+# Other names of the same operations.
 _ALIASES = {
     "arccos": "acos",
     "arccosh": "acosh",
@@ -231,7 +231,7 @@ _ALIASES = {
 
 
 def plain(kind: str) -> str:
-    """The name of an operation without what says how it was called.
+    """The name of an operation without the marks of its call form.
 
     Example:
         >>> plain("div_"), plain("special_logit"), plain("_softmax"), plain("LayerNorm")

@@ -1,4 +1,4 @@
-"""The state of random number generators: kept for a second run, and put back after it."""
+"""The state of random number generators, saved for a second run and restored after it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RandomState:
 
     @classmethod
     def now(cls, args: Any) -> RandomState:
-        """The present state, of generators that stand among the arguments too."""
+        """The current state, including generators among the arguments."""
         leaves = list(nodes.leaves(args))
         used: set[int] = set()
-        if torch.cuda.is_initialized():  # else there is no tensor on it
+        if torch.cuda.is_initialized():  # otherwise there is no tensor on it
             used = {a.device.index for a in leaves if isinstance(a, Tensor) and a.is_cuda}
         return cls(
             torch.get_rng_state(),
@@ -44,7 +44,7 @@ class RandomState:
             generator.set_state(state)
 
     def is_same(self, other: RandomState) -> bool:
-        """Whether nobody has drawn between two states of the same generators."""
+        """Whether nothing was drawn between two states of the same generators."""
         pairs = [(self.cpu, other.cpu)]
         pairs += [(state, other.devices[device]) for device, state in self.devices.items()]
         given = zip(self.generators, other.generators, strict=True)
@@ -54,7 +54,7 @@ class RandomState:
 
 @contextlib.contextmanager
 def random_state_kept(args: Any) -> Iterator[None]:
-    """Let what runs in here draw random numbers that nobody else misses."""
+    """Restore the random state after the block."""
     state = RandomState.now(args)
     try:
         yield

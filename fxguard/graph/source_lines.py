@@ -1,4 +1,4 @@
-"""The user's line: from the stack trace that a graph's node keeps, or from live Python frames."""
+"""The user's line, from the stack trace of a graph's node or from live Python frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "warn_user",
 ]
 
-# Lines in here are never the user's: for them the line that called is shown.
+# Lines in these folders are never the user's: the calling line is shown instead.
 INTERNAL = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,  # all of fxguard
@@ -38,15 +38,15 @@ Place = tuple[str, int]  # file and line
 ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
 
 
-@functools.lru_cache(maxsize=4096)  # asked of each frame of the stack, for each operation
+@functools.lru_cache(maxsize=4096)  # called for each frame of the stack, for each operation
 def is_internal(file: str) -> bool:
-    """Whether a file belongs to torch or fxguard, or is no file at all."""
+    """Whether a file belongs to torch or fxguard, or is not a file at all."""
     return file.startswith("<") or file.startswith(INTERNAL)
 
 
 @functools.lru_cache(maxsize=4096)
 def source_of_trace(trace: str | None) -> Source | None:
-    """The innermost line outside torch in a formatted stack trace, such as FX nodes keep."""
+    """The innermost line outside torch in a formatted stack trace, as kept by FX nodes."""
     found = None
     for entry in ENTRY.finditer(trace or ""):
         if not is_internal(entry["file"]):
@@ -62,13 +62,13 @@ def lines_of_trace(trace: str | None) -> list[Place]:
 
 
 def source_of_caller() -> Source | None:
-    """The innermost line outside torch among the Python frames that are running now."""
+    """The innermost line outside torch among the running Python frames."""
     place = calling_line()
     return None if place is None else source_at(place)
 
 
 def calling_line() -> Place | None:
-    """The same without its text, which costs more."""
+    """The same without the text of the line, which costs more."""
     frame = _user_frame()
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
@@ -79,7 +79,7 @@ def source_at(place: Place) -> Source:
 
 
 def source_of_method(method: Any) -> Source | None:
-    """The line on which a function of Python begins, after its decorators."""
+    """The line where a Python function begins, after its decorators."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None:
         return None
@@ -89,12 +89,12 @@ def source_of_method(method: Any) -> Source | None:
 
 
 def warn_user(message: str) -> None:
-    """Warn at the innermost line outside torch and fxguard that is running now."""
+    """Warn at the innermost running line outside torch and fxguard."""
     frame = _user_frame()
     if frame is None:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return
-    # What `warnings.warn` does for a stacklevel; how many frames are ours and torch's varies.
+    # Like `warnings.warn` with a stacklevel, but the number of inner frames varies.
     warnings.warn_explicit(
         message,
         RuntimeWarning,

@@ -1,4 +1,4 @@
-"""One operation as Python source: how its call is written, and what has to be imported for it."""
+"""One operation as Python source: its call, and the imports that the call needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fxguard.graph.wide_form import NotJudged
 
 __all__ = ["Spelled", "spelled"]
 
-# Where users look for a function that is in several modules.
+# The preferred modules for a function that is in several modules.
 PUBLIC = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft", "math")
 
 INFIX = {
@@ -37,17 +37,17 @@ INFIX = {
 }
 PREFIX = {"neg": "-", "pos": "+", "invert": "~"}
 
-# Names of operands where the operation has no names for them.
+# Names of operands if the operation has no names for them.
 NAMES = ("x", "y", "z", "u", "v", "w")
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """How an operation is written."""
+    """The source of an operation."""
 
     imports: tuple[str, ...]  # "import torch"
-    names: tuple[str, ...]  # of the tensors of its arguments, in their order
-    lines: tuple[str, ...]  # the body of a function of these, which returns what was asked for
+    names: tuple[str, ...]  # of the tensors among its arguments, in order
+    lines: tuple[str, ...]  # the body of a function of these, which returns the requested result
 
 
 def spelled(operation: OneOperation, returned: tuple[tuple[int, ...], ...] = ()) -> Spelled:
@@ -55,11 +55,11 @@ def spelled(operation: OneOperation, returned: tuple[tuple[int, ...], ...] = ())
 
     Args:
         operation: the operation.
-        returned: paths to the items of its result that the function returns; () for the one that
-            is asked for.
+        returned: paths to the items of its result that the function returns; () for the requested
+            one.
 
     Raises:
-        NotJudged: where it cannot be written, or what it is given cannot.
+        NotJudged: when the operation or one of its arguments cannot be written.
 
     Example:
         >>> spelled(OneOperation("mul", operator.mul, (x, x))).lines
@@ -94,7 +94,7 @@ class _Writer:
     def __init__(self, operation: OneOperation) -> None:
         self.operation = operation
         self.modules: set[str] = set()
-        # By position among the tensors: one tensor may be given twice.
+        # By position among the tensors, because one tensor may be given twice.
         self.names: dict[int, str] = {}
         self._next = 0
         wanted: dict[Any, str] = dict(_parameters_of(operation))
@@ -136,7 +136,7 @@ class _Writer:
         return f"{self.function(target)}({', '.join([*parts, *named])})"
 
     def operator(self, name: str, parts: list[str]) -> str:
-        """A function of the module ``operator``, as its sign where that is known."""
+        """A function of the module ``operator``, written as its sign if that is known."""
         if name in INFIX and len(parts) == 2:
             return f"{parts[0]} {INFIX[name]} {parts[1]}"
         if name in PREFIX and len(parts) == 1:
@@ -189,7 +189,7 @@ class _Writer:
 
 
 def _name_in(module: str, target: Any) -> str | None:
-    """What a module calls an object; None where it has no name for it."""
+    """A module's name for an object; None if it has no name for it."""
     names = vars(sys.modules[module]) if module in sys.modules else {}
     name = getattr(target, "__name__", "")
     found = [name] if names.get(name) is target else [n for n, v in names.items() if v is target]
@@ -197,7 +197,7 @@ def _name_in(module: str, target: Any) -> str | None:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument, in the order in which they are written."""
+    """The tensors in an argument, in the order of writing."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -209,7 +209,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _parameters_of(operation: OneOperation) -> Iterator[tuple[int | str, str]]:
-    """What the operation calls its arguments, where it says so."""
+    """The operation's names for its arguments, if it has any."""
     yield from ((name, name) for name in operation.kwargs)
     target = operation.target
     names: list[str] = []
@@ -227,7 +227,7 @@ def _parameters_of(operation: OneOperation) -> Iterator[tuple[int | str, str]]:
 
 
 def _defaults_of(target: Any) -> dict[str, Any]:
-    """What a function takes its parameters for that are not given."""
+    """The default values of a function's parameters."""
     if not inspect.isfunction(target):
         return {}
     found = inspect.signature(target).parameters.values()
@@ -235,7 +235,7 @@ def _defaults_of(target: Any) -> dict[str, Any]:
 
 
 def _registered_by(target: Any) -> Iterator[str]:
-    """The module that makes a custom operator known when it is imported."""
+    """The module whose import registers a custom operator."""
     if not is_custom(target):
         return
     name = getattr(target, "overloadpacket", target)._qualified_op_name
@@ -250,7 +250,7 @@ def _registered_by(target: Any) -> Iterator[str]:
 
 
 def _definitions() -> Mapping[str, Any]:
-    """Operators that Python has defined, by name."""
+    """Operators that were defined in Python, by name."""
     try:
         from torch._library.custom_ops import OPDEFS
     except ImportError:  # another version

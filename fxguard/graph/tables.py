@@ -1,7 +1,7 @@
 """Tables of operations by name: what moves data, what writes, what draws random numbers.
 
 A new case is one line here. Names are those of :func:`fxguard.graph.operations.name_of`. Nothing
-here knows torch: the rules that read these tables for one call stand in
+here knows torch: the rules that read these tables for a call are in
 :mod:`fxguard.graph.operations`.
 """
 
@@ -48,7 +48,7 @@ __all__ = [
     "UnsaidWrite",
 ]
 
-# Python's names of operators, which stand in graphs and in calls of tensors, to torch's.
+# Python's names of operators, as in graphs and in calls on tensors, to torch's names.
 OPERATORS = {
     "floordiv": "floor_divide",
     "iadd": "add_",
@@ -72,8 +72,8 @@ OPERATORS = {
 
 # What a result is.
 
-# The output has the elements of the first operand, each at least once, and nothing else:
-# it reuses that operand's numbers and gets no frame.
+# The output has exactly the elements of the first operand, each at least once: it reuses that
+# operand's numbers and gets no frame.
 MOVES = frozenset(
     """
     _add_batch_dim _remove_batch_dim _reshape_alias _set_tensor_requires_grad _unsafe_view
@@ -84,8 +84,8 @@ MOVES = frozenset(
     """.split()
 )
 
-# The output has some of the inputs' elements, and perhaps zeros: it cannot overflow and gets
-# no frame, but its numbers are its own.
+# The output has some of the inputs' elements, and perhaps zeros: it cannot overflow and gets no
+# frame, but has its own numbers.
 SELECTS = frozenset(
     """
     as_strided as_subclass cat chunk concat concatenate diag diag_embed diagonal dsplit dstack
@@ -95,11 +95,11 @@ SELECTS = frozenset(
     """.split()
 )
 
-# These turn into a move when the dtype stays. Where it does not, a mask of one dtype's largest
-# magnitude turns into inf in a narrower one.
+# These are moves if the dtype stays. If it does not, a mask of one dtype's largest magnitude
+# becomes inf in a narrower dtype.
 CASTS = frozenset(["to", "type", "type_as", "float", "half", "bfloat16", "double"])
 
-# Results of attribute reads and the like: no operation that fxguard counts.
+# Attribute reads and the like: not operations that fxguard counts.
 NOT_OPERATIONS = frozenset(
     """
     __get__ __set__ __len__ __bool__ __iter__ __contains__ __hash__ __repr__ __format__ backward
@@ -109,14 +109,14 @@ NOT_OPERATIONS = frozenset(
     """.split()
 )
 
-# The fake tensors of a capture do not know that what these make, and what is made of it, is
-# quantized. It holds integers, which are finite.
+# The fake tensors of a capture do not know that results of these, and tensors derived from them,
+# are quantized. Such tensors hold integers, which are finite.
 QUANTIZES = frozenset(
     ["quantize_per_channel", "quantize_per_tensor", "quantize_per_tensor_dynamic"]
 )
 DEQUANTIZES = frozenset(["dequantize", "int_repr"])
 
-# What these make is whatever the memory held, until somebody writes there.
+# The results of these are uninitialised memory until something writes there.
 UNINITIALISED = frozenset(
     """
     empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided
@@ -124,7 +124,7 @@ UNINITIALISED = frozenset(
     """.split()
 )
 
-# Python functions that run another function, and compile it for that.
+# Python functions that compile another function and run it.
 RUN_FUNCTIONS = frozenset("associative_scan cond flex_attention map scan while_loop".split())
 
 RANDOM = frozenset(
@@ -137,8 +137,8 @@ RANDOM = frozenset(
     """.split()
 )
 
-# Of those, what the result holds: random numbers alone, or the first operand with a part of it set
-# to zero and the rest scaled.
+# What the results of those hold: only random numbers, or the first operand with a part set to zero
+# and the rest scaled.
 DRAWS = frozenset(
     """
     bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal normal_
@@ -151,10 +151,10 @@ DROPOUTS = frozenset(
     """.split()
 )
 
-# These read the bits of a tensor as another dtype, where they are given one.
+# These read the bits of a tensor as another dtype, if they are given one.
 BIT_CASTS = frozenset({"view"})
 
-# These change how a tensor looks at its memory, and not what is in it.
+# These change a tensor's view of its memory, not the contents.
 RESHAPES_IN_PLACE = frozenset(
     """
     as_strided_ detach_ requires_grad_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_
@@ -162,9 +162,9 @@ RESHAPES_IN_PLACE = frozenset(
     """.split()
 )
 
-# What is written. A trailing underscore, ``out=`` and ``inplace=True`` say it too.
+# What is written. A trailing underscore, ``out=`` and ``inplace=True`` also tell.
 
-# These write their first operand, and their names do not say so.
+# These write their first operand although their names do not say so.
 IN_PLACE = frozenset(
     """
     iand ilshift imatmul ior irshift ixor setitem
@@ -174,7 +174,7 @@ IN_PLACE = frozenset(
 # Trailing underscores that write nothing.
 NOT_IN_PLACE = frozenset("and_ detach_ is_ not_ or_ requires_grad_ share_memory_".split())
 
-# These write all of their first operand: what it held before is not read.
+# These write their whole first operand without reading it.
 OVERWRITES = frozenset(
     """
     bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
@@ -182,7 +182,7 @@ OVERWRITES = frozenset(
     """.split()
 )
 
-# These write what does not depend on what was there: to do it twice is to do it once.
+# These write values that do not depend on the old contents: repeating them changes nothing.
 REPEATABLE = frozenset(
     """
     copy_ fill_ index_copy_ index_fill_ masked_fill_ scatter_ setitem zero_
@@ -195,9 +195,9 @@ class UnsaidWrite:
     """Operands that an operation writes although neither its name nor its schema says so."""
 
     operands: tuple[str, ...]  # names of parameters
-    switch: str | None = None  # the parameter that switches it on; None where it is always on
-    # Whether the result is made without them: they are changed out of what they held, apart from
-    # it, as running statistics are.
+    switch: str | None = None  # the parameter that switches it on; None if it is always on
+    # Whether the result does not depend on them: they are updated from their old values, separately
+    # from the result, like running statistics.
     apart: bool = False
 
 
@@ -218,9 +218,9 @@ UNSAID_WRITES = {
     "native_batch_norm": UnsaidWrite(_STATISTICS, "training", apart=True),
 }
 
-# What an element of a result is made of.
+# What an element of a result depends on.
 
-# Of a row of the first operand, although the result has that operand's shape.
+# A row of the first operand, although the result has that operand's shape.
 BY_ROW = frozenset(
     """
     _safe_softmax _softmax _weight_norm batch_norm cummax cummin cumprod cumsum group_norm
@@ -228,11 +228,11 @@ BY_ROW = frozenset(
     scaled_dot_product_attention softmax softmin sort
     """.split()
 )
-# Those rows are the last dimensions, whose shape is given.
+# These rows are the last dimensions, whose shape is given.
 LAST_DIMS = frozenset(["layer_norm", "native_layer_norm", "rms_norm"])
-# The dimension stands behind another argument.
+# The dimension comes after another argument.
 DIM_IS_THIRD = frozenset(["_weight_norm", "logsumexp_", "norm", "normalize", "vector_norm"])
-# Of a row of the first operand and a column of the second one.
+# A row of the first operand and a column of the second one.
 MATRIX_PRODUCTS = frozenset("bmm imatmul linear matmul mm".split())
 
 # What becomes of masks.
@@ -245,7 +245,7 @@ LIMITERS = frozenset(
     """.split()
 )
 
-# These see a NaN for what it is, and give something that does not depend on it.
+# These recognise a NaN, and their results do not depend on it.
 SEES_NAN = frozenset(
     """
     fmax fmin isfinite isinf isnan isneginf isposinf nan_to_num nan_to_num_ nanmean nanmedian
@@ -253,7 +253,7 @@ SEES_NAN = frozenset(
     """.split()
 )
 
-# What these make of an infinity is what they make of any number that is large enough.
+# These treat an infinity like any number that is large enough.
 SATURATES = frozenset(
     """
     _safe_softmax _softmax atan clamp clamp_ clamp_max clamp_min clip clip_ elu erf exp gelu
@@ -262,7 +262,7 @@ SATURATES = frozenset(
     """.split()
 )
 
-# What these make small is meant to be small: it is no underflow where it becomes 0.
+# Small results of these are intended: they are not an underflow if they become 0.
 VANISHES = frozenset(
     """
     _log_softmax _safe_softmax _softmax cross_entropy cross_entropy_loss gumbel_softmax log_softmax
@@ -272,7 +272,7 @@ VANISHES = frozenset(
 
 ADDITIONS = frozenset({"add", "add_", "sub", "sub_", "baddbmm"})
 
-# A mask of -inf ends in these: no infinity that they make comes from it.
+# A mask of -inf ends in these: no infinity in their results comes from it.
 END_OF_MASKS = frozenset(
     """
     _native_multi_head_attention _safe_softmax _softmax _transformer_encoder_layer_fwd
@@ -296,10 +296,10 @@ MIXES = frozenset(
     """.split()
 )
 
-# Their first operand is only added to what they make of the others.
+# Their first operand is only added to the result of the others.
 MIX_AND_ADD = frozenset("addbmm addbmm_ addmm addmm_ addmv addmv_ addr baddbmm baddbmm_".split())
 
-# No element of what these make is larger than the elements of what they read ...
+# No element of a result of these is larger than the elements of their operands ...
 KEEPS = (
     MOVES
     | SELECTS

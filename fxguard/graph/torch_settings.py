@@ -1,7 +1,7 @@
-"""Torch's own settings, as they are and as they were.
+"""Torch's own settings, to be saved and restored.
 
-A ``with`` block in a model, such as ``torch.no_grad()``, stands in a captured graph as two calls.
-Where an operation between them raises, the second one does not run. Python would have run it.
+A ``with`` block in a model, such as ``torch.no_grad()``, becomes two calls in a captured graph. If
+an operation between them raises, the second call does not run. Python would have run it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.nn.attention import SDPBackend, _backend_names, _sdpa_kernel
 
 __all__ = ["changes_settings", "settings_now"]
 
-DEVICES = ("cpu", "cuda", "mps", "xpu")  # that have an autocast of their own
+DEVICES = ("cpu", "cuda", "mps", "xpu")  # those with their own autocast
 
-# The kernels of attention: what tells whether one may be used, and its name. It is what
-# torch.nn.attention._cur_sdpa_kernel_backends reads; this is asked in each batch.
+# The kernels of attention: the function that tells whether one may be used, and its name.
+# torch.nn.attention._cur_sdpa_kernel_backends reads the same; this runs in each batch.
 KERNELS = [
     (getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(SDPBackend, backend))
     for name, backend in _backend_names.items()
 ]
 
-# What changes settings inside a graph, by name of the function.
+# Functions that change settings inside a graph, by name.
 CHANGES = frozenset(
     """
     _enter_autocast _enter_inference_mode _sdpa_kernel _sdpa_kernel_variadic _set_grad_enabled
@@ -34,7 +34,7 @@ CHANGES = frozenset(
 
 
 def changes_settings(graph_module: GraphModule) -> bool:
-    """Whether a run of the graph changes settings, and may end before it has set them back."""
+    """Whether a run of the graph changes settings, and may end before it has restored them."""
     return any(
         node.op == "call_function" and getattr(node.target, "__name__", "") in CHANGES
         for node in graph_module.graph.nodes
@@ -42,7 +42,7 @@ def changes_settings(graph_module: GraphModule) -> bool:
 
 
 def settings_now() -> Callable[[], None]:
-    """Note grad mode, autocast and the kernels of attention; returns what sets them back."""
+    """Save grad mode, autocast and the kernels of attention; returns a function to restore them."""
     grad = torch.is_grad_enabled()
     kernels = [is_enabled() for is_enabled, _ in KERNELS]
     cache = torch.is_autocast_cache_enabled()
@@ -65,6 +65,6 @@ def settings_now() -> Callable[[], None]:
 
 
 def _nesting() -> Any:
-    """How many autocast regions are open. There is no way to ask but to open one more."""
+    """How many autocast regions are open. The only way to find out is to open one more."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

@@ -1,4 +1,4 @@
-"""The bodies of an ``autograd.Function`` in a wide dtype: one for forward, one for backward."""
+"""The bodies of an ``autograd.Function`` in a wide dtype, for forward and backward."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CASTS = frozenset({"float", "half", "bfloat16", "double"})
 
 
 def with_wide_dtypes(values: Any, dtype: torch.dtype) -> Any:
-    """Values in which each floating-point dtype is the wide one."""
+    """Values with each floating-point dtype replaced by the wide one."""
     return pytree.tree_map_only(
         torch.dtype, lambda given: dtype if given.is_floating_point else given, values
     )
 
 
 def wide_body(module: GraphModule, dtype: torch.dtype) -> GraphModule:
-    """A graph that computes in a wide dtype, on operands that are wide already.
+    """A graph that computes in a wide dtype, on operands that are already wide.
 
     Args:
         module: the body.
@@ -40,14 +40,14 @@ def wide_body(module: GraphModule, dtype: torch.dtype) -> GraphModule:
 
 
 class _WideBody(Interpreter):
-    """Runs a body, every floating-point dtype in it replaced."""
+    """Runs a body with every floating-point dtype in it replaced."""
 
     def __init__(self, module: GraphModule, dtype: torch.dtype) -> None:
         super().__init__(module)
         self.dtype = dtype
 
     def wide(self, values: Any) -> Any:
-        """Values in which dtypes and tensors of floating-point numbers are wide."""
+        """Values with wide floating-point dtypes and tensors."""
         return pytree.tree_map_only(
             Tensor,
             lambda x: x.to(self.dtype) if x.is_floating_point() else x,

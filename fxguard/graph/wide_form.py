@@ -1,8 +1,8 @@
-"""One operation in the wide form: in float64, on operands that are wide already.
+"""One operation in the wide form: in float64, on operands that are already wide.
 
-Floating-point casts are identities there. Integers, booleans and indices are those of the model's
-run, and Python numbers are as they were written: an eps of 1e-8 is not 0. Random numbers are drawn
-in the model's dtype.
+In this form floating-point casts are identities. Integers, booleans and indices come from the
+model's run. Python numbers keep their written value: an eps of 1e-8 is not 0. Random numbers are
+drawn in the model's dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fxguard.measure.at_hand import dtype_of, name_of_dtype
 
 __all__ = ["NotJudged", "Ran", "converted", "is_float", "wide_result", "widened"]
 
-# Higher-order operations that run on wide operands as they are.
+# Higher-order operations that run unchanged on wide operands.
 WHOLE = frozenset({"autograd_function_apply", "flex_attention"})
 
 
@@ -38,13 +38,13 @@ class NotJudged(Exception):  # noqa: N818 - an answer, not an error
 class Ran:
     """One operation that has run in the model's form."""
 
-    call: Call  # of tensors or of nodes; what it reads and writes
+    call: Call  # a call of tensors or nodes: what it reads and writes
     target: Any
-    run: Callable[..., Any]  # given arguments, computes
+    run: Callable[..., Any]  # computes the operation on given arguments
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     result: Any
-    # Of the generators before it ran; None where it did not draw.
+    # State of the generators before it ran; None if it did not draw.
     before: RandomState | None = None
 
     @property
@@ -59,7 +59,7 @@ def is_float(value: Any) -> bool:
 
 
 def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) -> Any:
-    """The floating-point tensors in a value in a wide dtype; the same objects where they are.
+    """The floating-point tensors in a value in a wide dtype; the same objects if already wide.
 
     Args:
         values: any value.
@@ -81,7 +81,7 @@ def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) ->
 
 
 def converted(values: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors in another dtype; complex ones where that has 32 bits or more."""
+    """Floating-point tensors in another dtype; complex ones only if it has 32 bits or more."""
 
     def other(x: Tensor) -> Tensor:
         if not is_float(x):
@@ -101,17 +101,17 @@ def wide_result(
     *,
     differentiable: bool = False,
 ) -> Any:
-    """What an operation makes in the wide form.
+    """The result of an operation in the wide form.
 
     Args:
         ran: the operation, as the model has run it.
-        args: its arguments, tensors widened.
+        args: its arguments, with widened tensors.
         kwargs: likewise.
         dtype: the wide one.
         differentiable: whether gradients flow back from the result to the arguments.
 
     Raises:
-        NotJudged: where it cannot be computed so.
+        NotJudged: when it cannot be computed in this form.
     """
     call, kind = ran.call, ran.call.kind
     try:
@@ -136,7 +136,7 @@ def wide_result(
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise NotJudged("out of memory") from error
-    except Exception as error:  # no such kernel, another dtype that it insists on
+    except Exception as error:  # no such kernel, or a fixed dtype
         if "allocate memory" in str(error):
             raise NotJudged("out of memory") from error
         raise NotJudged(f"no {name_of_dtype(dtype)} kernel for {kind}") from error
@@ -152,12 +152,12 @@ def _computed(
     with torch.autocast(made[0].device.type if made else "cpu", enabled=False):
         result = run(*args, **kwargs)
 
-    # Indices, say, are those of the model's run.
+    # Others, such as indices, are those of the model's run.
     return pytree.tree_map(lambda low, high: high if is_float(low) else low, like, result)
 
 
 def _drawn(ran: Ran, args: tuple[Any, ...], kwargs: Any, dtype: torch.dtype) -> Any:
-    """What an operation makes that has drawn random numbers."""
+    """The result of an operation that draws random numbers."""
     kind = ran.call.kind
     if kind in tables.DRAWS:
         return widened(ran.result, dtype)
@@ -183,7 +183,7 @@ def _drawn(ran: Ran, args: tuple[Any, ...], kwargs: Any, dtype: torch.dtype) -> 
 
 
 def _without_hiding(ran: Ran, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
-    """The arguments without a bound that is there to hide what overflowed."""
+    """The arguments without a bound that is there to hide an overflow."""
     if ran.call.kind not in tables.LIMITERS or not ran.args:
         return args, kwargs
     limit = limit_of(dtype_of(ran.args[0]))

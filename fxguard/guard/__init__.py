@@ -2,5 +2,5 @@
 
 **In**: a model and options.
 
-**Out**: the model, guarded; what was found goes to whoever asked.
+**Out**: the guarded model; findings go to whoever asked for them.
 """

@@ -1,7 +1,7 @@
-"""``torch.autograd.backward``, which no torch function mode sees called.
+"""``torch.autograd.backward``, whose calls no torch function mode sees.
 
-While losses are followed a function stands in its place that looks at what the backward begins
-with. ``loss.backward()`` is seen by the mode itself.
+While losses are followed, a function replaces it and looks at the tensors where the backward
+begins. The mode itself sees ``loss.backward()``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["stand_in"]
 
 
 def stand_in() -> Callable[[], None]:
-    """Put the function there, and return what takes it away."""
+    """Install the replacement, and return a function that removes it."""
     torchs = torch.autograd.backward
     ours = torch.autograd.backward = following.stand_in_for(torchs)
 
     def take_away() -> None:
-        # Another tool may have put its own in our place, and calls ours.
+        # Another tool may have replaced ours with its own function, which calls ours.
         if torch.autograd.backward is ours:
             torch.autograd.backward = torchs
 

@@ -1,7 +1,7 @@
-"""The backward passes of one guarded model: what reached its leaves, and a report where it is bad.
+"""The backward passes of one guarded model: gradients that reach its leaves, and bad ones.
 
-Hooks look at the gradient of each leaf before it is accumulated or reduced. They may run in threads
-of autograd: what belongs to one pass is found by the number of its graph task.
+Hooks look at the gradient of each leaf before it is accumulated or reduced. Hooks may run in
+threads of autograd: the number of the graph task tells which pass a hook belongs to.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from fxguard.verdict.backward_report import GAPS, OUTSIDE, Ended
 
 __all__ = ["BackwardPasses", "OnCompiled", "OnEnd", "OnZero"]
 
-# Called when a backward has ended that brought bad gradients to leaves.
+# Called when a backward that brought bad gradients to leaves has ended.
 OnEnd = Callable[[Ended], object]
 
-# Called when a healthy one has ended, with its runs of graphs, where anybody wants them, and with
-# the names of leaves whose gradients were 0 throughout.
+# Called when a healthy backward has ended, with its graph runs, for a callee that wants them, and
+# with the names of leaves whose gradients were 0 throughout.
 OnZero = Callable[[Iterator[KeptRun], Sequence[str]], object]
 
-# Called with the first bad leaf of a backward that TorchDynamo has compiled, before its end.
+# Called with the first bad leaf of a backward that TorchDynamo compiled, before the backward ends.
 OnCompiled = Callable[[BadLeaf], object]
 
-MOST_HOOKS = 1024  # until those are forgotten whose tensor is gone
-MOST_BATCHES = 64  # of which it is remembered that operations ran between their graphs
+MOST_HOOKS = 1024  # before hooks of tensors that are gone are forgotten
+MOST_BATCHES = 64  # remembered as having operations between their graphs
 
 
 class BackwardPasses:
@@ -53,8 +53,8 @@ class BackwardPasses:
         ended: see :data:`OnEnd`.
         zero: see :data:`OnZero`.
         compiled: see :data:`OnCompiled`.
-        tells_of_all: whether ``ended`` is called after healthy ones, too.
-        hears_of_all_zero: whether ``zero`` is called then as well.
+        tells_of_all: whether ``ended`` is also called after healthy passes.
+        hears_of_all_zero: whether ``zero`` is called even if ``tells_of_all`` is set.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class BackwardPasses:
         self.tells_of_all = tells_of_all
         self.hears_of_all_zero = hears_of_all_zero
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
-        self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook
-        self.largest = 0.0  # of the gradients that the last one brought; see Finite.largest
-        # That was asked for last.
+        self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook on it
+        self.largest = 0.0  # of the gradients of the last pass; see Finite.largest
+        # The pass that was asked for last.
         self._last: tuple[int, Callable[[], Pass | None]] = (-1, lambda: None)
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
@@ -82,12 +82,11 @@ class BackwardPasses:
         self._number = traced_hooks.number_of(self)
 
     def batch_ended(self, batch: Batch, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """A batch has ended that may have a backward.
+        """Called when a batch that may have a backward has ended.
 
         Args:
             batch: the batch.
-            weights: of the model, by name: where operations ran between graphs they may have read
-                any of them.
+            weights: of the model, by name: operations between graphs may have read any of them.
         """
         if not batch.uncaptured():
             return
@@ -104,8 +103,9 @@ class BackwardPasses:
         Args:
             run: the run; its batch does not know it yet.
             outputs: what it returned.
-            batch_number: of that batch.
-            index: of the event in it.
+            batch_number: number of the batch.
+            batch_number: number of the batch of the run.
+            index: index of the run's event in that batch.
         """
         if are_levels_open():
             return  # under torch.func.grad or vmap: gradients there are values of the transform
@@ -119,11 +119,11 @@ class BackwardPasses:
         """Listen to gradients of what operations outside every graph have made.
 
         Args:
-            tape: with these operations.
-            roots: what a graph reads, a model returns, or a backward begins with. Some of them may
-                be on the tape.
-            batch_number: of that batch.
-            index: of the last event before that.
+            tape: records these operations.
+            roots: tensors that a graph reads, a model returns, or a backward begins with. Some of
+                them may be on the tape.
+            batch_number: number of the batch.
+            index: index of the last event before the operations.
         """
         if are_levels_open():
             return
@@ -141,7 +141,7 @@ class BackwardPasses:
         """Take every hook away.
 
         Args:
-            weights: of the model, which are as they were then.
+            weights: weights of the model; empty dictionaries of hooks are taken off them.
         """
         for handle in self._hooks.values():
             handle.remove()
@@ -152,7 +152,7 @@ class BackwardPasses:
 
     def _is_unheard_leaf(self, tensor: Tensor) -> bool:
         handle = self._hooks.get(id(tensor))
-        # An id may be that of another tensor by now: its hooks tell.
+        # The id may belong to another tensor by now: the tensor's hooks tell.
         if handle is not None and handle.id in (tensor._backward_hooks or ()):
             return False
         return tensor.requires_grad and tensor.is_leaf
@@ -170,19 +170,19 @@ class BackwardPasses:
             else:
                 self.reached(name, gradient)
 
-        if len(self._hooks) >= self._most_hooks:  # of inputs that are gone
+        if len(self._hooks) >= self._most_hooks:  # hooks of inputs that are gone
             live = {key: x for key, x in self._hooks.items() if x.hooks_dict_ref() is not None}
             self._hooks, self._most_hooks = live, 2 * len(live) + MOST_HOOKS
         self._hooks[id(leaf)] = leaf.register_hook(listen)
 
     def reached(self, name: str, gradient: Tensor) -> None:
-        """A gradient is about to be accumulated into a leaf, in a compiled backward."""
+        """Called when a compiled backward is about to accumulate a gradient into a leaf."""
         running = None if has_levels(gradient) else self._pass()
         if running is not None:
             running.tell_of(name, gradient)
 
     def _came_in(self, kept: Kept) -> None:
-        if traced_hooks.in_compiled_autograd():  # whose end nobody is told of
+        if traced_hooks.in_compiled_autograd():  # nobody is told when it ends
             kept.let_go()
             return
         running = self._pass()
@@ -190,7 +190,7 @@ class BackwardPasses:
             running.kept.append(kept)
 
     def _unseen(self, kept: Sequence[KeptRun]) -> str:
-        """The part of a backward where nobody has seen gradients."""
+        """The part of a backward whose gradients nobody has seen."""
         if not kept:
             return GAPS if self._with_gaps else OUTSIDE
         has_gaps = any(each.batch_number in self._with_gaps for each in kept)
@@ -204,12 +204,12 @@ class BackwardPasses:
     def has_ended(
         self, runs: Iterator[KeptRun], leaves: Finite[str], functions: Sequence[KeptFunction]
     ) -> None:
-        """A backward has ended.
+        """Called when a backward has ended.
 
         Args:
-            runs: the runs of graphs that gradients came to, in the order of their forward.
-            leaves: the gradients that came to leaves.
-            functions: autograd functions outside every graph that have handed gradients back.
+            runs: the graph runs that gradients reached, in the order of their forward.
+            leaves: the gradients that reached leaves.
+            functions: autograd functions outside every graph that returned gradients.
         """
         bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
@@ -220,7 +220,7 @@ class BackwardPasses:
             self.ended(Ended(kept, bad, self._unseen(kept), functions))
 
     def _pass(self) -> Pass | None:
-        """The backward that this thread works for."""
+        """The backward that this thread is running."""
         task = torch._C._current_graph_task_id()
         last, found = self._last
         if task == last and (running := found()) is not None:
@@ -231,14 +231,14 @@ class BackwardPasses:
             running = self._passes.get(task)
             if running is None:
                 running = self._passes[task] = Pass(self)
-                # The engine owns it from now on: where the backward raises it is gone, too.
+                # The engine owns it from now on, and drops it if the backward raises.
                 Variable._execution_engine.queue_callback(running.end_comes)
         self._last = task, weakref.ref(running)
         return running
 
 
 def _name_of(plan: Plan, position: int) -> str:
-    """What an argument of a graph is called: ``weight fc.weight``, ``x``."""
+    """The name of a graph's argument: ``weight fc.weight``, ``x``."""
     value = next(value for value in plan.values if value.argument == position)
     return f"weight {value.name}" if value.role is Role.WEIGHT else value.name
 
@@ -251,11 +251,11 @@ class Pass:
         self.kept: list[Kept] = []
         self.functions: list[KeptFunction] = []
         self.leaves: Finite[str] = Finite()
-        self.has_told = False  # of a bad one before the end
-        passes.largest = 0.0  # nothing of it is known yet
+        self.has_told = False  # has reported a bad gradient before the end
+        passes.largest = 0.0  # of the new pass nothing is known yet
 
     def tell_of(self, name: str, gradient: Tensor) -> None:
-        """Tell at once of the first bad leaf of a compiled backward: nobody calls end_comes."""
+        """Report the first bad leaf of a compiled backward at once: nobody calls end_comes."""
         if not self.has_told:
             leaf: Finite[str] = Finite()
             leaf.look_at(name, gradient)
@@ -265,12 +265,12 @@ class Pass:
 
     @traced_hooks.never_compiled
     def end_comes(self) -> None:
-        """The backward ends. Callbacks that were queued since, as DDP's is, come first."""
+        """Called as the backward ends. Callbacks queued since then, such as DDP's, run first."""
         Variable._execution_engine.queue_callback(self.end)
 
     @traced_hooks.never_compiled
     def end(self) -> None:
-        """The backward has ended."""
+        """Called when the backward has ended."""
         kept = {id(each): each for each in self.kept}.values()
         try:
             self.passes.has_ended(runs_of(kept), self.leaves, self.functions)

@@ -21,25 +21,25 @@ from fxguard.plan.plan import Plan
 
 __all__ = ["Captures"]
 
-# Hooks that are new at each call would have the model captured at each call; past these it is left
-# to Python and the observer.
+# If hooks are new at each call, the model would be captured at each call. Beyond this number of
+# captures it is left to Python and the observer.
 MOST_CAPTURES = 32
 
 
 class Captures:
-    """What TorchDynamo has made of one model's methods.
+    """The captured forms of one model's methods.
 
-    Threads share it: what they add is added under a lock.
+    Threads share it, and add to it under a lock.
 
     Args:
         original: gives a method of the model without the guard.
-        names: of the model.
+        names: the names in the model.
         hear: called with each run of a graph.
-        replay: whether only what leaves a graph is measured, until that turns bad.
-        checks: whether anything is measured; otherwise there has to be something to keep.
+        replay: whether only the outputs of a graph are measured, until they turn bad.
+        checks: whether anything is measured; if not, there has to be something to keep.
 
     Attributes:
-        keeping: the operations that are kept in float32; None where nobody has asked for it.
+        keeping: the operations that are kept in float32; None if nobody asked for it.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Captures:
     def form_of(
         self, method: str, outer: dynamo.OuterCompiler | None, *, fallback: bool
     ) -> Callable[..., Any]:
-        """A method of the model as it is to be called now.
+        """The form of a method that is to be called now.
 
         Args:
             method: its name.
             outer: who compiles the model, if anybody does.
-            fallback: whether what TorchDynamo fails to capture is left to Python.
+            fallback: whether code that TorchDynamo fails to capture is left to Python.
         """
         if outer is None and observer.is_watched_by_others():
             return self.original(method)
-        # Who compiles a model has its hooks read once, as torch.compile does.
+        # If the user compiles the model, its hooks are read once, as torch.compile does.
         hooks = hook_state(self.names.hooks, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
         key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
@@ -98,11 +98,11 @@ class Captures:
         return inner, compiled
 
     def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
-        """The backend for a graph that holds the model and what somebody compiled around it.
+        """The backend for a graph that holds the model and the code compiled around it.
 
         Args:
-            inner: what the graph was meant for.
-            hear: called with each run of it.
+            inner: the backend that the graph was meant for.
+            hear: called with each run of the graph.
         """
         self.names.read()
         keeping = None if self.keeping is None else self.keeping.around(self.names.model)
@@ -145,15 +145,15 @@ class Captures:
         return backend
 
     def keep(self, keeping: Keeping | None) -> None:
-        """Keep operations in float32, in all that is captured from now on."""
+        """Keep operations in float32 in everything that is captured from now on."""
         self.keeping = keeping
         self.clear()
 
     def expect_kept(self) -> None:
-        """Look, when the model has run, whether what is to be kept was found.
+        """Check, after the model has run, that the operations to keep were found.
 
         Raises:
-            FxguardError: where no glob has named an operation of a graph.
+            FxguardError: when no glob named an operation of a graph.
         """
         if self.keeping is not None and self._compiled:
             self.keeping.expect_some()
@@ -170,7 +170,7 @@ class Captures:
                 yield graph, plan, backend.inner
 
     def forget_forms(self) -> None:
-        """The methods are others now: they are captured anew."""
+        """Forget the captured forms, because the methods have changed."""
         self._compiled.clear()
 
     def clear(self) -> None:

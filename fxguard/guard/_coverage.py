@@ -1,4 +1,4 @@
-"""How much of a model is checked: what ``coverage()`` counts, and the words for it."""
+"""How much of a model is checked: the counts of ``coverage()``, and their text."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ class Coverage:
 
     graphs: int
     operations: int  # in graphs and between them
-    between: int  # of them those that ran outside every graph
-    unchecked: Counter[str]  # why operations of graphs are not checked, and how many
-    unmeasured: int  # operations of the last batch that made what cannot be measured
+    between: int  # those of them that ran outside every graph
+    unchecked: Counter[str]  # reason why operations of graphs are not checked, to their number
+    unmeasured: int  # operations of the last batch whose results cannot be measured
 
     @property
     def checked(self) -> int:
-        """How many operations are checked, as far as the graphs tell."""
+        """How many operations are checked, according to the graphs."""
         return self.operations - self.unchecked.total()
 
     def in_words(self, *, replay: bool = False) -> str:
-        """One line.
+        """The counts as one line.
 
         Args:
-            replay: whether operations are checked only when what leaves their graph has turned bad.
+            replay: whether operations are checked only after outputs of their graph have turned
+                bad.
         """
         unchecked = Counter(self.unchecked)
         if self.unmeasured:
@@ -61,8 +62,8 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     """Count the operations of captured graphs, and those that a batch ran between them.
 
     Args:
-        plans: of every graph that was captured.
-        last: the last batch that has finished, if any has.
+        plans: the plan of every graph that was captured.
+        last: the last batch that finished, if any.
     """
     between = 0 if last is None else last.uncaptured()
     unchecked: Counter[str] = Counter()
@@ -74,10 +75,10 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
 
 
 def no_underflow_judged(reasons: Iterable[str]) -> str:
-    """Of which operations nobody could tell whether they underflow, in words that end the line.
+    """Text, to end the line, on operations of which it is unknown whether they underflow.
 
     Args:
-        reasons: why, for each of them.
+        reasons: why it is unknown, for each of them.
     """
     counts = sorted(Counter(reasons).items())
     if not counts:
@@ -87,7 +88,7 @@ def no_underflow_judged(reasons: Iterable[str]) -> str:
 
 
 def not_judged_in(notes: Iterable[Origin]) -> str:
-    """What nobody could judge, in words that end the line; "" where there is nothing of the kind.
+    """Text, to end the line, on what could not be judged; "" if there is nothing of the kind.
 
     Args:
         notes: origins whose bad values reached no output.
@@ -100,9 +101,9 @@ def not_judged_in(notes: Iterable[Origin]) -> str:
 
 
 def idle_globs(patterns: Iterable[str], model: Module | None, batch: Batch) -> list[str]:
-    """Those globs that name no module of a model, and no operation of a batch.
+    """The globs that name no module of a model and no operation of a batch.
 
-    Operations have to be named by globs with a colon.
+    Only globs with a colon can name operations.
     """
     modules = [] if model is None else [name for name, _ in model.named_modules()]
     ran = operations_of(batch)

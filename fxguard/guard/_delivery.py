@@ -1,4 +1,4 @@
-"""What becomes of a batch that has ended: each of a list of receivers hears of its report."""
+"""What happens when a batch has ended: its report is handed to each receiver."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from fxguard.verdict.report_of import Finished
 
 __all__ = ["Delivery", "raised_now"]
 
-MOST_TOLD = 64  # batches with a report, of which it is remembered that they had one
+MOST_TOLD = 64  # batches that are remembered as having had a report
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
 class Delivery:
-    """The end of each batch of one recorder: judge it, and hand its report on.
+    """Ends each batch of one recorder: judges it, and hands its report on.
 
     Args:
-        recorder: whose batches end.
-        stream: of ``sys``, where reports are printed.
+        recorder: the recorder whose batches end.
+        stream: the stream of ``sys`` where reports are printed.
 
     Attributes:
         last_report: the report of the last detection, or None.
-        heard: called with each report, when it was handed on.
-        scalers: that have scaled the last loss; None where nobody has followed it.
+        heard: called with each report after it was handed on.
+        scalers: those that scaled the last loss; None if nobody followed it.
         not_searched: why no operation was found for bad gradients, and how often.
-        warns_of_idle_globs: whether globs of ``ignore`` that name nothing in the first batch are
-            still to be warned of.
+        warns_of_idle_globs: whether a warning is still due for globs of ``ignore`` that name
+            nothing in the first batch.
     """
 
     def __init__(self, recorder: Recorder, stream: str = "stderr") -> None:
@@ -72,7 +72,7 @@ class Delivery:
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
         self._reported = Seen()
-        self._lost: Report | None = None  # of gradients, until the ranks have agreed on it
+        self._lost: Report | None = None  # of lost gradients, until the ranks have agreed on it
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
         self._not_judged = Seen()
         self.stream = stream
@@ -89,16 +89,16 @@ class Delivery:
 
     @property
     def trace_path(self) -> Path | None:
-        """The file of the traces; None before the first batch in it."""
+        """The trace file; None before its first batch."""
         writer = self.traces.writer
         return None if writer is None else writer.path
 
     @contextlib.contextmanager
     def batch(self, number: int | None = None) -> Iterator[Batch]:
-        """A batch that begins here, and that this thread has let go of at the end of the block.
+        """A batch that begins here; this thread has released it at the end of the block.
 
         Args:
-            number: of the batch that it is a part of; None for a new one.
+            number: number of the batch that it continues; None for a new batch.
         """
         try:
             yield self.recorder.begin(number)
@@ -109,8 +109,8 @@ class Delivery:
         """Judge the batch that runs in this thread, close it, and hand its report on.
 
         Raises:
-            NonFiniteError: where something was found, and ``on_detect="raise"``.
-            BatchLimitReached: where this was the last batch that was asked for.
+            NonFiniteError: when something was found and ``on_detect="raise"``.
+            BatchLimitReached: when this was the last batch that was asked for.
         """
         number = self.part_ended()
         if self.warns_of_idle_globs:
@@ -119,7 +119,7 @@ class Delivery:
             self.stop_after(number)
 
     def part_ended(self) -> int:
-        """The same for what may be a part of a batch; returns the number of the batch."""
+        """Like :meth:`batch_ended`, for a possible part of a batch; returns the batch number."""
         finished = self.recorder.finish()
         number = finished.batch.number
         if number in self.options.trace_batch_nums:
@@ -134,22 +134,22 @@ class Delivery:
         """End a batch whose forward raised; the caller raises ``error`` again.
 
         Raises:
-            NonFiniteError: with ``error`` as its cause, where a bad value had reached what raised,
-                or an output of a module.
+            NonFiniteError: with ``error`` as its cause, when a bad value had reached the operation
+                that raised, or an output of a module.
         """
         batch = self.recorder.batch
         if isinstance(error, FxguardError) or self.options.trace_batch_nums or batch is None:
             return
         finished = Finished(batch)
-        with contextlib.suppress(Exception):  # the device may be in no state to be asked; the error
+        with contextlib.suppress(Exception):  # the device may be unable to answer; the error
             finished = self.recorder.finish_failed(error)  # itself matters more
         self._deliver(finished, error)
 
     def judge_loss(self, loss: Loss) -> None:
-        """Report what a script has computed from outputs of the model, before its backward.
+        """Report bad values that a script computed from outputs of the model, before its backward.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
         if last is None:
@@ -168,10 +168,10 @@ class Delivery:
         self._deliver(Finished(last.batch, report=report), None)
 
     def backward_ended(self, ended: Ended) -> None:
-        """Report a backward, if it brought bad gradients to leaves of the model.
+        """Report a backward that brought bad gradients to leaves of the model.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         kept = ended.kept
         if self.options.trace_batch_nums:
@@ -194,14 +194,14 @@ class Delivery:
     def gradients_lost(self, origin: Origin, number: int) -> None:
         """Report gradients that are 0 because of their dtype.
 
-        With ``sync_ranks`` that is done in :meth:`backward_ended`, to which all ranks come.
+        With ``sync_ranks`` they are reported in :meth:`backward_ended`, which all ranks call.
 
         Args:
-            origin: says which.
-            number: of their batch.
+            origin: names the gradients.
+            number: number of their batch.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last, frame = self.recorder.last, replace(origin.frame, batch_number=number)
         if last is None or number in self._told:
@@ -216,20 +216,20 @@ class Delivery:
             self._tell(report, Finished(batch, report=report), None, None)
 
     def leaf_is_bad(self, leaf: BadLeaf) -> None:
-        """Report a bad gradient in a backward that TorchDynamo has compiled.
+        """Report a bad gradient in a backward that TorchDynamo compiled.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
             return
         report = self._backward_report(last.batch.number, Ended([], [leaf], COMPILED))
-        if report is not None:  # other ranks do not know of it: nobody waits for them
+        if report is not None:  # other ranks do not know of it, so this one does not wait for them
             self._tell(report, Finished(last.batch, report=report), None, None)
 
     def stepped(self, optimizer: Optimizer, weights: Iterator[SteppedWeight]) -> None:
-        """Trace a step of an optimizer, where that is asked for."""
+        """Trace a step of an optimizer, if that was asked for."""
         last = self.recorder.last
         if last is None or not self.traces.wants(last.batch.number):
             return
@@ -242,26 +242,26 @@ class Delivery:
         """Report weights that a step of an optimizer made bad.
 
         Raises:
-            NonFiniteError: with ``on_detect="raise"``.
+            NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
-            return  # the gradients were bad, and that was said
+            return  # the gradients were bad, which was reported
         number = last.batch.number
         name = class_name(type(optimizer))
         origin = origin_of_step(
             name, weights, source_of_caller(), number, saw_gradients=self.options.backward
         )
         report = self.recorder.report_on(number, origin)
-        # Other ranks may hold other weights: they do not wait for this one here.
+        # Other ranks may hold other weights: they do not wait here for this one.
         self._tell(report, Finished(last.batch, report=report), None, None)
 
     def loss_scale(self, kept: Sequence[KeptRun]) -> float | None:
-        """The scale of the loss whose gradients came to these runs; None where there is none."""
+        """The scale of the loss whose gradients reached these runs; None if there is none."""
         return self._loss_scale.now(self.scalers, kept)
 
     def _gathering(self, asks: bool) -> contextlib.AbstractContextManager[Gather]:
-        """Weights that are sharded, for a second run, where all ranks come to this call."""
+        """Gather sharded weights for a second run; all ranks have to make this call."""
         model = self.recorder.model
         if self.options.sync_ranks and model is not None and is_sharded(model):
             return gathered_for_one(model, asks)
@@ -286,13 +286,13 @@ class Delivery:
         return None if report is None else replace(report, optimizer_step=step)
 
     def stop_after(self, number: int) -> None:
-        """Raise BatchLimitReached where this batch, which has finished, is to be the last one."""
+        """Raise BatchLimitReached if this batch, which has finished, is to be the last one."""
         limit = self.options.abort_after_batch_num
         if limit is not None and number >= limit:
             raise BatchLimitReached(f"batch {number} has finished: abort_after_batch_num={limit}")
 
     def _deliver(self, finished: Finished, error: Exception | None) -> None:
-        """Agree with the other ranks, where that is asked for, and say what was found."""
+        """Agree with the other ranks, if that was asked for, and report what was found."""
         report, tells = finished.report, None
         if self.options.sync_ranks and not self.options.trace_batch_nums:
             report, tells = agreement.agree(report)
@@ -302,7 +302,7 @@ class Delivery:
     def _tell(
         self, report: Report, finished: Finished, error: Exception | None, tells: bool | None
     ) -> None:
-        """Say what was found."""
+        """Report what was found."""
         self.last_report = report
         self._told.append(report.batch_number)
         detection = Detection(report, finished, error, self._reported.adds(report.origins), tells)
@@ -316,20 +316,20 @@ class Delivery:
         for receive in self._receivers:
             try:
                 receive(detection)
-            except RuntimeWarning as warning:  # python -W error: it hides no report
+            except RuntimeWarning as warning:  # python -W error: it must not hide a report
                 stopped = warning
                 detection = replace(detection, error=detection.error or warning)
         if stopped is not None:
             raise stopped
 
     def _say_not_judged(self, finished: Finished) -> None:
-        """Print once what was absorbed, and may do harm for all that anybody knows."""
+        """Print once which absorbed values could not be judged harmless."""
         for origin in finished.absorbed:
             if origin.not_judged and self._not_judged.adds([origin]):
                 terminal.write(absorbed_line(origin), getattr(sys, self.stream))
 
     def _warn_of_idle_globs(self) -> None:
-        """Say after the first batch which globs of ``ignore`` are probably misspelt."""
+        """Warn after the first batch of globs of ``ignore`` that are probably misspelt."""
         self.warns_of_idle_globs, last = False, self.recorder.last_batch
         model = self.recorder.model
         for pattern in [] if last is None else idle_globs(self.options.ignore, model, last):

@@ -1,7 +1,7 @@
-"""Which hooks the modules of a model have: TorchDynamo reads them once, when it captures.
+"""Which hooks the modules of a model have: TorchDynamo reads them only when it captures.
 
-Its own guards on them (``skip_nnmodule_hook_guards=False``) cost some microseconds a module at each
-call, and say nothing of a hook that was replaced by another one. To look at four dictionaries of
+TorchDynamo's own guards on hooks (``skip_nnmodule_hook_guards=False``) cost some microseconds per
+module and call, and miss a hook that was replaced by another one. Looking at four dictionaries of
 each module costs a tenth of that.
 """
 
@@ -15,14 +15,14 @@ from torch.nn import Module
 
 __all__ = ["HookState", "dictionaries_of", "hook_state"]
 
-# A hook with keyword arguments, or one that is always called, stands in one of these as well.
+# A hook with keyword arguments, or one that is always called, is also in one of these.
 KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-# The dictionaries for all modules, with their positions.
+# The dictionaries of global hooks, with their positions.
 GLOBAL = [(i - len(KINDS), getattr(module_hooks, f"_global{kind}")) for i, kind in enumerate(KINDS)]
 
-# Position of a module, or of a dictionary for all modules, and the keys of its hooks. Torch gives
-# each hook a key of its own.
+# Position of a module, or of a dictionary of global hooks, and the keys of its hooks. Torch gives
+# each hook its own key.
 HookState = tuple[tuple[int, tuple[Any, ...]], ...]
 
 
@@ -33,7 +33,7 @@ def dictionaries_of(model: Module) -> list[Mapping[str, Any]]:
 
 
 def hook_state(dictionaries: Sequence[Mapping[str, Any]], ours: int) -> HookState:
-    """The hooks that the modules have now; equal where nothing was added, replaced or removed.
+    """The hooks that the modules have now; equal if nothing was added, replaced or removed.
 
     Args:
         dictionaries: from :func:`dictionaries_of`.
@@ -50,7 +50,7 @@ def hook_state(dictionaries: Sequence[Mapping[str, Any]], ours: int) -> HookStat
         ):
             state.append((position, tuple(key for kind in KINDS for key in attributes[kind])))
     for position, of_all in GLOBAL:
-        # Another thread may be adding ours: a copy is made at once.
+        # Another thread may be adding ours, so a copy is made at once.
         if of_all and (keys := tuple(key for key in tuple(of_all) if key != ours)):
             state.append((position, keys))
     return tuple(state)

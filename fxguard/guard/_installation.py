@@ -1,4 +1,4 @@
-"""A guard in front of a model's methods: put there, taken away, copied with the model."""
+"""A guard in front of a model's methods: installed, removed, copied with the model."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["Installation"]
 
 
 class Installation:
-    """What stands in for the methods of one model.
+    """The replacements for the methods of one model.
 
-    :meth:`put` and :meth:`take_away` are for one thread, while no other one calls the model.
+    Only one thread may call :meth:`put` and :meth:`take_away`, while no other one calls the model.
 
     Attributes:
-        own_methods: methods that were attributes of the model itself, and not of its class.
+        own_methods: methods that were attributes of the model itself, not of its class.
     """
 
     def __init__(self, model: Module, methods: Methods) -> None:
         self.model = model
         self.methods = methods
         self.own_methods: dict[str, Any] = {}
-        self._wrappers: dict[str, Any] = {}  # the functions that stand in, by method
+        self._wrappers: dict[str, Any] = {}  # the replacement functions, by method
 
     def put(self, guard: Installed) -> bool:
-        """Put a guard in front of the methods; returns whether one is another than before."""
+        """Put a guard in front of the methods; returns whether any method has changed."""
         self.methods.before_install(self.model)
         changed = False
         for name in self.methods.names:
@@ -47,8 +47,7 @@ class Installation:
                     self.own_methods[name] = own
                 else:
                     self.own_methods.pop(name, None)
-            # A method of the model: others take it apart and put it together again, accelerate
-            # for one.
+            # A bound method: libraries such as accelerate take it apart and put it together again.
             method = types.MethodType(self._wrappers[name], self.model)
             object.__setattr__(self.model, name, method)
         object.__setattr__(self.model, GUARD, guard)
@@ -58,10 +57,10 @@ class Installation:
         return changed
 
     def take_away(self) -> None:
-        """Leave the model as it was.
+        """Restore the model's own methods.
 
         Raises:
-            FxguardError: where somebody has replaced a method since; nothing is changed then.
+            FxguardError: when somebody has replaced a method since; nothing is changed then.
         """
         self.methods.before_uninstall(self.model)
         for name, wrapper in self._wrappers.items():
@@ -84,10 +83,10 @@ class Installation:
         if method in self.own_methods:
             return self.own_methods[method]  # type: ignore[no-any-return]
         found = inspect.getattr_static(type(self.model), method)
-        # A static method takes no model, and neither does a function that is written in C.
+        # A static method takes no model, and neither does a function written in C.
         return found.__get__(self.model) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]
 
     def stands_in_for_copy(self, plain: Installation, memo: dict[int, Any]) -> None:
-        """Take over what stands in for the methods of the model that this one's is a copy of."""
+        """Take over the replacements from the model that this installation's model is a copy of."""
         self._wrappers = plain._wrappers
         self.own_methods = copy.deepcopy(plain.own_methods, memo)

@@ -1,4 +1,4 @@
-"""The last batches in which nothing was found: a report shows frames of them."""
+"""The last batches in which nothing was found; reports show their frames."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ __all__ = ["LastFrames"]
 class LastFrames:
     """The last batches in which nothing was found: as many as a report may show frames of.
 
-    The only owner of this ring. Threads that call one model add to it and read it at the same
+    It alone owns this ring. Threads that call one model add to the ring and read it at the same
     time, so each method holds the lock, and :meth:`batches` returns a copy.
 
     Args:
-        wanted: how many frames the batches have to have together.
+        wanted: how many frames the batches need to have in total.
     """
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self._lock = threading.Lock()
         self._batches: deque[tuple[Batch, int]] = deque()  # with the number of their frames
-        self._count = 0  # of their frames together
+        self._count = 0  # of their frames in total
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def add(self, batch: Batch, frames: int) -> None:
-        """Keep a batch that was closed, and let go of those that it makes superfluous.
+        """Keep a batch that was closed, and drop the batches that it makes superfluous.
 
         Args:
-            batch: that has finished.
-            frames: how many it has at least.
+            batch: a batch that has finished.
+            frames: how many frames it has at least.
         """
         with self._lock:
             self._batches.append((batch, frames))
@@ -43,12 +43,12 @@ class LastFrames:
                 self._count -= self._batches.popleft()[1]
 
     def clear(self) -> None:
-        """Forget them: a report shows no frames from before another report."""
+        """Forget the batches: a report shows no frames from before another report."""
         with self._lock:
             self._batches.clear()
             self._count = 0
 
     def batches(self) -> list[Batch]:
-        """Those that are kept, the last to finish first."""
+        """The batches that are kept, the last to finish first."""
         with self._lock:
             return [batch for batch, _ in reversed(self._batches)]

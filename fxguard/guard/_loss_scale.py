@@ -1,4 +1,4 @@
-"""The scale of the loss: of the GradScaler that skips steps with bad gradients."""
+"""The scale of the loss, from the GradScaler that skips steps with bad gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fxguard.batch.kept_run import KeptRun
 
 __all__ = ["LossScale"]
 
-# The gradient of a loss that was scaled is the scale, or smaller: the loss is divided by the number
-# of batches in a step, or has a weight of its own.
+# The gradient of a scaled loss is the scale or smaller, because the loss may be divided by the
+# number of batches in a step, or have a weight of its own.
 SMALLEST_SHARE = 2.0**-12
 
 
@@ -21,20 +21,20 @@ class LossScale:
     """The scale of the losses of one model.
 
     Args:
-        said: what the user says: a number, or a function that returns one.
+        said: what the user specified: a number, or a function that returns one.
     """
 
     def __init__(self, said: float | Callable[[], float] | None) -> None:
         self.said = said
-        self._count = 0  # of times that garbage may have been among what was found
+        self._count = 0  # how often garbage may have been among the scalers found
 
     def now(self, scalers: Iterable[GradScaler] | None, kept: Sequence[KeptRun]) -> float | None:
-        """That of the loss whose backward has ended; None where it has none.
+        """The scale of the loss whose backward has ended; None if it has none.
 
         Args:
-            scalers: those that have scaled the loss; None where nobody has followed it. Then they
-                are those of the process that may have scaled it.
-            kept: the runs of graphs that gradients came to, in the order of their forward.
+            scalers: those that scaled the loss. None if nobody followed it: then all scalers of the
+                process that may have scaled it are considered.
+            kept: the graph runs that gradients reached, in the order of their forward.
         """
         if self.said is not None:
             return float(self.said() if callable(self.said) else self.said)
@@ -44,11 +44,11 @@ class LossScale:
         return max((scale for scale in scales if may_have_come(scale, kept)), default=None)
 
     def _alive(self) -> list[GradScaler]:
-        """Those of the process that are enabled and have scaled something.
+        """The process's scalers that are enabled and have scaled something.
 
-        All its objects are looked through: for a detection only. A scaler that nobody can reach
-        scales nothing, but collecting garbage takes long: it is done the first time, the second,
-        the fourth, …
+        All objects of the process are searched, which happens only for a detection. An unreachable
+        scaler scales nothing, but collecting garbage takes long, so it is done only the first time,
+        the second, the fourth, …
         """
         if _has_scaled():
             self._count += 1
@@ -59,19 +59,19 @@ class LossScale:
 
 def _has_scaled() -> list[GradScaler]:
     scalers = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
-    # A tensor holds the scale from the first time on.
+    # From its first use on, a scaler holds its scale in a tensor.
     return [each for each in scalers if each.is_enabled() and each._scale is not None]
 
 
 def scale_of(scaler: GradScaler) -> float:
-    """The scale of a GradScaler; 1 where it is switched off."""
+    """The scale of a GradScaler; 1 if it is switched off."""
     return float(scaler.get_scale())
 
 
 def may_have_come(scale: float, kept: Sequence[KeptRun]) -> bool:
-    """Whether a backward may have begun with a loss that was multiplied by this.
+    """Whether a backward may have begun with a loss that was multiplied by this scale.
 
-    Of a model that returns its loss it is known what came in.
+    If a model returns its loss, the incoming gradient is known.
     """
     numbers = [x for run in kept[-1:] for x in run.incoming.values() if x.numel() == 1]
     gradients = [abs(float(x)) for x in numbers]

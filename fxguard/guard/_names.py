@@ -1,4 +1,4 @@
-"""What the modules, weights and buffers of a model are called, by identity."""
+"""The names of a model's modules, weights and buffers, by identity."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ __all__ = ["Names"]
 
 
 class Names:
-    """The names of one model, as they were when they were last read.
+    """The names in one model, as of the last reading.
 
-    Threads may read them while another one brings them up to date: a name that stays is never
-    absent.
+    Threads may read the names while another thread updates them: a name that stays is never absent.
 
     Args:
         model: the model.
-        on_read: called whenever they have been read.
+        on_read: called after each reading.
 
     Attributes:
         modules: ``id(module)`` to qualified name, without the model itself.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         weights_stay: whether weights are still there when a report is made; FSDP frees them.
-        hooks: where the hooks of each submodule stand.
+        hooks: the dictionaries with the hooks of each submodule.
     """
 
     def __init__(self, model: Module, on_read: Callable[[], None]) -> None:
@@ -40,12 +39,12 @@ class Names:
         self.tensors: dict[int, tuple[Role, str]] = {}
         self.weights_stay = True
         self.hooks: list[Mapping[str, Any]] = []
-        self._known: list[Module] = []  # the model, and all that it is made of
-        self._contents: list[Any] = []  # what those held; empty where nobody can tell
+        self._known: list[Module] = []  # the model and all its submodules
+        self._contents: list[Any] = []  # what those held; empty if that cannot be determined
         self._lock = threading.Lock()
 
     def read(self) -> None:
-        """Bring them up to date."""
+        """Bring the names up to date."""
         if self._are_the_same():
             return
         modules = {id(module): name for name, module in self.model.named_modules()}
@@ -62,20 +61,20 @@ class Names:
         self.on_read()
 
     def _are_the_same(self) -> bool:
-        """Whether every module still holds what it held, under the same names.
+        """Whether every module still holds the same objects under the same names.
 
-        A tensor that has the identity of an earlier one, which is gone, stands in its place: it has
-        the same name.
+        A tensor with the identity of an earlier one that is gone has replaced it, under the same
+        name.
         """
         with self._lock:
             return bool(self._contents) and _contents(self._known) == self._contents
 
     def module_at(self, name: str) -> Module | None:
-        """The submodule that has a qualified name now; None where there is none."""
+        """The submodule that now has a qualified name; None if there is none."""
         found: Any = self.model
         for part in name.split("."):
             held = getattr(found, "_modules", None)
-            found = held.get(part) if isinstance(held, dict) else None  # scripted ones have another
+            found = held.get(part) if isinstance(held, dict) else None  # not in scripted ones
         return found if isinstance(found, Module) else None
 
     def tensors_by_name(self) -> dict[tuple[Role, str], Tensor]:
@@ -89,7 +88,7 @@ HOLDS = ("_parameters", "_buffers", "_modules")
 
 
 def _contents(modules: Iterable[Module]) -> list[Any]:
-    """What modules hold, as names and identities; empty where one does not say it."""
+    """What modules hold, as names and identities; empty if one of them does not tell."""
     contents: list[Any] = []
     for module in modules:
         attributes = module.__dict__

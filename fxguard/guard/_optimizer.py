@@ -1,4 +1,4 @@
-"""The steps of optimizers that hold the weights of a guarded model, and what they made bad."""
+"""Steps of optimizers that hold weights of a guarded model, and weights that turned bad there."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fxguard.verdict.optimizer_step import SteppedWeight
 
 __all__ = ["OptimizerSteps"]
 
-# Called after each step: with the optimizer, and the weights that it has stepped.
+# Called after each step with the optimizer and the weights that it stepped.
 Stepped = Callable[[Optimizer, Iterator[SteppedWeight]], object]
 
-# Called after a step that made weights bad: likewise with these weights.
+# Called after a step that made weights bad, with the optimizer and these weights.
 Spoilt = Callable[[Optimizer, Sequence[SteppedWeight]], object]
 
-LARGE = 1e13  # a magnitude of gradients whose squares may not fit float32 together
+LARGE = 1e13  # magnitude of gradients whose sum of squares may not fit float32
 
 LOST = (
     "all gradients are 0 when {}'s step begins, and were not when their backward ended: "
@@ -58,11 +58,11 @@ class OptimizerSteps:
         self.stepped = stepped
         self.spoilt = spoilt
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._bad_before: set[str] = set()  # names of weights that no step has made bad
+        self._bad_before: set[str] = set()  # names of weights that are known to be bad
         self._hooks = StepHooks(self._before, self._after)
 
     def close(self) -> None:
-        """Leave optimizers as they were."""
+        """Remove the hooks from optimizers."""
         self._hooks.close()
 
     def _before(self, optimizer: Optimizer) -> None:
@@ -84,7 +84,7 @@ class OptimizerSteps:
             self.spoilt(optimizer, bad)
 
     def _lost_gradients(self, optimizer: Optimizer) -> bool:
-        """Whether all gradients are 0 now, and were such that their norm may have overflowed."""
+        """Whether all gradients are 0 now, and their norm may have overflowed before."""
         largest = self.largest_gradient()
         if not largest:
             return False
@@ -92,7 +92,7 @@ class OptimizerSteps:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         plain = [gradient for gradient in gradients if is_plain(gradient)]
         may_overflow = largest > LARGE or any(x.dtype == torch.float16 for x in plain)
-        with own_arithmetic():  # of most steps the first gradient is looked at
+        with own_arithmetic():  # for most steps, looking at the first gradient is enough
             return bool(plain) and may_overflow and not any(bool(x.any()) for x in plain)
 
     def _bad(self, optimizer: Optimizer) -> list[tuple[str, _Held, Any]]:
@@ -110,7 +110,7 @@ class OptimizerSteps:
 
 
 def _has_step(held: _Held) -> bool:
-    """Whether a weight has a gradient: an optimizer passes over the others."""
+    """Whether a weight has a gradient: an optimizer skips the others."""
     return held[0].grad is not None
 
 

@@ -1,8 +1,8 @@
-"""A guarded model is pickled as the plain model: what is loaded knows nothing of fxguard.
+"""A guarded model is pickled as the plain model: the loaded model knows nothing of fxguard.
 
-Python looks for ``__reduce_ex__`` on the object itself first. The one that a guard puts there calls
-that of the class, and marks the state among what it returns: where a state is pickled, the guard's
-attributes are left out; where it is deep-copied, they are copied, and the copy is guarded, too.
+Python looks for ``__reduce_ex__`` on the object itself first. The guard puts one there, which calls
+that of the class and marks the state in the result. When a marked state is pickled, the guard's
+attributes are left out; when it is deep-copied, they are copied, and the copy is guarded as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class State(dict[str, Any]):
 
 
 def reduce_plain(model: Module, protocol: Any) -> Any:
-    """What the ``__reduce_ex__`` of a guarded model returns."""
+    """The result of the ``__reduce_ex__`` of a guarded model."""
     reduced = type(model).__reduce_ex__(model, protocol)
     if isinstance(reduced, str):
         return reduced
@@ -45,6 +45,6 @@ def reduce_plain(model: Module, protocol: Any) -> Any:
 def _marked(value: Any) -> Any:
     if isinstance(value, dict) and GUARD in value:
         return State(value)
-    if isinstance(value, tuple):  # attributes, and slots
+    if isinstance(value, tuple):  # attributes and slots
         return tuple(map(_marked, value))
     return value

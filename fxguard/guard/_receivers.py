@@ -1,6 +1,6 @@
-"""Who hears of a report: a terminal and the logger, an exception, a warning, a file, a callable.
+"""The receivers of a report: terminal and logger, an exception, a warning, a file, a callable.
 
-Reports go to stderr, beside the traceback of the exception. The logger ``fxguard`` gets one line
+Reports go to stderr, beside the traceback of the exception. The logger ``fxguard`` gets one record
 for each report that is printed, with the report as ``record.report``: an error before an exception,
 a warning before a warning.
 """
@@ -36,16 +36,16 @@ class Detection:
 
     report: Report
     finished: Finished  # the batch of this rank
-    error: Exception | None  # what an exception names as its cause
-    is_new: bool  # one of its origins has not been reported before
-    tells: bool | None  # whether this rank prints it; None where the ranks did not agree on that
+    error: Exception | None  # what an exception is to name as its cause
+    is_new: bool  # whether one of its origins has not been reported before
+    tells: bool | None  # whether this rank prints it; None if the ranks did not agree on it
 
 
 Receiver = Callable[[Detection], object]
 
 
 def receivers_for(options: Options, stream: str) -> Iterator[Receiver]:
-    """Who hears of a report."""
+    """The receivers that some options ask for."""
     on_detect = options.on_detect
     reproduced = [] if options.reproduce_to is None else [_Reproduced(options, stream)]
     if callable(on_detect):
@@ -71,14 +71,14 @@ def _warn(detection: Detection) -> None:
 
 
 class Seen:
-    """The origins of reports, for all threads."""
+    """The origins that were reported so far, for all threads."""
 
     def __init__(self) -> None:
         self._keys: set[OriginKey] = set()
         self._lock = threading.Lock()
 
     def adds(self, origins: Iterable[Origin]) -> bool:
-        """Whether one of some origins is new; now none of them is."""
+        """Whether any of the origins is new; afterwards none of them is."""
         keys = {origin.key for origin in origins if not origin.follows}
         with self._lock:
             new = not keys <= self._keys
@@ -87,12 +87,12 @@ class Seen:
 
 
 class _Printed:
-    """Prints a report, on one of the ranks that have found it, and tells the logger.
+    """Prints a report, on one of the ranks that found it, and logs it.
 
     Args:
-        stream: of ``sys``.
-        level: of the logger.
-        stops: whether the run ends then: the report is printed even where it is not new.
+        stream: name of a stream of ``sys``.
+        level: level of the log record.
+        stops: whether the run ends then: the report is printed even if it is not new.
     """
 
     def __init__(self, stream: str, level: int, *, stops: bool) -> None:
@@ -105,7 +105,7 @@ class _Printed:
         report, whole = detection.report, detection.tells
         if not (detection.is_new or self.stops):
             return
-        if whole is None:  # where the run ends one report is enough, whatever others have found
+        if whole is None:  # if the run ends, one report is enough, whatever other ranks found
             what = f"batch {report.batch_number}" if self.stops else report.origins[0].message
             whole = agreement.is_first_to_tell(f"{self.serial}: {what}")
         rank = agreement.current_rank()
@@ -117,11 +117,11 @@ class _Printed:
 
 
 class _Reproduced:
-    """Writes the operation that a new report blames as a test, and says where, or why not.
+    """Writes the operation that a new report blames as a test, and prints where, or why not.
 
     Args:
-        options: with a folder.
-        stream: of ``sys``.
+        options: options with a folder.
+        stream: name of a stream of ``sys``.
     """
 
     def __init__(self, options: Options, stream: str) -> None:

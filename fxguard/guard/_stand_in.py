@@ -1,8 +1,8 @@
-"""The function that stands in for the forward of a guarded model.
+"""The function that replaces the forward of a guarded model.
 
-It hands the call to the guard, with what compiles it, if anybody does. It stands aside where the
-model is traced by somebody who wants the model itself (``torch.export``, a graph compiled around
-it) and where there are no numbers to check (fake tensors).
+It hands the call to the guard, with the compiler around it, if there is one. It steps aside when
+somebody traces the model itself (``torch.export``, a graph compiled around it) and when there are
+no numbers to check (fake tensors).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = ["RUN_LATER", "reason_to_stand_aside", "stand_in_for"]
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
-# What a forward returns that has computed nothing yet.
+# What a forward returns if it has computed nothing yet.
 RUN_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
 def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Why one call of the model cannot be checked, as ``coverage()`` words it; "" where it can."""
+    """Why one call of the model cannot be checked, as ``coverage()`` words it; "" if it can."""
     if torch._C._get_tracing_state() is not None:
         return "under torch.jit.trace"
     if torch._C._len_torch_dispatch_stack():
         modes = _get_current_dispatch_mode_stack()
         if any(isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) for mode in modes):
-            return "with fake tensors"  # a trace by make_fx runs with such, too
+            return "with fake tensors"  # make_fx also traces with fake tensors
     for value in (*args, *kwargs.values()):
         if isinstance(value, FakeTensor):
             return "with fake tensors"
@@ -48,12 +48,12 @@ def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
 
 
 def stand_in_for(original: Callable[..., Any], method: str) -> Any:
-    """A function that takes the place of a method of a guarded model, and looks like it."""
+    """A function that replaces a method of a guarded model, and looks like it."""
     takes_model = isinstance(original, types.MethodType)
 
-    # TorchDynamo skips this function where it is the outermost one of a compilation, but not what
-    # it calls, so that `guarded` sees who compiles. Somebody who compiles a function around the
-    # model traces it: then it says what is to be traced.
+    # If this function is the outermost one of a compilation, TorchDynamo skips it, but not the
+    # functions that it calls, so that `guarded` sees who compiles. If the user compiles a function
+    # around the model, TorchDynamo traces this function, which then selects what to trace.
     def wrapper(model: Module, /, *args: Any, **kwargs: Any) -> Any:
         guard = model.__dict__[GUARD]
         if torch.compiler.is_dynamo_compiling():
@@ -74,7 +74,7 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
     functools.update_wrapper(wrapper, getattr(original, "__func__", original))
     stand_in: Any = wrapper
     model = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    with contextlib.suppress(ValueError):  # what is written in C need not have a signature
+    with contextlib.suppress(ValueError):  # functions written in C may have no signature
         # Trainers and `generate` look here for the names of the model's arguments.
         signature = inspect.signature(original)
         parameters = [model, *signature.parameters.values()]
@@ -83,9 +83,9 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
     return stand_in
 
 
-# Two functions: the outer one is skipped by TorchDynamo but what it calls is not, so that it
-# sees who compiles; the inner one switches TorchDynamo off for fxguard's own code, and its
-# torch.compile switches it on again. With one, fullgraph=True fails.
+# Two functions are needed. TorchDynamo skips the outer one but not the functions that it calls, so
+# that it sees who compiles. The inner one switches TorchDynamo off for fxguard's own code, and its
+# torch.compile switches it on again. With a single function, fullgraph=True fails.
 @torch.compiler.disable(recursive=False)
 def guarded(guard: Any, method: str, args: Any, kwargs: Any) -> Any:
     return run_undisturbed(guard, method, dynamo.eval_frame_callback(), args, kwargs)

@@ -1,4 +1,4 @@
-"""Hooks on the steps of all optimizers, which keep nobody alive."""
+"""Hooks on the steps of all optimizers; they keep no object alive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["StepHooks"]
 class StepHooks:
     """Calls methods before and after each step of an optimizer, while their object is alive.
 
-    Where TorchDynamo compiles a step they break its graph; where it may not break, neither is
+    If TorchDynamo compiles a step, the hooks break its graph; if it may not break, no hook is
     called.
 
     Args:
@@ -43,7 +43,7 @@ class StepHooks:
         self._close = weakref.finalize(self, _remove, handles)
 
     def close(self) -> None:
-        """Take the hooks away; so does the garbage collector."""
+        """Remove the hooks, as the garbage collector does too."""
         self._close()
 
 

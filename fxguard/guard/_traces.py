@@ -1,7 +1,7 @@
-"""Batches that are traced: what ran in each is written when it has run.
+"""Traced batches: each phase of a batch is written as soon as it has run.
 
-First the forward; then, where they come, what a script makes of its outputs, the backward, and the
-step of an optimizer. Traces that are printed go to stdout, because they were asked for.
+The forward comes first; then, if they happen, the loss that a script computes, the backward, and
+the step of an optimizer. Printed traces go to stdout, because the user asked for them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Traces"]
 
 
 class Traces:
-    """Writes the batches of one recorder that are traced.
+    """Writes the traced batches of one recorder.
 
     Args:
-        recorder: whose batches they are.
-        writer: of their file; None where they are printed.
+        recorder: the recorder of the batches.
+        writer: the writer of their file; None if they are printed.
     """
 
     def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:
@@ -45,7 +45,7 @@ class Traces:
         return number in self.recorder.options.trace_batch_nums
 
     def batch_ended(self, finished: Finished) -> None:
-        """The forward of a batch that is traced has ended."""
+        """Called when the forward of a traced batch has ended."""
         batch, seen = self._traced(finished), finished.seen
         if seen is not None:
             blamed = tuple(origin.frame.index for origin in seen.origins)
@@ -53,11 +53,11 @@ class Traces:
         self._write(batch)
 
     def loss_came(self, number: int, frames: Sequence[Frame]) -> None:
-        """A script has made a loss of what a batch returned."""
+        """Called when a script has computed a loss from what a batch returned."""
         self._write(TracedBatch(number, tuple(frames)), "loss")
 
     def backward_ended(self, kept: Sequence[KeptRun]) -> None:
-        """Gradients have come to these runs of graphs, in the order of their forward."""
+        """Called with the graph runs that gradients reached, in the order of their forward."""
         for number in sorted({run.batch_number for run in kept}):
             if self.wants(number):
                 of_batch = [run for run in kept if run.batch_number == number]
@@ -65,16 +65,16 @@ class Traces:
                 self._write(TracedBatch(number, frames), "backward")
 
     def stepped(self, number: int, frames: Sequence[Frame]) -> None:
-        """An optimizer has made a step after a batch."""
+        """Called when an optimizer has made a step after a batch."""
         self._write(TracedBatch(number, tuple(frames)), "optimizer")
 
     def report(self, detection: Detection) -> None:
-        """Write the batch of a report, whose origin was not reported before."""
+        """Write the batch of a report whose origin was not reported before."""
         report, finished = detection.report, detection.finished
         found_here = report.rank == agreement.current_rank()
         if not found_here or not self._written.adds(report.origins):
             return
-        # An optimizer has written weights since.
+        # The optimizer has written weights since.
         batch = self._traced(finished, just_ended=report.phase != "optimizer")
         number = batch.number
         later = [f for f in report.frames if f.phase != "forward" and f.batch_number == number]
@@ -98,9 +98,9 @@ class Traces:
         return TracedBatch(number, tuple(frames), recorder.optimizer_step)
 
     def _write(self, batch: TracedBatch, phase: str = "") -> None:
-        """Add a batch to the file, or a later phase of it, or print it.
+        """Add a batch, or a later phase of it, to the file, or print it.
 
-        What cannot be written is warned of: a full disk ends no training, and hides no report.
+        Failure to write only warns: a full disk must not end a training or hide a report.
         """
         if self.writer is None:
             terminal.write(_text(batch, phase), sys.stdout)

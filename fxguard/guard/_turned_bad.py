@@ -1,4 +1,4 @@
-"""Weights that a batch found bad, and that the batch before it had read and found good."""
+"""Weights that are bad in a batch, and that the batch before had read and found good."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def with_last_good(
     *,
     watched: bool,
 ) -> Report:
-    """A report that says of weights since which batch they are bad.
+    """The report, with the batch since which each bad weight is bad.
 
     Args:
         report: the report.
         last: the batch that finished last.
-        absorbed: what earlier batches have found and taken for harmless.
-        model: whose weights they are.
-        standing: its weights and buffers.
-        watched: whether the steps of its optimizers are.
+        absorbed: what earlier batches found and judged harmless.
+        model: the model that has the weights.
+        standing: the model's weights and buffers.
+        watched: whether the steps of its optimizers are watched.
     """
     if model is None or last is None or last.batch.ended is None:
         return report
@@ -71,7 +71,7 @@ def with_last_good(
 def _written_since(
     report: Report, ended: Snapshot, model: Module, standing: StandingTensors
 ) -> Iterator[str]:
-    """The names of bad weights that may have been written since a batch had ended."""
+    """The names of bad weights that may have been written since a batch ended."""
     changed = standing.changes_since(ended)
     weights = dict(model.named_parameters())
     for origin in report.origins:

@@ -1,4 +1,4 @@
-"""In which batches underflows are looked for, and whether they are reported."""
+"""Decides in which batches to look for underflows, and whether to report them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fxguard.verdict.underflow import ReportOfUnderflow
 
 __all__ = ["EVERY", "Underflows"]
 
-# Batches are looked at whose number is a multiple of this: the first one, and few after it. Each
-# takes up to one more run of its graphs, in eager mode.
+# Batches whose number is a multiple of this are examined: the first one, and few after it. Each
+# costs up to one more run of its graphs, in eager mode.
 EVERY = 100
 
 
@@ -40,27 +40,26 @@ class Underflows:
 
     @property
     def not_judged(self) -> Collection[str]:
-        """Of each operation of which nobody could tell whether it underflows: why."""
+        """For each operation that could not be judged: why it is unknown whether it underflows."""
         return () if self._judge is None else list(self._judge.not_judged.values())
 
     def share_for(self, number: int) -> float | None:
-        """The share that is asked for where underflows are looked for in a batch, else None."""
+        """The share that was asked for, if this batch is examined for underflows, else None."""
         is_due = number in self.traced if self.traced else number % EVERY == 0
         return self.share if is_due else None
 
     def __call__(
         self, finished: Finished, earlier: EarlierFrames, optimizer_step: int | None
     ) -> Finished:
-        """Look at a batch that is due, in which nothing was found, and which is not closed yet.
+        """Examine a batch that is due, in which nothing was found, and which is not closed yet.
 
         Args:
             finished: the batch.
-            earlier: gives frames of batches before, where this one has too few.
-            optimizer_step: steps made before; None where nobody said.
+            earlier: gives frames of earlier batches, if this one has too few.
+            optimizer_step: steps made before; None if unknown.
 
         Returns:
-            The same, with what was found. Of a batch that is traced it is no report: detection is
-            off.
+            The batch, with what was found. A traced batch gets no report: detection is off.
         """
         batch = finished.batch
         assert self._judge is not None

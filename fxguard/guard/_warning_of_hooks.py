@@ -1,7 +1,8 @@
-"""Torch warns where a compiled module is called and a global hook stands: it calls the hook twice.
+"""Silences a warning of torch's: a compiled module calls a global hook twice.
 
-While losses are followed such hooks are fxguard's, and a second call does them no harm. The warning
-sends users to look for hooks that they never made, and ``python -W error`` ends a healthy training.
+While losses are followed, such hooks are fxguard's, and a second call does no harm. The warning
+would make users look for hooks that they never made, and with ``python -W error`` it would end a
+healthy training.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MESSAGE = r"Using `torch\.compile\(module\)` when there are global hooks on modu
 
 
 def silence() -> Callable[[], None]:
-    """Keep the warning silent, and return what lets it be heard again."""
+    """Silence the warning, and return a function that restores it."""
     warnings.filterwarnings("ignore", message=MESSAGE, category=UserWarning)
     ours = warnings.filters[0]
 

@@ -1,4 +1,4 @@
-"""A change of the process that stands while somebody needs it. Threads may share it."""
+"""A process-wide change that stays in place while somebody needs it. Threads may share it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["WhileNeeded"]
 
 
 class WhileNeeded:
-    """Counts who needs a change: the first makes it, the last takes it back.
+    """Counts the users of a change: the first makes it, the last takes it back.
 
     Args:
-        make: makes it, and returns what takes it back.
+        make: makes the change, and returns a function that takes it back.
     """
 
     def __init__(self, make: Callable[[], Callable[[], None]]) -> None:
@@ -22,14 +22,14 @@ class WhileNeeded:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """One more needs it."""
+        """Register one more user of the change."""
         with self._lock:
             self._needed += 1
             if self._needed == 1:
                 self._take_back = self._make()
 
     def end(self) -> None:
-        """One less does."""
+        """Remove one user of the change."""
         with self._lock:
             self._needed -= 1
             if not self._needed and self._take_back is not None:

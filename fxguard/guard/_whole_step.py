@@ -1,4 +1,4 @@
-"""A guarded model in whole training steps: losses made of its outputs, and optimizers."""
+"""A guarded model in whole training steps: losses from its outputs, and optimizers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class WholeStep:
     """The owner of losses, as :class:`fxguard.batch.loss.Owner`.
 
     Args:
-        losses: of the stretch of a script that is watched; other models may be a part of it.
-        names: of the model.
-        delivery: of its reports.
-        backward: its backward passes; None where nobody looks at them.
+        losses: losses of the watched stretch of a script, which may involve other models.
+        names: the names in the model.
+        delivery: delivers its reports.
+        backward: its backward passes; None if nobody looks at them.
     """
 
     def __init__(
@@ -44,29 +44,29 @@ class WholeStep:
         )
 
     def returned(self, batch: Batch, output: Any) -> None:
-        """The model has returned, and its batch has ended."""
+        """Called when the model has returned and its batch has ended."""
         self.losses.returned(batch, output, self.names, self)
 
     def close(self) -> None:
-        """Look at no optimizer any more."""
+        """Stop watching optimizers."""
         self._optimizers.close()
         self.delivery.scalers = None
 
     def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
-        """Gradients may come to these parts of what was made of outputs of the model."""
+        """Called when gradients may come to these tensors, computed from outputs of the model."""
         self.delivery.scalers = loss.scalers
         if self.backward is not None:
             index = LOSS + len(loss.batch.events) - 1
             self.backward.tape_left(loss.tape, roots, loss.batch.number, index)
 
     def loss_graph_ran(self, loss: Loss, run: GraphRun, outputs: Sequence[Any]) -> None:
-        """A graph of a loss has returned, to which gradients may come."""
+        """Called when a graph of a loss has returned; gradients may come to it."""
         if self.backward is not None:
             index = LOSS + len(loss.batch.events)
             self.backward.graph_ran(run, outputs, loss.batch.number, index)
 
     def judge_loss(self, loss: Loss) -> None:
-        """Say what is wrong with it."""
+        """Report what is wrong with a loss."""
         self.delivery.judge_loss(loss)
 
     def _largest_gradient(self) -> float:

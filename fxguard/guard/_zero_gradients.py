@@ -1,4 +1,4 @@
-"""Gradients that float16 made 0: said once, or reported, and looked for rarely."""
+"""Gradients that float16 made 0: a warning or a report, rarely checked."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ __all__ = ["ZeroGradients"]
 
 
 class ZeroGradients:
-    """Tells of the gradients of one model that were lost.
+    """Tells of lost gradients of one model.
 
-    With ``underflow=`` that is a report; otherwise, and where detection is off, a warning.
+    With ``underflow=`` they are reported; otherwise, or if detection is off, they cause a warning.
 
-    Many are 0 by right, in each step: of a weight behind one that is 0, of an expert that nobody
-    asked. So they are looked at in the first step that brings some, the fourth, the sixteenth, …
+    Many gradients are rightly 0 in each step, such as that of a weight behind one that is 0, or of
+    an expert that was not chosen. So only the first step with zero gradients is examined, then the
+    fourth, the sixteenth, …
 
     Args:
-        delivery: of the model's reports.
+        delivery: delivers the model's reports.
     """
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
         self.warns = True
-        self._count = 0  # of backward passes that brought some
+        self._count = 0  # of backward passes with zero gradients
 
     def __call__(self, kept: Iterator[KeptRun], names: Sequence[str]) -> None:
-        """A backward has ended; see :data:`~fxguard.guard._backward.OnZero`."""
+        """Called when a backward has ended; see :data:`~fxguard.guard._backward.OnZero`."""
         weights = [name for name in names if name.startswith("weight ")]
         if not (self.warns and weights):
             return
         self._count += 1
         runs = list(kept) if _is_power_of_four(self._count) else []
         if not runs or self.delivery.loss_scale(runs) is not None:
-            return  # a scaler doubles its scale as long as it can
+            return  # a scaler keeps doubling its scale as long as it can
         nothing: Origin | None = None
         origin = or_else(nothing, origin_of_lost, runs, weights)
         if origin is None:

@@ -1,4 +1,4 @@
-"""``torch.compile`` backends: :func:`backend`, and the one that is registered as ``"fxguard"``."""
+"""``torch.compile`` backends: :func:`backend`, and the one registered as ``"fxguard"``."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def backend(
 ) -> CompilerBackend:
     """A ``torch.compile`` backend that checks every operation of the graphs it is given.
 
-    A batch is one run of the function that the first graph was captured from, also when it was
-    recompiled since, together with the graphs that run in the same thread before that one runs
-    again. Each graph is judged when it has run. A backend is not told when the function returns:
-    ``abort_after_batch_num`` raises where the following batch would begin, and not at all when
-    there is none. What TorchDynamo leaves between graphs is not seen: use :func:`instrument` where
-    there are graph breaks.
+    A batch begins when the function that the first graph was captured from runs, recompiled or not.
+    It includes all graphs that run in the same thread before that function runs again. Each graph
+    is judged when it has run. A backend is not told when the function returns, so
+    ``abort_after_batch_num`` raises where the next batch would begin, and never if there is none. A
+    backend does not see operations between graphs: use :func:`instrument` if there are graph
+    breaks.
 
     Args:
         inner: the backend that compiles the checked graphs, a name or a callable.
@@ -78,7 +78,7 @@ def backend(
 
 
 class _Running(threading.local):
-    number: int | None = None  # of the batch of this thread; None where the next graph begins one
+    number: int | None = None  # of this thread's batch; None if the next graph begins one
 
 
 class CompilerBackend:
@@ -110,7 +110,8 @@ class CompilerBackend:
         return first
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompilerBackend:
-        # With lightning imported, torch.compile copies its arguments. The reports are in this one.
+        # With lightning imported, torch.compile copies its arguments. The reports are in the
+        # original.
         return self
 
     @property
@@ -119,7 +120,7 @@ class CompilerBackend:
         return self.delivery.last_report
 
     def frames(self) -> list[Frame]:
-        """Every frame of the last graph that ran."""
+        """All frames of the last graph that ran."""
         return self.recorder.last_frames_of_all()
 
     def coverage(self) -> str:
@@ -143,7 +144,7 @@ class CompilerBackend:
                 self.delivery.part_ended()
 
     def _next_batch(self) -> None:
-        """The first graph is about to run."""
+        """Called when the first graph is about to run."""
         before, self._part_of.number = self._part_of.number, None
         if before is not None:
             self.delivery.stop_after(before)

@@ -1,4 +1,4 @@
-"""Plain functions as models: what :func:`instrument` makes of one is a module that calls it."""
+"""Plain functions as models: :func:`instrument` wraps a function in a module that calls it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["FunctionModule", "module_of"]
 
 
 class FunctionModule(Module):
-    """A function as a module: it looks like the function, and is called like it.
+    """A function as a module that looks like the function and is called like it.
 
-    The modules that the function reads, as variables of an enclosing function, as globals or as
-    attributes of ``self``, are its submodules by these names. So reports name them, and the
-    gradients of their weights are looked at.
+    Modules that the function reads, as variables of an enclosing function, as globals or as
+    attributes of ``self``, become submodules under these names. So reports name them, and the
+    gradients of their weights are checked.
 
     Attributes:
         function: the function.
@@ -31,11 +31,11 @@ class FunctionModule(Module):
         super().__init__()
         self.function = function
         if inspect.isfunction(function) or inspect.ismethod(function):
-            # TorchDynamo calls arguments and variables by their own names then.
+            # TorchDynamo then calls arguments and variables by their own names.
             vars(self)["forward"] = function
         for name, module in _modules_read_by(function):
             self.add_module(name, module)
-        # Our attributes come later: where the function has one of the same name, ours stays.
+        # Our attributes come later: if the function has one of the same name, ours stays.
         own = vars(self).copy()
         functools.update_wrapper(self, function)
         vars(self).update(own)
@@ -45,7 +45,7 @@ class FunctionModule(Module):
         return self.function(*args, **kwargs)
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        # In the body of a class it is a method, as the function would be.
+        # In the body of a class it becomes a method, as the function would.
         return self if owner is None else types.MethodType(self, owner)
 
 
@@ -53,7 +53,7 @@ def module_of(function: Any) -> FunctionModule:
     """A function as a module whose class has the function's name, as reports show it.
 
     Raises:
-        FxguardError: when it is not a function, or none that TorchDynamo can look into.
+        FxguardError: when it is not a function, or not one that TorchDynamo can trace.
     """
     if isinstance(function, type):
         raise UsageError(
@@ -84,7 +84,7 @@ def _innermost(function: Any) -> Any:
 
 
 def _modules_read_by(function: Any) -> Iterator[tuple[str, Module]]:
-    """Names and modules: what the function finds by name, and what its object holds."""
+    """Names and modules: those that the function finds by name, and those that its object holds."""
     inner = _innermost(function)
     found: dict[str, Any] = {}
     plain = inspect.unwrap(getattr(inner, "__func__", inner))
@@ -104,5 +104,5 @@ def _modules_read_by(function: Any) -> Iterator[tuple[str, Module]]:
 
 
 def _is_free(name: str) -> bool:
-    """Whether a module can have a submodule of this name."""
+    """Whether a module can have a submodule with this name."""
     return "." not in name and not hasattr(Module, name) and name not in ("function", "training")

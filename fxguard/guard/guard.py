@@ -1,4 +1,4 @@
-"""A guarded model: what runs at each of its calls, and what users ask of it."""
+"""A guarded model: what runs at each call of it, and what users can ask of it."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ __all__ = ["Guard", "in_backward"]
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
-_graph_task_id = torch._C._current_graph_task_id  # -1 where no backward runs
+_graph_task_id = torch._C._current_graph_task_id  # -1 if no backward runs
 
-# What a Guard has for users; the rest is for what stands in for the model's methods.
+# The part of a Guard that is for users; the replaced methods of the model use the rest.
 PUBLIC = (
     *("batch_number", "coverage", "frames", "last_report", "model", "notes", "optimizer_step"),
     *("options", "plans", "selftest", "trace_path"),
@@ -71,32 +71,32 @@ PUBLIC = (
 
 
 class Guard:
-    """What watches one instrumented model. Made by :func:`instrument`.
+    """Watches one instrumented model. Made by :func:`instrument`.
 
-    Threads may call the model at the same time. What they share belongs to a
-    :class:`~fxguard.guard.recorder.Recorder`, to ``Captures`` and to ``Names``, each with a lock of
-    its own; :meth:`install` and :meth:`uninstall` are for one thread, while no other one calls the
-    model. TorchDynamo counts graph breaks for the whole process: one that another thread makes
-    meanwhile is counted here, too.
+    Threads may call the model at the same time. Their shared state belongs to a
+    :class:`~fxguard.guard.recorder.Recorder`, to ``Captures`` and to ``Names``, each with its own
+    lock. Only one thread may call :meth:`install` and :meth:`uninstall`, while no other one calls
+    the model. TorchDynamo counts graph breaks for the whole process, so a break that another thread
+    causes meanwhile is counted here as well.
 
     Attributes:
         model: the instrumented model.
         last_report: the :class:`Report` of the last detection, or None.
-        optimizer_step: how many steps the optimizer has made, for reports; None where nobody says.
-            Set it in your training loop, or let an integration.
+        optimizer_step: how many steps the optimizer has made, for reports; None if unknown. Set it
+            in your training loop, or let an integration set it.
     """
 
     checks = True
 
-    # Whether an eager model that TorchDynamo fails to capture runs all the same. Switched off in
-    # fxguard's own tests, which would not see a fault of fxguard itself otherwise.
+    # Whether an eager model that TorchDynamo fails to capture runs anyway. Switched off in
+    # fxguard's own tests, which otherwise would not see a fault of fxguard itself.
     fallback = True
 
     def __init__(self, model: Module, options: Options, plugins: Plugins | None = None) -> None:
         self.model = model
         self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
-        self.capture = plugins.watches_operations  # False: an eager model stays with Python
+        self.capture = plugins.watches_operations  # False: Python runs an eager model
         self.recorder = Recorder(options, model, plugins.judge)
         self.delivery = Delivery(self.recorder, plugins.stream)
         self.names = Names(model, self.recorder.standing.read)
@@ -104,8 +104,8 @@ class Guard:
         self.captures = Captures(
             self.installation.original, self.names, self._graph_ran, replay=options.replay
         )
-        self._keeper: Keeper | None = None  # what kept operations in float32 before, and will again
-        self.whole_step: WholeStep | None = None  # while a script is watched
+        self._keeper: Keeper | None = None  # kept operations in float32 before, and will again
+        self.whole_step: WholeStep | None = None  # set while a script is watched
         self.backward: BackwardPasses | None = None
         if options.backward and plugins.watches_operations:
             self.backward = BackwardPasses(
@@ -116,7 +116,7 @@ class Guard:
                 hears_of_all_zero=options.underflow is not None,
             )
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
-        self._breaks: Counter[str] = Counter()  # of graphs, with TorchDynamo's reasons
+        self._breaks: Counter[str] = Counter()  # graph breaks by TorchDynamo's reason
         self._observer = Observer() if plugins.watches_operations else None
         self._lock = threading.Lock()
 
@@ -132,7 +132,7 @@ class Guard:
 
     @property
     def batch_number(self) -> int:
-        """Number of the batch that is running, or of the next one; counted from 0."""
+        """The number of the batch that is running, or else of the next one; counted from 0."""
         return self.recorder.batch_number
 
     @property
@@ -142,7 +142,7 @@ class Guard:
 
     @property
     def trace_path(self) -> Path | None:
-        """The file that ``trace_to`` has written to; None before the first batch in it."""
+        """The file that ``trace_to`` writes to; None before the first batch in it."""
         return self.delivery.trace_path
 
     @property
@@ -156,30 +156,30 @@ class Guard:
 
     @property
     def notes(self) -> list[Origin]:
-        """What did no harm, or ends no training, once for each operation.
+        """Findings that did no harm or that end no training, once for each operation.
 
-        Bad values that reached no output; gradients that the scale of a loss made infinite; and
-        gradients that float16 made 0, and operations that underflow in a batch that is traced, of
-        which ``problem`` is ``"underflow"``.
+        These are bad values that reached no output, and gradients that the scale of a loss made
+        infinite. With ``"underflow"`` as their ``problem``, they are also gradients that float16
+        made 0, and operations that underflow in a traced batch.
         """
         return list(self.recorder.notes.values())
 
     def frames(self) -> list[Frame]:
-        """Every frame of the last batch that finished; empty before the first.
+        """All frames of the last batch that finished; empty before the first.
 
         Raises:
-            FxguardError: with ``replay=True``, when that batch was well and not traced: then its
-                operations were not measured.
+            FxguardError: with ``replay=True``, if that batch was healthy and not traced, because
+                its operations were not measured.
         """
         return self.recorder.last_frames_of_all()
 
     def coverage(self) -> str:
         """One line that says how many operations were checked, and which were not.
 
-        Counts each captured graph once, and what ran between graphs in the last batch; there it
-        also says how often TorchDynamo broke a graph, and why. Then what was not looked at: calls,
-        the operation behind a bad gradient, the harm that an absorbed NaN does, and with
-        ``underflow=`` operations of which nobody could tell whether they underflow.
+        It counts each captured graph once, and operations that ran between graphs in the last
+        batch, with the number of graph breaks and TorchDynamo's reasons. Then it names what was not
+        checked: calls of the model, the operation behind a bad gradient, the harm that an absorbed
+        NaN does, and with ``underflow=`` operations that could not be judged.
 
         Example:
             >>> fxguard.guard_of(model).coverage()
@@ -209,12 +209,12 @@ class Guard:
     def selftest(self) -> SelfTest:
         """Plant a NaN in every measured value of the captured graphs, and look for it.
 
-        Each graph is compiled once more, under the backend that the model runs under, and runs
-        once for each of its values, with the model's weights and made-up inputs. The model, its
-        batches and its gradients are not touched.
+        Each graph is compiled again with the model's own backend, and runs once for each of its
+        values, with the model's weights and made-up inputs. The model, its batches and its
+        gradients are not touched.
 
         Returns:
-            How many were found and blamed on the operation that was planted.
+            How many were found and blamed on the operation where they were planted.
 
         Raises:
             FxguardError: before the first batch has finished.
@@ -231,7 +231,7 @@ class Guard:
         return merged(results, self.counted().between)
 
     def counted(self) -> Coverage:
-        """What :meth:`coverage` counts."""
+        """The counts behind :meth:`coverage`."""
         return coverage_of(self.plans, self.recorder.last_batch)
 
     def idle_globs(self) -> list[str] | None:
@@ -239,7 +239,7 @@ class Guard:
         last = self.recorder.last_batch
         return None if last is None else idle_globs(self.options.ignore, self.model, last)
 
-    # On the model, and off it.
+    # Installing and uninstalling.
 
     def install(self) -> None:
         """Put the guard in front of the model's methods."""
@@ -253,33 +253,33 @@ class Guard:
             self.captures.forget_forms()
 
     def uninstall(self) -> None:
-        """Take the guard away again."""
+        """Remove the guard from the model's methods."""
         self.put_away()
         self.captures.clear()
         self.stop_listening()
         self.stop_watching_steps()
 
     def keep(self, keeping: Keeping) -> None:
-        """Keep operations in float32 from now on, also when the guard is gone."""
+        """Keep operations in float32 from now on, even after the guard is removed."""
         if self._keeper is None:
             self._keeper = Keeper(self.model, keeping)
         self._keeper.keep(keeping)
         self.captures.keep(keeping)
 
     def put_away(self) -> None:
-        """Take it away, and keep what was captured for the next :meth:`install`."""
+        """Remove the guard, but keep the captured graphs for the next :meth:`install`."""
         self.installation.take_away()
         self.recorder.standing.close()
         if self._keeper is not None:
             self._keeper.install()
 
     def stop_listening(self) -> None:
-        """Take away what listens to the gradients of weights."""
+        """Remove the hooks on the gradients of weights."""
         if self.backward is not None:
             self.backward.close(self.model.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        # The copy of the model is a model of its own: it counts its own batches.
+        # The copy of the model is a separate model that counts its own batches.
         methods = copy.deepcopy(self.plugins.methods, memo)
         plugins = replace(self.plugins, methods=methods)
         twin = Guard(memo.get(id(self.model), self.model), self.options, plugins)
@@ -297,16 +297,16 @@ class Guard:
         )
 
     def watch_steps(self, losses: Losses) -> None:
-        """Look at whole training steps: at what is made of the model's outputs, and at optimizers.
+        """Watch whole training steps: values computed from the model's outputs, and optimizers.
 
         Args:
-            losses: that belong to a stretch of a script.
+            losses: the losses of a stretch of a script.
         """
         self.whole_step = WholeStep(losses, self.names, self.delivery, self.backward)
         self.recorder.steps_are_watched = True
 
     def stop_watching_steps(self) -> None:
-        """Look at the model alone again."""
+        """Watch only the model again."""
         if self.whole_step is not None:
             self.whole_step.close()
             self.whole_step = None
@@ -318,9 +318,9 @@ class Guard:
         """One call of the model."""
         if self.recorder.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
-        if _graph_task_id() != -1:  # activation checkpointing runs forward again: no new batch
+        if _graph_task_id() != -1:  # activation checkpointing runs the forward again: no new batch
             form = self._form_of(method, outer)
-            return with_module_hooks(form, *args, **kwargs)  # or it would be compiled once more
+            return with_module_hooks(form, *args, **kwargs)  # otherwise it would be compiled again
         if self.whole_step is None:
             return self._run_batch(method, outer, args, kwargs)
         with self.whole_step.losses.paused():
@@ -336,7 +336,7 @@ class Guard:
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph else self._observer
         breaks, before = dynamo.graph_breaks(), active.here.forward
-        # An interrupt may come at any call below. The last line of each `finally` is none.
+        # An interrupt may arrive at any call below. The last line of each `finally` is not a call.
         try:
             running = ActiveForward(
                 self.recorder.begin(),
@@ -396,7 +396,7 @@ class Guard:
         return output
 
     def _hears_of_backward(self, number: int) -> bool:
-        """Whether the backward of a batch is listened to."""
+        """Whether to listen to the backward of a batch."""
         if self.backward is None or not torch.is_grad_enabled():
             return False
         return not self.options.trace_batch_nums or self.delivery.traces.wants(number)
@@ -407,15 +407,15 @@ class Guard:
         return self.captures.form_of(method, outer, fallback=self.fallback)
 
     def compiled_around(self, inner: dynamo.Backend) -> dynamo.Backend:
-        """The backend for a graph that holds the model and what somebody compiled around it.
+        """The backend for a graph that holds the model and the code compiled around it.
 
         Args:
-            inner: what the graph was meant for.
+            inner: the backend that the graph was meant for.
         """
         return self.captures.around(inner, self._graph_ran_around)
 
     def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        """One run of such a graph is a batch."""
+        """Called when such a graph has run: one run is a batch."""
         with self.delivery.batch() as batch:
             if outputs is None:
                 batch.failed = run
@@ -453,5 +453,5 @@ class Guard:
 
 
 def in_backward() -> bool:
-    """Whether autograd is running this thread's code, to compute gradients."""
+    """Whether autograd is running this thread's code to compute gradients."""
     return _graph_task_id() != -1

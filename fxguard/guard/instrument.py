@@ -42,53 +42,55 @@ def instrument(
 ) -> Model:
     """Check every operation of a model for inf and NaN, in forward and backward, in place.
 
-    The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and
-    gradients stay what they were. ``torch.compile`` it afterwards if you like.
+    The model keeps its class, its parameters and its ``state_dict`` keys. Its outputs and gradients
+    do not change. ``torch.compile`` it afterwards if you like.
 
     Args:
-        model: any ``nn.Module``. It is changed in place (its ``forward`` is wrapped). Or a
-            function, a method or a ``functools.partial``, which is left as it is: what is returned
-            is called in its place, and ``@fxguard.instrument`` above a function does that.
-        max_frames_to_save: how many frames a report shows, the first bad one included.
-        trace_batch_nums: batches, counted from 0, whose every frame is printed, or written where
-            ``trace_to`` is given, with those of its backward. Detection is off when any is given.
+        model: any ``nn.Module``; its ``forward`` is wrapped in place. Or a function, a method or a
+            ``functools.partial``, which stays unchanged: call the returned module instead, or
+            decorate a function with ``@fxguard.instrument``.
+        max_frames_to_save: how many frames a report shows, including the first bad one.
+        trace_batch_nums: batches, counted from 0, whose every frame is printed, or written if
+            ``trace_to`` is given, including frames of the backward. Detection is off when any is
+            given.
         abort_after_batch_num: raise :class:`BatchLimitReached` when this batch has finished.
         on_detect: ``"raise"`` writes the report to stderr and raises; ``"warn"`` writes it and
-            warns, once for each origin, and goes on. Both tell the logger ``fxguard``. A callable
-            is given each :class:`Report`, and nothing is printed.
-        granularity: ``"op"`` shows frames of operations and modules, ``"module"`` of modules.
+            warns, once for each origin, and goes on. Both log to ``fxguard``. A callable receives
+            each :class:`Report`, and nothing is printed.
+        granularity: ``"op"`` shows frames of operations and modules, ``"module"`` only of modules.
         strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
             ``where`` discards.
         ignore: globs of modules (``"decoder.*"``) or of operations in them
-            (``"*.SelfAttention:log"``) that are no cause for a report.
-        replay: measure only what leaves each captured graph, and when that turns bad run the
-            graph again, with its inputs and random state, every operation checked. Cheaper; bad
-            values that reach no output of a graph are not seen then.
-        backward: also look at the gradient of each weight when a backward has ended. Where one is
-            bad, the graph and its backward run again, and the report names the operation whose
-            backward made the first bad gradient. Without grad mode nothing is kept.
-        loss_scale: what the script multiplies its loss by, where it skips the steps that this
-            makes infinite: a number, or a function that returns the present one. A bad gradient
-            that disappears without it is a note. A ``GradScaler`` is found without being named.
-        underflow: report an operation, too, that makes as large a share of its elements 0 of those
-            that are not 0 in float64 on the same operands: ``0.5`` for a half. Batch 0, every
-            100th batch and traced ones run once more for that, in eager mode. A gradient that is 0
-            throughout because float16 holds nothing so small is a detection then, and no warning.
-            None looks for no underflow.
-        reproduce_to: a folder into which the operation that a report blames is written as a test
-            that fails, ``test_<operation>.py``, with the slice of its operands that it takes; once
-            for each first origin, before the exception. It is what :meth:`Report.reproduce` does.
-        reproduce_ranges_only: write random numbers of the same ranges there, and none of the
-            model's.
-        sync_ranks: with several processes (``torch.distributed``), let all of them know at the
-            end of each batch what any of them found, and raise together. Each rank has to call
-            the model equally often.
-        trace_to: a folder in which a file keeps every frame of the traced batches, and of a batch
-            in which something was found (once for each first origin);
-            :func:`fxguard.load_trace` reads it.
+            (``"*.SelfAttention:log"``) whose bad values are not reported.
+        replay: measure only the outputs of each captured graph, and when one turns bad, run the
+            graph again with the same inputs and random state and check every operation. This is
+            cheaper, but misses bad values that reach no output of a graph.
+        backward: also check the gradient of each weight when a backward has ended. If one is bad,
+            the graph and its backward run again, and the report names the operation whose backward
+            made the first bad gradient. Without grad mode nothing is kept.
+        loss_scale: the factor that the script multiplies its loss by, if it skips steps whose
+            gradients become infinite: a number, or a function that returns the current one. A bad
+            gradient that disappears without the factor is a note. A ``GradScaler`` is found
+            automatically.
+        underflow: also report an operation if at least this share of the elements that are not 0 in
+            float64, on the same operands, are 0: ``0.5`` for a half. Batch 0, every 100th batch and
+            traced batches run once more for this, in eager mode. A gradient that is 0 throughout
+            because float16 holds nothing so small is then a detection, not a warning. None switches
+            the search off.
+        reproduce_to: a folder for failing tests: the operation that a report blames is written as
+            ``test_<operation>.py``, with the slice of its operands that is needed; once for each
+            first origin, before the exception. This is what :meth:`Report.reproduce` does.
+        reproduce_ranges_only: write random numbers of the same ranges there instead of the model's
+            own.
+        sync_ranks: with several processes (``torch.distributed``), share at the end of each batch
+            what any process found, and raise in all of them. Each rank has to call the model
+            equally often.
+        trace_to: a folder for a file with all frames of the traced batches, and of each batch in
+            which something was found (once for each first origin); :func:`fxguard.load_trace` reads
+            it.
 
     Returns:
-        The same object; of a function, a module that looks like it and calls it.
+        The same object; for a function, a module that looks like it and calls it.
 
     Raises:
         FxguardError: when the arguments cannot work; the model is unchanged then.
@@ -124,13 +126,13 @@ def instrument(
 def remove(model: Model) -> Model:
     """Undo :func:`instrument`: the model is exactly what it was.
 
-    Where it was not instrumented, undo :func:`keep_float32`.
+    If it was not instrumented, undo :func:`keep_float32`.
 
     Returns:
-        The same object; of a function that was instrumented, the function.
+        The same object; for an instrumented function, the original function.
 
     Raises:
-        FxguardError: when nothing of fxguard is on the model.
+        FxguardError: when the model has nothing of fxguard on it.
     """
     module: Any = model
     found = find_installed(module)

@@ -27,23 +27,23 @@ GUARD = "_fxguard"
 
 
 class Installed(Protocol):
-    """What stands in front of a model, as far as it matters here."""
+    """A guard or a keeper in front of a model, as far as it matters here."""
 
     model: Module
-    checks: bool  # a guard does, a keeper only keeps operations in float32
+    checks: bool  # True for a guard; a keeper only keeps operations in float32
 
 
 INSTALLED: weakref.WeakSet[Installed] = weakref.WeakSet()
 
 
 def find_guard(model: Any) -> Any:
-    """The guard of a model, None where it has none."""
+    """The guard of a model, None if it has none."""
     found = find_installed(model)
     return found if found is not None and found.checks else None
 
 
 def find_installed(model: Any) -> Any:
-    """What stands in front of a model: a guard, or what keeps operations in float32; else None."""
+    """The guard or the keeper in front of a model; None if there is neither."""
     return model.__dict__.get(GUARD) if isinstance(model, Module) else None
 
 
@@ -59,7 +59,7 @@ def unwrapped(module: Module) -> Module:
 
 
 def check_can_instrument(model: Any) -> None:
-    """Raise an error that says what to do where a model cannot be instrumented."""
+    """Raise an error that says what to do if a model cannot be instrumented."""
     check_kind(model)
     for name, module in model.named_modules():
         if find_guard(module) is not None:
@@ -74,7 +74,7 @@ def check_can_instrument(model: Any) -> None:
 
 
 def check_kind(model: Any) -> None:
-    """Raise an error where a model is of a kind that cannot be instrumented."""
+    """Raise an error if a model is of a kind that cannot be instrumented."""
     if not isinstance(model, Module):
         raise UsageError(f"this needs a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.nn.DataParallel):

@@ -1,4 +1,4 @@
-"""What stands in front of a model that is not watched, and keeps operations in float32."""
+"""Keeps operations in float32 in a model that is not watched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Keeper", "kept_in"]
 
 
 class Keeper:
-    """Keeps operations of one model in float32, and checks nothing.
+    """Keeps operations of one model in float32 without checking anything.
 
     Args:
         model: the model.
@@ -30,7 +30,7 @@ class Keeper:
     """
 
     checks = False
-    fallback = True  # what TorchDynamo fails to capture runs as it is
+    fallback = True  # code that TorchDynamo fails to capture runs unchanged
 
     def __init__(self, model: Module, keeping: Keeping) -> None:
         self.model = model
@@ -47,17 +47,17 @@ class Keeper:
         self.captures.keep(keeping)
 
     def install(self) -> None:
-        """Put it in front of the model's methods."""
+        """Put the keeper in front of the model's methods."""
         if self.installation.put(self):
             self.captures.forget_forms()
 
     def uninstall(self) -> None:
-        """Take it away again."""
+        """Remove the keeper from the model's methods."""
         self.put_away()
         self.captures.clear()
 
     def put_away(self) -> None:
-        """Take it away, and keep what was captured for the next :meth:`install`."""
+        """Remove the keeper, but keep the captured graphs for the next :meth:`install`."""
         self.installation.take_away()
 
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
@@ -69,10 +69,10 @@ class Keeper:
         return output
 
     def compiled_around(self, inner: dynamo.Backend) -> dynamo.Backend:
-        """The backend for a graph that holds the model and what somebody compiled around it.
+        """The backend for a graph that holds the model and the code compiled around it.
 
         Args:
-            inner: what the graph was meant for.
+            inner: the backend that the graph was meant for.
         """
         return self.captures.around(inner, _ignore)
 
@@ -90,12 +90,12 @@ class Keeper:
 
 
 def kept_in(model: Module) -> Keeping | None:
-    """What is kept in float32 in a model and its parts; None where nothing is.
+    """The operations kept in float32 in a model and its parts; None if there are none.
 
-    A graph of the whole model holds its parts, and nobody else rewrites it.
+    A graph of the whole model includes its parts, and nobody else rewrites the graph.
     """
     if not any(isinstance(each, Keeper) for each in INSTALLED):
-        return None  # a guard of a script asks at each call
+        return None  # the guard of a script asks at each call
     globs = tuple(
         each
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""The losses of one or several guarded models, in each thread that calls them."""
+"""The losses of one or several guarded models, for each thread that calls them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _changes = (WhileNeeded(_warning_of_hooks.silence), WhileNeeded(_autograd_backwa
 
 
 class Losses:
-    """Follows what scripts compute from the outputs of guarded models, while it is open."""
+    """Until closed, follows what scripts compute from the outputs of guarded models."""
 
     def __init__(self) -> None:
         self._here = threading.local()
-        # A training that has raised may never close it: nothing of it stays on the stack then.
+        # A training that raised may never close this object: it must leave nothing on the stack.
         self._all: list[Following] = []  # one for each thread
         weakref.finalize(self, _forget, self._here, self._all)
         for change in _changes:
@@ -41,7 +41,7 @@ class Losses:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """While a guarded model runs, no operation of it belongs to a loss."""
+        """Suspend following while a guarded model runs: its operations belong to no loss."""
         following = self._following()
         try:
             following.stop()
@@ -50,13 +50,13 @@ class Losses:
             following.go_on()
 
     def returned(self, made_in: Batch, output: Any, names: Names, owner: Owner) -> None:
-        """A guarded model has returned.
+        """Called when a guarded model has returned.
 
         Args:
             made_in: its batch, which has ended.
             output: what it returned.
-            names: of its weights.
-            owner: of the model.
+            names: the names of its weights.
+            owner: the owner of the model's losses.
         """
         if not (self._is_open and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return
@@ -68,7 +68,7 @@ class Losses:
         loss.add(made_in, outputs, names.tensors, owner)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following."""
         self._is_open = False
         self._hooks.close()
         self._restore()
@@ -76,23 +76,23 @@ class Losses:
 
     @property
     def is_followed(self) -> bool:
-        """Whether this thread has computed a part of a loss, and no backward has come yet."""
+        """Whether this thread has computed a part of a loss without a backward so far."""
         loss = self._following().loss
         return loss is not None and not loss.has_ended
 
     def is_read_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether a call reads what a loss is made of."""
+        """Whether a call reads a value that is part of a loss."""
         loss = self._following().loss
         return loss is not None and loss.is_read_by(args, kwargs)
 
     def _step_comes(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to make a step in this thread."""
+        """Called when an optimizer is about to make a step in this thread."""
         following = self._following()
         if following.loss is not None and following.loss.is_of(optimizer):
             following.forget()
 
     def _following(self) -> Following:
-        """That of this thread."""
+        """The ``Following`` of this thread."""
         if not hasattr(self._here, "following"):
             self._here.following = Following()
             self._all.append(self._here.following)

@@ -1,7 +1,7 @@
-"""What the user asked for, checked in one place.
+"""The user's options, checked in one place.
 
-The fields of :class:`Options` are the one list of options: the command line is made from them, and
-``tests/guard/test_options.py`` holds the functions that take them against it.
+The fields of :class:`Options` are the only list of options: the command line is built from them,
+and ``tests/guard/test_options.py`` compares the functions that take options with the list.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What :func:`fxguard.instrument` was asked for; checked when it is made."""
+    """The options of :func:`fxguard.instrument`, checked on construction."""
 
-    # The metadata are what argparse is told of the option.
+    # The metadata are argparse's arguments for the option.
     max_frames_to_save: int = field(
         default=21, metadata={"help": "how many frames a report shows (21)", "metavar": "N"}
     )

@@ -1,8 +1,8 @@
-"""The outermost modules that a script calls are guarded, at their first call and from then on.
+"""Guards the outermost modules that a script calls, from their first call on.
 
 Nothing stays on a module between its calls: the guard is put in front of ``forward`` when a call
-begins and is taken off when it ends. So whatever a script does with its models meanwhile (pickle
-them whole, copy them, script them) it does with plain modules.
+begins and is removed when the call ends. So a script always handles plain modules when it pickles,
+copies or scripts its models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __tracebackhide__ = True  # by pytest: it shows the test, and where the model wa
 TORCH = os.path.dirname(torch.__file__) + os.sep
 AOT_FILES = os.path.join(TORCH, "_functorch", "_aot_autograd") + os.sep
 
-# Guards that are kept. Each keeps its model; one that is dropped is captured anew at its next call.
+# How many guards are kept. Each keeps its model alive; a dropped one is captured anew when called.
 KEPT = 32
 
 
@@ -44,24 +44,24 @@ class Watched:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.calls = 0  # that are running now, in all threads
-        self.stays = False  # something has wrapped the guard, which cannot be taken off any more
+        self.calls = 0  # calls that are running now, in all threads
+        self.stays = False  # something has wrapped the guard, which can no longer be removed
 
 
 class OutermostModules:
-    """While it is entered, every outermost module is guarded at its first call, before it runs.
+    """While entered, guards every outermost module at its first call, before it runs.
 
     Args:
         options: those of :func:`fxguard.instrument`.
-        on_report: called with each report, when it was handed on.
-        on_batch: called when the first call has ended, and each later one.
-        on_drop: called with a guard that is not kept any longer.
+        on_report: called with each report after it was handed on.
+        on_batch: called after the first call and after each later one.
+        on_drop: called with a guard that is no longer kept.
         on_refusal: called with the class of a module that cannot be guarded, and the reason.
-        capture_all: whether modules without parameters and buffers are captured, too. Losses and
-            transforms are such modules; they are checked operation by operation otherwise, and so
-            is whatever runs in a worker of a DataLoader, where a capture would not pay.
-        follow_losses: whether what the script computes from outputs is checked, too, up to its
-            backward. A module without parameters that reads them is a part of the loss then.
+        capture_all: whether modules without parameters and buffers are captured as well. Losses and
+            transforms are such modules. Otherwise they are checked operation by operation, as is
+            everything in a worker of a DataLoader, where a capture would not pay.
+        follow_losses: whether what the script computes from outputs is also checked, up to its
+            backward. A module without parameters that reads outputs is then a part of the loss.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OutermostModules:
         self.on_refusal = on_refusal
         self.capture_all = capture_all
         self.follows_losses = follow_losses
-        self.losses: Losses | None = None  # while it is entered
+        self.losses: Losses | None = None  # set while entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
         self._refused: set[int] = set()
         self._lock = threading.RLock()
@@ -95,7 +95,7 @@ class OutermostModules:
         return [watched.guard for watched in list(self._watched.values())]
 
     def __enter__(self) -> OutermostModules:
-        # Module hooks would come too late: `_call_impl` has read `self.forward` by then.
+        # Module hooks would run too late: by then, `_call_impl` has read `self.forward`.
         if self.follows_losses:
             self.losses = Losses()
         self._original = Module.__call__
@@ -112,7 +112,7 @@ class OutermostModules:
             self.losses = None
 
     def forget(self) -> None:
-        """Begin anew, in a process that was forked."""
+        """Start afresh in a forked process."""
         self._watched.clear()
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -123,11 +123,13 @@ class OutermostModules:
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
-                # Somebody compiles a function around the module, or a guard the module itself.
+                # The user compiles a function around the module, or a guard compiles the module
+                # itself.
                 if backend.is_checked() or is_inlined(id(self), id(module)):
                     return original(module, *args, **kwargs)
                 return call_apart(module, args, kwargs)
-            # What a compiler runs is no model; is_compiling() is true for all threads at once.
+            # Modules that a compiler runs are not models; is_compiling() is true for all threads at
+            # once.
             compiles = CompileContext.current_compile_id() is not None
             if compiles or getattr(local, "inside", False) or is_of_compiler(module):
                 return original(module, *args, **kwargs)
@@ -142,11 +144,11 @@ class OutermostModules:
         return call
 
     def stays_in_graph(self, module: Module) -> bool:
-        """Whether a module that TorchDynamo traces in another function stays a part of its graph.
+        """Whether a module that TorchDynamo traces inside another function stays in its graph.
 
-        A break of the graph in front of a model lets its guard run it; where breaks are errors
-        the whole graph is checked. Modules that would not be captured are left in the graph, and
-        are not checked there.
+        A graph break in front of a model lets its guard run it; if breaks are errors, the whole
+        graph is checked. Modules that would not be captured stay in the graph and are not checked
+        there.
         """
         target = unwrapped(module)
         if self._is_of_loss(target):
@@ -173,7 +175,7 @@ class OutermostModules:
                 if watched.calls == 0 and not watched.stays:
                     watched.guard.install()
                 watched.calls += 1
-        # What cannot be guarded may call modules that can; what guards itself does not.
+        # A module that cannot be guarded may call modules that can; a guarded one does not.
         self._local.inside = watched is not None or find_guard(target) is not None
         return watched
 
@@ -188,7 +190,7 @@ class OutermostModules:
             if watched.calls == 0 and not watched.stays:
                 try:
                     guard.put_away()
-                except UsageError:  # the model's forward was replaced in the middle of its call
+                except UsageError:  # the model's forward was replaced during its call
                     watched.stays = True
         self.on_batch()
 
@@ -219,7 +221,7 @@ class OutermostModules:
             if id(target) in self._watched:
                 return self._watched[id(target)]
             guard = Guard(target, self.options)
-            # A glob for one of the models names nothing of the others: not to be warned of here.
+            # A glob for one of the models names nothing in the others, so no warning is due here.
             guard.delivery.warns_of_idle_globs = False
             guard.capture = self.capture_all or pays_to_capture(target)
             if self.losses is not None:
@@ -235,7 +237,7 @@ class OutermostModules:
         return watched
 
     def _check_parts(self, target: Module) -> None:
-        # Guards of this table may be there while another thread calls the part.
+        # Guards of this table may be installed while another thread calls the part.
         own = self.guards
         for name, part in target.named_modules():
             guard = find_guard(part)
@@ -257,7 +259,7 @@ def call_apart(module: Module, args: Any, kwargs: Any) -> Any:
 
 
 def is_of_compiler(module: Module) -> bool:
-    """Whether AOTAutograd calls a graph that it has made of a compiled function."""
+    """Whether AOTAutograd calls a graph that it made from a compiled function."""
     frame: FrameType | None = sys._getframe() if isinstance(module, GraphModule) else None
     while frame is not None and (file := frame.f_code.co_filename).startswith((TORCH, __file__)):
         if file.startswith(AOT_FILES):
@@ -267,14 +269,14 @@ def is_of_compiler(module: Module) -> bool:
 
 
 def pays_to_capture(module: Module) -> bool:
-    """Whether a module is a model: it has parameters or buffers, and is no worker's."""
+    """Whether a module is a model: it has parameters or buffers, and does not run in a worker."""
     if torch.utils.data.get_worker_info() is not None:
         return False
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def is_traced() -> bool:
-    """Whether somebody captures what runs now, and no numbers are computed."""
+    """Whether the code that runs now is being captured, without computing numbers."""
     if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
         return True
     return bool(torch.fx._symbolic_trace.is_fx_symbolic_tracing())

@@ -1,4 +1,4 @@
-"""Batches: when one begins and ends, and what is kept of those that have finished."""
+"""Batches: when one begins and ends, and what is kept of finished ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fxguard.verdict.report_of import Finished, Judge, ReportOf
 
 __all__ = ["MakeJudge", "Recorder"]
 
-# What judges the batches of one model, given its options and which of its frames are shown.
+# Makes the judge of one model's batches, from its options and the frames to show.
 MakeJudge = Callable[[Options, FrameView], Judge]
 
 
@@ -39,29 +39,28 @@ UNSEEN = "what made it is out of sight: an autograd.Function, or code of C++"
 
 
 class _Here(threading.local):
-    batch: Batch | None = None  # that is running in this thread
+    batch: Batch | None = None  # the one that is running in this thread
 
 
 class Recorder:
     """Keeps the batches of one guarded model and judges each when it ends.
 
-    Threads may call one model at the same time. What belongs to one call is a :class:`Batch`,
-    which is kept for each thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, all
-    from the thread that calls the model. Whatever happened, that thread sets ``here.batch`` to None
-    at the end: an assignment, which an interrupt does not come between. What calls share:
+    Threads may call one model at the same time. The state of one call is a :class:`Batch`, kept per
+    thread: :meth:`begin`, then :meth:`finish` or :meth:`finish_failed`, all from the thread that
+    calls the model. Whatever happened, that thread sets ``here.batch`` to None at the end: an
+    assignment, which an interrupt cannot split. State that calls share:
 
     - ``next_number`` is changed under the lock.
     - ``earlier`` has a lock of its own.
-    - ``last`` is replaced as a whole, by whichever call ends last. What it refers to is never
-      changed.
+    - ``last`` is replaced as a whole by whichever call ends last. Its target is never changed.
     - ``notes`` only grows, by single operations on a dict.
     - ``judge`` may be called by several threads at the same time.
-    - ``optimizer_step`` is the user's to set, and ``steps_are_watched`` the guard's.
+    - ``optimizer_step`` is set by the user, and ``steps_are_watched`` by the guard.
 
     Args:
         options: what the user asked for.
         model: the model; None for the graphs of a backend.
-        judge: what makes the callable that judges; None for :class:`ReportOf`.
+        judge: makes the callable that judges; None for :class:`ReportOf`.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Recorder:
         self.view = FrameView(model, options.granularity == "op")
         self.growth = WeightGrowth(model)
         self.judge = self._rules(self.view) if judge is None else judge(options, self.view)
-        self.view_of_loss = FrameView(model, phase="loss")  # there are no frames of modules
+        self.view_of_loss = FrameView(model, phase="loss")  # a loss has no frames of modules
         self.judge_loss = self._rules(self.view_of_loss)
         self.underflows = Underflows(options, self.view)
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
@@ -106,7 +105,7 @@ class Recorder:
 
     @property
     def batch_number(self) -> int:
-        """Number of the batch that is running in this thread, or of the next to begin."""
+        """The number of the batch that is running in this thread, or else of the next one."""
         batch = self.batch
         return self.next_number if batch is None else batch.number
 
@@ -114,7 +113,7 @@ class Recorder:
         """Start a batch in this thread.
 
         Args:
-            number: of the batch that this is one more part of; None for a new one.
+            number: number of the batch that this one continues; None for a new batch.
         """
         if number is None:
             with self._lock:
@@ -129,7 +128,7 @@ class Recorder:
         return batch
 
     def _writes(self, batch: Batch, found: Finished | None = None) -> bool:
-        """Whether a batch is written into a file of traces, given what was found in it."""
+        """Whether a batch is written to a trace file, given what was found in it."""
         if self.options.trace_to is None:
             return False
         is_reported = found is not None and found.report is not None
@@ -142,9 +141,9 @@ class Recorder:
         return self._finish(batch)
 
     def finish_failed(self, error: Exception) -> Finished:
-        """The same for a batch whose forward raised.
+        """Judge and close a batch whose forward raised.
 
-        A graph that raised runs again, node by node, up to the operation that does.
+        A graph that raised runs again, node by node, up to the operation that raises.
         """
         batch = self.batch
         assert batch is not None
@@ -177,7 +176,7 @@ class Recorder:
         elif not traced:
             if self.growth.first is None:
                 self.growth.note_first(batch.number)
-            if not (self.options.replay and batch.postponed):  # those have no frames
+            if not (self.options.replay and batch.postponed):  # postponed graphs have no frames
                 self.earlier.add(batch, self.frame_count(batch))
         return found
 
@@ -190,14 +189,14 @@ class Recorder:
         return found
 
     def finish_loss(self, batch: Batch) -> Finished:
-        """Judge what a script has made of the outputs of batches, and has not finished yet."""
+        """Judge what a script has computed so far from the outputs of batches."""
         return self._judged(self.judge_loss, batch, None)
 
     def report_of_loss(self, number: int, severity: Severity) -> Report:
-        """Say that a loss is bad, and nobody has seen what made it.
+        """Report a bad loss whose making nobody has seen.
 
         Args:
-            number: of the batch.
+            number: number of the batch.
             severity: how bad it is.
         """
         value = math.nan if severity is Severity.NAN else math.inf
@@ -208,10 +207,10 @@ class Recorder:
         return self.report_on(number, origin)
 
     def report_on(self, number: int, origin: Origin) -> Report:
-        """A report on one origin, whose frame comes after those of the last batches.
+        """A report on one origin, whose frame follows those of the last batches.
 
         Args:
-            number: of the batch.
+            number: number of the batch.
             origin: what was found.
         """
         frames = (*self.earlier_frames(self.options.max_frames_to_save - 1), origin.frame)
@@ -234,7 +233,7 @@ class Recorder:
         return replace(judged, report=report)
 
     def frame_count(self, batch: Batch) -> int:
-        """How many frames a batch has at least, without putting them together."""
+        """How many frames a batch has at least, without assembling them."""
         count, of_operations = 0, self.view.of_operations
         for event in batch.events:
             count += event.frame_count(of_operations)
@@ -243,7 +242,7 @@ class Recorder:
     # Frames.
 
     def earlier_frames(self, wanted: int) -> list[Frame]:
-        """The last frames of earlier batches: at most as many as are wanted."""
+        """The last frames of earlier batches, at most ``wanted`` of them."""
         found: list[Frame] = []
         for batch in self.earlier.batches():
             if len(found) >= wanted:
@@ -252,7 +251,7 @@ class Recorder:
         return found
 
     def last_frames_of_all(self) -> list[Frame]:
-        """Every frame of the last batch that finished; empty before the first."""
+        """All frames of the last batch that finished; empty before the first."""
         last = self.last
         if last is not None and last.batch.postponed:
             raise UsageError(
@@ -268,19 +267,19 @@ class Recorder:
         *,
         just_ended: bool = False,
     ) -> list[Frame]:
-        """Every frame of a finished batch.
+        """All frames of a finished batch.
 
         Args:
             finished: the batch.
-            on_progress: is told from 0 to 1 how far it is.
-            just_ended: whether nothing else has run since, so that weights are as they were.
+            on_progress: called with the progress, from 0 to 1.
+            just_ended: whether nothing else has run since, so that weights are unchanged.
         """
-        # What was judged has the frames of what was blamed, too, and what a second run saw.
+        # The judged data flow also has the frames of blamed operations, and what a second run saw.
         batch, flow = finished.batch, finished.flow or assemble(finished.batch)
         return self._rendered(batch, flow, self.view, on_progress, just_ended=just_ended)
 
     def frames_of_loss(self, batch: Batch) -> list[Frame]:
-        """The same of what a script has made of the outputs of batches, up to now."""
+        """All frames of what a script has computed so far from the outputs of batches."""
         return self._rendered(batch, assemble(batch), self.view_of_loss, just_ended=True)
 
     def _rendered(

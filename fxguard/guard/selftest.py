@@ -1,4 +1,4 @@
-"""Plant a NaN in every measured value of a captured graph, and see whether it is found."""
+"""Plants a NaN in every measured value of a captured graph, and checks that it is found."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def selftest_of(
     """The self-test of one graph.
 
     Args:
-        graph: as it was captured.
+        graph: the graph as it was captured.
         plan: its plan.
-        backend: what compiles it.
+        backend: compiles the graph.
         tensors: (role, qualified name) of a weight or buffer to the tensor.
     """
     inputs = made_up_inputs(graph, plan, tensors)
@@ -57,7 +57,7 @@ def selftest_of(
             planted = with_checks(graph, plan, TRACEABLE, planting)
             compiled = backend(planted, inputs)
             healthy = _blames(graph, plan, compiled, inputs)
-    except Exception:  # such as an index that made-up numbers do not fit
+    except Exception:  # such as made-up numbers that are no valid index
         return SelfTest(0, 0, 0, (), ((CANNOT_RUN, len(wanted)),))
     found, missed = 0, []
     left_out = Counter(f"that are {v.note}" for v in plan.values if v.note and v.role is Role.MADE)
@@ -70,7 +70,7 @@ def selftest_of(
             switch.fill_(slot)
             try:
                 blames = _blames(graph, plan, compiled, inputs)
-            except Exception:  # a NaN that was cast to an index, for one
+            except Exception:  # such as a NaN that was cast to an index
                 left_out[RAISES] += 1
                 continue
             fresh = [blame for blame in blames if blame not in healthy]
@@ -83,7 +83,7 @@ def selftest_of(
 
 
 def merged(results: Sequence[SelfTest], between: int) -> SelfTest:
-    """The self-test of several graphs, and of a number of operations between them."""
+    """One self-test from those of several graphs and a number of operations between them."""
     left_out: Counter[str] = Counter({BETWEEN: between} if between else {})
     for result in results:
         left_out.update(dict(result.left_out))
@@ -100,7 +100,7 @@ def merged(results: Sequence[SelfTest], between: int) -> SelfTest:
 def _blames(
     graph: GraphModule, plan: Plan, compiled: Callable[..., Any], inputs: list[Any]
 ) -> tuple[origins.Blame, ...]:
-    """What one run is blamed on."""
+    """What the NaN of one run is blamed on."""
     given = [x.clone() if isinstance(x, Tensor) else x for x in inputs]  # a graph may write them
     *_, statistics = compiled(*given)
     batch = Batch(0)
@@ -124,7 +124,7 @@ def made_up_inputs(
         example = nodes.example_of(node)
         tensor = standing.get(position)
         if tensor is not None:
-            inputs.append(tensor.detach().to(example.dtype))  # of some weights there are copies
+            inputs.append(tensor.detach().to(example.dtype))  # kept copies have another dtype
         elif isinstance(example, Tensor):
             shape = [_hint(size) for size in example.shape]
             is_float = example.dtype.is_floating_point or example.dtype.is_complex
@@ -136,7 +136,7 @@ def made_up_inputs(
 
 
 def _hint(size: Any) -> Any:
-    """The number that the capture saw, where it is a symbol now."""
+    """The number that the capture saw, if the size is a symbol now."""
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 

@@ -1,4 +1,4 @@
-"""``watch``: a stretch of a training script, with what it does between forward and backward."""
+"""``watch``: checks a stretch of a training script, including the loss and the optimizer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["watch"]
 def watch(model: Module, **options: Any) -> Iterator[Guard]:
     """Watch whole training steps: forward, loss, backward, optimizer.
 
-    In a ``with`` block around the loop, what the block computes from the model's outputs is checked
-    too, in the thread that calls the model and up to ``backward()``; and so are the model's weights
-    after each step of an optimizer of ``torch.optim`` that holds them.
+    Put it in a ``with`` block around the loop. It also checks what the block computes from the
+    model's outputs, in the thread that calls the model and up to ``backward()``, and the model's
+    weights after each step of an optimizer of ``torch.optim`` that holds them.
 
     Args:
-        model: any ``nn.Module``, compiled or wrapped in DistributedDataParallel, too. One that
-            :func:`instrument` was called on keeps its guard; any other has one for this block.
-        options: those of :func:`instrument`, for a model that is not instrumented yet.
+        model: any ``nn.Module``, possibly compiled or wrapped in DistributedDataParallel. An
+            instrumented model keeps its guard; any other has a guard for this block.
+        options: options of :func:`instrument`, for a model that is not instrumented yet.
 
     Yields:
         The model's :class:`Guard`.

@@ -22,7 +22,7 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class _Steps(Methods):
-    """What is a batch here is a step: Lightning calls those, and not ``forward``."""
+    """Each step is a batch, because Lightning calls the steps and not ``forward``."""
 
     names = STEPS
 
@@ -31,9 +31,9 @@ class _Steps(Methods):
         self.guarded: dict[str, Any] = {}  # the guard's functions that were compiled instead
 
     def before_install(self, model: Module) -> None:
-        """Take off the compiler, where there is one: the guard comes below it."""
+        """Remove the compiler, if there is one: the guard goes below it."""
         own = model.__dict__
-        compiler: Any = own.get("_compiler_ctx")  # Lightning's, of a module that was compiled
+        compiler: Any = own.get("_compiler_ctx")  # set by Lightning on a compiled module
         self.compiled = {name: own.pop(name) for name in STEPS} if compiler else {}
 
     def after_install(self, model: Module) -> None:
@@ -43,17 +43,17 @@ class _Steps(Methods):
         self.guarded = {name: own[name] for name in self.compiled}
         for name, step in self.guarded.items():
             own[name] = compiler["dynamo_ctx"](step)
-        # TorchDynamo does not get through `log`, which computes nothing. A method: that of a copy
-        # of the model logs for the copy.
+        # TorchDynamo cannot trace `log`, which computes nothing. It has to be a method, so that the
+        # one of a copied model logs for the copy.
         kind: Any = type(model)
         own["log"] = types.MethodType(torch.compiler.disable(kind.log), model)
 
     def before_uninstall(self, model: Module) -> None:
-        """Take off the compiler again."""
+        """Remove the compiler again."""
         model.__dict__.update(self.guarded)
 
     def after_uninstall(self, model: Module) -> None:
-        """Leave the steps and ``log`` as they were."""
+        """Restore the steps and ``log``."""
         model.__dict__.update(self.compiled)
         del model.__dict__["log"]
 
@@ -61,13 +61,14 @@ class _Steps(Methods):
 class FxguardCallback(Callback):
     """Guards a ``LightningModule`` while a ``Trainer`` fits, validates, tests or predicts.
 
-    Everything that ``training_step`` and the other steps compute is checked, the loss included, and
-    in training the backward and the optimizer's step. One step is one batch. A report also gives
-    ``trainer.global_step``. Works with precision plugins, with ``torch.compile`` and with
-    strategies for several processes. When the Trainer has finished, the module is what it was.
+    Everything that ``training_step`` and the other steps compute is checked, including the loss. In
+    training, the backward and the optimizer's step are checked as well. One step is one batch. A
+    report also gives ``trainer.global_step``. Works with precision plugins, with ``torch.compile``
+    and with strategies for several processes. When the Trainer has finished, the module is
+    restored.
 
     Args:
-        options: those of :func:`fxguard.instrument`.
+        options: options of :func:`fxguard.instrument`.
 
     Example:
         >>> trainer = lightning.pytorch.Trainer(callbacks=[FxguardCallback()])
@@ -89,7 +90,7 @@ class FxguardCallback(Callback):
         self._set_step(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the module as it was."""
+        """Restore the module."""
         if self.losses is not None:
             self.losses.close()
             self.losses = None
@@ -99,13 +100,13 @@ class FxguardCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Lightning tears nothing down after an exception."""
+        """Restore the module after an exception, because Lightning then calls no ``teardown``."""
         self.teardown(trainer, pl_module, "")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Say how far training is."""
+        """Tell the guard how far training is."""
         self._set_step(trainer, pl_module)
 
     def _set_step(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""transformers' ``Trainer``: a callback, and its own ``--debug underflow_overflow``."""
+"""transformers' ``Trainer``: a callback, and the Trainer's ``--debug underflow_overflow``."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ NAMES = vars(transformers.trainer)  # where the Trainer looks for the class
 class FxguardCallback(TrainerCallback):
     """Guards the model of a ``Trainer``, in training, evaluation and prediction.
 
-    In training that is the whole step: a loss that the Trainer computes from the model's outputs,
-    the backward, and the optimizer's step.
+    In training, the whole step is checked: a loss that the Trainer computes from the model's
+    outputs, the backward, and the optimizer's step.
 
-    A report counts batches as calls of the model, those of evaluation included, and gives the
+    A report counts calls of the model as batches, including those of evaluation, and gives the
     number of optimizer steps that were finished before. Works with ``torch_compile=True``, mixed
     precision, gradient accumulation and gradient checkpointing. The model stays instrumented
-    afterwards; :func:`fxguard.remove` takes it off.
+    afterwards; :func:`fxguard.remove` undoes that.
 
     Args:
-        options: those of :func:`fxguard.instrument`.
+        options: options of :func:`fxguard.instrument`.
 
     Example:
         >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[FxguardCallback()])
@@ -50,7 +50,7 @@ class FxguardCallback(TrainerCallback):
         model: Module | None = None,
         **others: Any,
     ) -> None:
-        """Instrument the model where it is not, and say how far training is."""
+        """Instrument the model if needed, and tell the guard how far training is."""
         if model is None:
             return
         if find_guard(model) is None:
@@ -64,16 +64,16 @@ class FxguardCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """The same, and watch whole steps from now on."""
-        self.guard(args, state, control, **given)  # a new model, or the callback was added late
-        self.on_train_end(**given)  # a training before may have raised
+        """Instrument the model if needed, and watch whole steps from now on."""
+        self.guard(args, state, control, **given)  # a new model, or a callback added late
+        self.on_train_end(**given)  # an earlier training may have raised
         model = given.get("model")
         if model is not None:
             self.losses = Losses()
             guard_of(model).watch_steps(self.losses)
 
     def on_train_end(self, *args: Any, model: Module | None = None, **others: Any) -> None:
-        """Watch the model alone again."""
+        """Watch only the model again."""
         if model is not None and self.losses is not None:
             guard_of(model).stop_watching_steps()
             self.losses.close()
@@ -81,7 +81,7 @@ class FxguardCallback(TrainerCallback):
 
 
 class _Replaced(contextlib.AbstractContextManager["_Replaced"]):
-    """Until it is left, the Trainer's option uses fxguard's class."""
+    """Until exited, makes the Trainer's option use fxguard's class."""
 
     def __init__(self) -> None:
         self.original = NAMES["DebugUnderflowOverflow"]
@@ -95,7 +95,7 @@ def use_for_debug_option() -> contextlib.AbstractContextManager[Any]:
     """Let the Trainer's ``--debug underflow_overflow`` use fxguard's ``DebugUnderflowOverflow``.
 
     Returns:
-        A context manager; when it is left, the Trainer uses its own class again.
+        A context manager; after its exit, the Trainer uses its own class again.
 
     Example:
         >>> use_for_debug_option()  # once, at the top of a training script
@@ -106,5 +106,5 @@ def use_for_debug_option() -> contextlib.AbstractContextManager[Any]:
 
 
 def _guard_once(model: Module, **options: Any) -> DebugUnderflowOverflow | None:
-    # The Trainer asks for it at each call of `train`.
+    # The Trainer makes one at each call of `train`.
     return DebugUnderflowOverflow(model, **options) if find_guard(model) is None else None

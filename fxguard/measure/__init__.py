@@ -2,5 +2,5 @@
 
 **In**: a tensor.
 
-**Out**: its range, two numbers that stay on its device, or the reason why there are none.
+**Out**: its range, as two numbers that stay on its device, or the reason why there is none.
 """

@@ -1,6 +1,6 @@
-"""The kernel that reads a range on a GPU. It is imported where there is Triton.
+"""The kernel that reads a range on a GPU. It is imported only if Triton is installed.
 
-``TRITON_INTERPRET=1`` in the environment, before Triton is imported, runs it on a CPU.
+With ``TRITON_INTERPRET=1``, set before Triton is imported, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ __all__ = ["read_range"]
 def read_range(x, row, size, programs, rounds, most: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """Lower ``row[0]`` and raise ``row[1]`` to the bits of the magnitudes in a piece of memory.
 
-    The bits of numbers without a sign, read as integers, are in the order of the numbers. inf is
-    above all finite ones and NaN above inf.
+    The bits of unsigned numbers, read as integers, have the same order as the numbers. inf is above
+    all finite ones and NaN above inf.
 
     Args:
         x: the elements.
-        row: two integers, of 64 bits for elements of 64 bits, else of 32.
+        row: two integers, with 64 bits for elements of 64 bits, else with 32.
         size: how many elements there are.
-        programs: how many programs read it; they take blocks in turns.
-        rounds: how many blocks each of them takes.
+        programs: how many programs read it; they take turns with blocks.
+        rounds: how many blocks each program reads.
         most: the largest of these integers.
-        block: elements that are read at once.
+        block: how many elements are read at once.
     """
     is_wide: tl.constexpr = most > 0x7FFFFFFF
     integer: tl.constexpr = tl.int64 if is_wide else tl.int32

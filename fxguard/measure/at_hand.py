@@ -1,4 +1,4 @@
-"""Tensors that are at hand: their range, their dtype, and whether their elements are there."""
+"""Tensors in memory: their range, their dtype, and whether their elements are there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "versions_of",
 ]
 
-# How often a tensor was written, for many at once; raises for one of inference mode.
+# How often a tensor was written, callable on many; raises for an inference tensor.
 VERSION = attrgetter("_version")
 
 
@@ -45,7 +45,7 @@ def range_of(tensor: Tensor) -> Range | str:
     try:
         low, high = traceable.abs_min_max(tensor)
         return traceable.decode(float(low), float(high))
-    except (NotImplementedError, RuntimeError):  # a subclass that knows few operations
+    except (NotImplementedError, RuntimeError):  # a subclass that supports few operations
         return NOT_MEASURED
 
 
@@ -56,22 +56,22 @@ def dtype_of(tensor: Tensor) -> str:
 
 @functools.cache
 def name_of_dtype(dtype: torch.dtype) -> str:
-    """``float16``; kept, because to make it takes as long as to measure a small tensor."""
+    """``float16``; cached, because making it takes as long as measuring a small tensor."""
     return str(dtype).removeprefix("torch.")
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """How often it was written; None for one of inference mode, where nobody counts."""
+    """How often a tensor was written; None for an inference tensor, where nobody counts."""
     return None if tensor.is_inference() else tensor._version
 
 
 def versions_of(values: Iterable[object]) -> tuple[int | None, ...]:
-    """The same of many values; None also for what is no tensor."""
+    """How often each of many values was written; None also for anything other than a tensor."""
     return tuple(version_of(each) if isinstance(each, Tensor) else None for each in values)
 
 
 def has_memory(value: Tensor) -> bool:
-    """Whether a tensor's elements are there. FSDP frees the storage of weights, and no more."""
+    """Whether a tensor's elements are there: FSDP frees only the storage of weights."""
     if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return True
     if value.is_nested or value.is_meta or not value.numel():
@@ -85,15 +85,15 @@ def has_memory(value: Tensor) -> bool:
 
 @contextlib.contextmanager
 def own_arithmetic() -> Iterator[None]:
-    """What runs in here is fxguard's: autograd, subclasses and torch function modes miss it."""
+    """Hide fxguard's own arithmetic from autograd, subclasses and torch function modes."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         yield
 
 
 def flattened(value: Tensor) -> Tensor | None:
-    """The elements in the order in which they are stored, None where there are gaps between them.
+    """The elements in storage order; None if there are gaps between them.
 
-    A dimension along which a tensor is expanded repeats the same elements.
+    An expanded dimension repeats the same elements.
     """
     if value.is_contiguous():
         return value.view(-1)

@@ -1,7 +1,7 @@
-"""Statistics of a graph that runs inside another: one of two branches, or many times.
+"""Statistics of a graph that runs inside another, as one of two branches or many times.
 
-Like :mod:`fxguard.measure.traceable`, ordinary arithmetic without side effects. Statistics have
-shape ``[count, 2]``: abs min and abs max of each measured value.
+Like :mod:`fxguard.measure.traceable`, this is ordinary arithmetic without side effects. Statistics
+have shape ``[count, 2]``: abs min and abs max of each measured value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "worst_iteration",
 ]
 
-# The states of a loop, kept in one more row.
+# The states of a loop, kept in an extra row.
 RUNS, DECIDED = 0.0, 1.0
 
 Slices = tuple[tuple[int, int], ...]
@@ -33,13 +33,13 @@ Slices = tuple[tuple[int, int], ...]
 def among_others(
     statistics: Tensor, before: int, after: int, wide: bool, like: Tensor | None
 ) -> Tensor:
-    """The statistics of one branch between rows that say that the other one did not run.
+    """The statistics of one branch, between rows saying that the other branch did not run.
 
     Args:
-        statistics: of the branch that runs, shape ``[count, 2]``.
-        before: number of rows of a branch in front of it.
-        after: number of rows of a branch behind it.
-        wide: whether either branch's statistics are float64: both have to return the same dtype.
+        statistics: statistics of the branch that runs, shape ``[count, 2]``.
+        before: number of rows of a branch before it.
+        after: number of rows of a branch after it.
+        wide: whether the statistics of either branch are float64, since both must return one dtype.
         like: a tensor on the device of the branches; None for the CPU.
     """
     dtype = torch.float64 if wide else torch.float32
@@ -52,12 +52,12 @@ def among_others(
     return torch.cat(rows)
 
 
-# A loop keeps the numbers of all its iterations together, up to the first one in which something
-# turns bad: the numbers of that iteration say where. Later ones only have it handed on.
+# A loop keeps the joint numbers of all iterations up to the first one in which something turns bad;
+# then the numbers of that iteration say where. Later iterations only inherit it.
 
 
 def no_iteration(count: int, wide: bool, like: Tensor | None) -> Tensor:
-    """What a loop's statistics are before it runs, shape ``[count + 1, 2]``."""
+    """A loop's statistics before it runs, shape ``[count + 1, 2]``."""
     dtype = torch.float64 if wide else torch.float32
     device = torch.device("cpu") if like is None else like.device
     rows = torch.full((count, 2), NOT_RUN, dtype=dtype, device=device)
@@ -68,8 +68,8 @@ def next_iteration(before: Tensor, current: Tensor, unintended: Slices) -> Tenso
     """A loop's statistics after one more iteration.
 
     Args:
-        before: those after the one before, shape ``[count + 1, 2]``.
-        current: those of this iteration alone, shape ``[count, 2]``.
+        before: the statistics after the previous iteration, shape ``[count + 1, 2]``.
+        current: the statistics of this iteration alone, shape ``[count, 2]``.
         unintended: the rows in which an inf was not written on purpose.
     """
     rows, state = before[:-1], before[-1:]
@@ -82,20 +82,20 @@ def next_iteration(before: Tensor, current: Tensor, unintended: Slices) -> Tenso
 
 
 def iterations(statistics: Tensor) -> Tensor:
-    """A loop's statistics when it has ended, shape ``[count, 2]``."""
+    """A loop's statistics after it has ended, shape ``[count, 2]``."""
     return statistics[:-1]
 
 
 def worst_iteration(stacked: Tensor, unintended: Slices) -> Tensor:
-    """The same for iterations that are all at hand: shape ``[iterations, count, 2]``."""
+    """A loop's statistics from those of all iterations, shape ``[iterations, count, 2]``."""
     bad = _is_bad(stacked, unintended)
-    # The first of the largest.
+    # The first one with the largest value.
     chosen = stacked.index_select(0, bad.to(torch.int32).argmax().view(1))[0]
     return torch.where(bad.any(), chosen, _range_of_all(stacked))
 
 
 def slices(chosen: Iterable[bool]) -> Slices:
-    """Runs of chosen positions, each from its begin up to and without its end."""
+    """Runs of chosen positions, each as its beginning and its exclusive end."""
     positions = [position for position, is_chosen in enumerate(chosen) if is_chosen]
     runs: list[tuple[int, int]] = []
     for position in positions:

@@ -1,4 +1,4 @@
-"""One tensor to its details: what it holds that is not finite, how much of it, and where."""
+"""Details of one tensor: which non-finite elements it holds, how many, and where."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Detail", "describe"]
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What a tensor holds that is not finite."""
+    """The non-finite elements of a tensor."""
 
     numel: int
     nan_count: int
     posinf_count: int
     neginf_count: int
-    largest_finite: float | None  # magnitude; None when no element is finite
-    first_index: tuple[int, ...] | None  # None when every element is finite
-    rows: tuple[int, ...] = ()  # the first of those indices of dimension 0 that hold it
-    row_count: int | None = None  # how many there are; None for tensors of less than two dimensions
-    loop: str = ""  # the higher-order operation that made it many times, "scan"; "" for none
-    iteration: int = 0  # of the innermost such operation: the first in which it was not finite
-    magnitudes: tuple[float, ...] = ()  # the largest in each iteration before; all were finite
+    largest_finite: float | None  # magnitude; None if no element is finite
+    first_index: tuple[int, ...] | None  # None if every element is finite
+    rows: tuple[int, ...] = ()  # the first indices of dimension 0 with such elements
+    row_count: int | None = None  # how many there are; None for fewer than two dimensions
+    loop: str = ""  # the higher-order operation that made it repeatedly, "scan"; "" if none
+    iteration: int = 0  # of the innermost such operation: the first that was not finite
+    magnitudes: tuple[float, ...] = ()  # the largest in each earlier iteration, all of them finite
 
     @property
     def severity(self) -> Severity:
@@ -37,11 +37,11 @@ class Detail:
         return Severity.INF if self.posinf_count or self.neginf_count else Severity.FINITE
 
 
-MOST_ROWS = 3  # that are named
+MOST_ROWS = 3  # named
 
 
 def describe(value: Tensor) -> Detail:
-    """Count what is not finite in ``value`` and say where it starts.
+    """Count the non-finite elements of ``value``, and find the first.
 
     Args:
         value: a tensor for which :func:`fxguard.measure.traceable.has_numbers` holds, of any
@@ -51,7 +51,7 @@ def describe(value: Tensor) -> Detail:
         details = [describe(part) for part in parts]
         return next((detail for detail in details if detail.first_index is not None), details[0])
     if not value.is_nested and value.layout is not torch.strided:
-        value = value.to_dense()  # for the index
+        value = value.to_dense()  # to find the index
     dense = numbers(value)
     size = magnitudes(dense)
     nan = torch.isnan(size)

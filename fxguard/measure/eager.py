@@ -1,11 +1,11 @@
-"""The magnitude ranges of tensors that are at hand, as fast as the memory can be read.
+"""The magnitude ranges of tensors in memory, as fast as memory can be read.
 
-:mod:`fxguard.measure.native` reads those in the memory of the CPU where it is built, and
-:mod:`fxguard.measure.gpu` those on a GPU. Where neither does, their bits are
-compared: those of a non-negative floating-point number, read as an integer, are in the order of the
-numbers, with inf above all finite numbers and NaN above inf. To compare integers costs half of what
-comparing floating-point numbers costs, which have to look for NaN at each step. What is measured
-here is what :mod:`fxguard.measure.traceable` measures; nothing here can be traced by a compiler.
+:mod:`fxguard.measure.native`, if it is built, reads tensors in CPU memory, and
+:mod:`fxguard.measure.gpu` those on a GPU. For all others, this module compares bits: the bits of
+non-negative floating-point numbers, read as integers, have the same order as the numbers, with inf
+above all finite numbers and NaN above inf. Comparing integers costs half as much as comparing
+floating-point numbers, which need a check for NaN at each step. The results equal those of
+:mod:`fxguard.measure.traceable`; no compiler can trace this module.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ INTEGERS = {
     torch.float64: torch.int64,
 }
 
-SMALL = 2**13  # elements: up to here calls take longer than the comparing
-LARGE = 2**16  # elements from which on a second look at some of them costs little
+SMALL = 2**13  # elements: up to this number, calls take longer than the comparison
+LARGE = 2**16  # elements: from this number on, looking at a few first costs little
 
-# Memory of a size that the model uses itself is there already, and in the cache. Larger pieces come
-# fresh from the system, page by page, which takes longer than to read them: from here on a tensor
-# is read block by block, in memory that is kept.
+# Pieces of memory as large as those of the model are available already, and in the cache. Larger
+# pieces come fresh from the system, page by page, which takes longer than reading them. Tensors of
+# at least this size are read block by block, into memory that is kept.
 HUGE = 2**24  # bytes
 BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 
@@ -58,7 +58,7 @@ _local = threading.local()
 
 Pair = tuple[float, float] | traceable.Pair
 
-# The results of many checks: doubles, two for each, or a tensor of shape [checks, 2].
+# The results of many checks: two doubles each, or a tensor of shape [checks, 2].
 Numbers = bytearray | Tensor
 ROW = 16  # bytes of two doubles
 
@@ -66,14 +66,14 @@ ROW = 16  # bytes of two doubles
 def abs_min_max(value: Any) -> Pair:
     """The smallest and the largest magnitude in ``value``.
 
-    Tensors in the memory of the CPU are read by :mod:`fxguard.measure.native`. Where that is not
-    built, the dense ones with floating-point numbers are read as integers. All others are given to
+    :mod:`fxguard.measure.native` reads tensors in CPU memory. If it is not built, dense
+    floating-point tensors are read as integers. All others go to
     :func:`fxguard.measure.traceable.abs_min_max`.
 
     Returns:
-        Two numbers, or two tensors of shape ``[]`` as from there. Where there is a NaN the first
-        may be the smallest magnitude of the others. ``NO_DATA`` for what cannot be measured: a
-        tensor that knows few operations is no reason for a healthy model to raise.
+        Two numbers, or two tensors of shape ``[]`` from that function. If there is a NaN, the first
+        may be the smallest magnitude of the other elements. ``NO_DATA`` if the value cannot be
+        measured: a healthy model must not raise because a tensor supports few operations.
     """
     found = read(value)
     if found is not None:
@@ -85,7 +85,7 @@ def abs_min_max(value: Any) -> Pair:
 
 
 def read(value: Any) -> tuple[float, float] | None:
-    """The same for what can be read in C and is nobody else's business; else None."""
+    """The same in C, for a value that C can read and nobody observes; else None."""
     return None if is_observed() else native.abs_min_max(value)
 
 
@@ -127,9 +127,9 @@ def _extreme_bits(value: Tensor, size: int, integer: torch.dtype) -> traceable.P
 
 
 def _looks_positive(bits: Tensor) -> bool:
-    """Whether the first elements have no sign, as all probabilities, squares and ReLUs have.
+    """Whether the first elements have no sign, as in probabilities, squares and ReLUs.
 
-    Then the magnitudes are there already and need not be made.
+    Then the elements may be magnitudes already.
     """
     return bool(bits[:16].amin() >= 0)
 
@@ -148,10 +148,10 @@ def _by_blocks(flat: Tensor, integer: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _scratch(dtype: torch.dtype, length: int) -> Tensor:
-    """Memory for the magnitudes of one block, the same one each time in one thread."""
+    """Memory for the magnitudes of one block, reused within a thread."""
     kept: dict[torch.dtype, Tensor] = _local.__dict__.setdefault("scratch", {})
     if dtype not in kept or len(kept[dtype]) != length:
-        with torch.inference_mode(False):  # it is written outside of it later
+        with torch.inference_mode(False):  # it is written outside that mode later
             kept[dtype] = torch.empty(length, dtype=dtype)
     return kept[dtype]
 
@@ -159,19 +159,19 @@ def _scratch(dtype: torch.dtype, length: int) -> Tensor:
 def collect(items: Sequence[Pair | Tensor]) -> Tensor:
     """Join the results of many checks, as :func:`fxguard.measure.traceable.collect` does.
 
-    Numbers that are at hand already make a tensor of float64.
+    Python numbers make a float64 tensor.
     """
     return as_tensor(gathered(items))
 
 
 def gathered(items: Sequence[Pair | Tensor]) -> Numbers:
-    """The same as they are at hand: to make a tensor takes longer than to read a small one."""
+    """The results without a new tensor: making one takes longer than reading a small one."""
     numbers = native.packed(items)
     return _collected(items) if numbers is None else numbers
 
 
 def as_tensor(numbers: Numbers) -> Tensor:
-    """What :func:`gathered` gave as a tensor."""
+    """The result of :func:`gathered` as a tensor."""
     if isinstance(numbers, Tensor):
         return numbers
     if not numbers:

@@ -1,15 +1,14 @@
-"""One tensor to its fingerprint: mean, norm, and sums with seeded signs.
+"""The fingerprint of one tensor: mean, norm, and sums with seeded signs.
 
-The numbers depend on the elements and on their indices, and on nothing else: not on strides, the
-device, the process, the number of threads (but for the last bits of float64), or any state of a
-random generator.
+The numbers depend only on the elements and their indices: not on strides, the device, the process,
+the number of threads (except for the last bits of float64), or the state of any random generator.
 
 **Signs.** :func:`splitmix64` is the generator of Steele, Lea and Flood, "Fast Splittable
-Pseudorandom Number Generators", 2014. Bits of its first ``2 * BLOCK`` numbers are a table of signs.
-Elements are taken in blocks of ``BLOCK``; block ``j`` has the signs of the table from the place
-``splitmix64(SEED_OF_BLOCKS, j) % BLOCK`` on. So each block has other signs, and none is computed
-for each element: ``s_i = table[place(i // BLOCK) + i % BLOCK]``. Nothing here can be traced by a
-compiler.
+Pseudorandom Number Generators", 2014. Bits of its first ``2 * BLOCK`` numbers form a table of
+signs. Elements are read in blocks of ``BLOCK``; block ``j`` has the signs of the table from
+position ``splitmix64(SEED_OF_BLOCKS, j) % BLOCK`` on. So each block has different signs without
+computing any per element: ``s_i = table[place(i // BLOCK) + i % BLOCK]``. No compiler can trace
+this module.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from fxguard.records import NOT_MEASURED, Fingerprint
 
 __all__ = ["BLOCK", "PROJECTIONS", "fingerprint_of", "sign", "splitmix64"]
 
-BLOCK = 2**16  # elements: below, calls of torch take as long as the sums; the table has 3 MB
-PROJECTIONS = 2  # one sees that two elements were exchanged with probability 1/2, two with 3/4
+BLOCK = 2**16  # elements: with fewer, calls of torch take as long as the sums; 3 MB of table
+PROJECTIONS = 2  # one detects a swap of two elements with probability 1/2, two with 3/4
 BITS = (0, 32)  # of a number of the generator: the signs of each projection
 SEED, SEED_OF_BLOCKS = 0x66786775, 0x61726421
 
-PIECE = 2**20  # elements of a tensor with strides of its own that are copied at a time
+PIECE = 2**20  # elements of a strided tensor that are copied at a time
 
-WIDE = ("cpu", "cuda", "xpu")  # devices that have float64; others hand their elements to the CPU
+WIDE = ("cpu", "cuda", "xpu")  # devices with float64; elements of others go to the CPU
 
 TOO_LARGE = "its squares are beyond float64"
 
@@ -57,7 +56,7 @@ def splitmix64(seed: int, index: int) -> int:
 
 
 def sign(projection: int, index: int) -> int:
-    """The sign that one element has in one projection, +1 or -1; slow: to say what is meant."""
+    """The sign of one element in one projection, +1 or -1; slow, but defines what is meant."""
     block, place = divmod(index, BLOCK)
     return 1 - 2 * (splitmix64(SEED, _place_of(block) + place) >> BITS[projection] & 1)
 
@@ -66,12 +65,12 @@ def fingerprint_of(value: Any) -> Fingerprint:
     """The fingerprint of a tensor.
 
     Args:
-        value: a tensor of any dtype and shape. Integers and booleans are numbers like others. A
-            wrapper subclass of one tensor is that tensor: of a DTensor the part on this rank.
+        value: a tensor of any dtype and shape. Integers and booleans count as numbers. A wrapper
+            subclass of one tensor counts as that tensor; a DTensor as its part on this rank.
 
     Returns:
-        Its numbers, or a note that says why there are none: it is sparse, is no tensor, or is made
-        of several. A tensor that knows few operations is no reason for a healthy model to raise.
+        Its numbers, or a note that says why there are none: it is sparse, not a tensor, or made of
+        several. A healthy model must not raise because a tensor supports few operations.
 
     Example:
         >>> x = torch.tensor([3.0, -4.0, math.inf])
@@ -83,12 +82,12 @@ def fingerprint_of(value: Any) -> Fingerprint:
         with own_arithmetic():
             elements = _elements(value)
             return Fingerprint(note=elements) if isinstance(elements, str) else _taken(elements)
-    except Exception:  # no kernel for a dtype, no memory
+    except Exception:  # such as no kernel for a dtype, or no memory
         return Fingerprint(note=NOT_MEASURED)
 
 
 def _elements(value: Any) -> Tensor | str:
-    """A dense tensor of real numbers with the elements, or why there is none."""
+    """A dense tensor of real numbers with the elements, or the reason why there is none."""
     if not isinstance(value, Tensor):
         return "not one tensor"
     value = without_levels(value)
@@ -99,7 +98,7 @@ def _elements(value: Any) -> Tensor | str:
     if not has_numbers(value) or not has_memory(value):
         return NOT_MEASURED
     if value.layout is torch.sparse_coo or value.layout in SPARSE_ROWS:
-        return "sparse"  # how its elements are stored says nothing of their order
+        return "sparse"  # its storage does not tell the order of elements
     value = value.detach()
     if value.is_nested or value.is_quantized or value.layout is not torch.strided:
         value = numbers(value)
@@ -114,7 +113,7 @@ def _taken(value: Tensor) -> Fingerprint:
     limit = limit_of(name_of_dtype(value.dtype))
     limit = math.inf if math.isnan(limit) else limit
     left_out, (total, *projected, squares) = 0, _sums(value)
-    if not squares < limit * limit:  # an element may be at the limit, or is not finite
+    if not squares < limit * limit:  # an element may be at the limit or not finite
         left_out, (total, *projected, squares) = _sums_of_finite(value, limit)
         if not math.isfinite(squares):
             return Fingerprint(count, left_out, note=TOO_LARGE)
@@ -137,11 +136,11 @@ def _sums(value: Tensor) -> list[float]:
 
 
 def _sums_of_finite(value: Tensor, limit: float) -> tuple[int, list[float]]:
-    """The same of the elements below a limit, and how many are not."""
+    """The same sums of the elements below a limit, and the number of other elements."""
     sums, squares = _zeros(value)
     left_out = torch.zeros((), dtype=torch.int64, device=value.device)
     for block, signs in _blocks(value):
-        kept = block.abs() < limit  # no NaN is
+        kept = block.abs() < limit  # False for NaN
         left_out += len(block) - kept.sum()
         block = torch.where(kept, block, 0.0)
         sums, squares = sums.addmv(signs, block), squares + block.dot(block)
@@ -154,10 +153,10 @@ def _zeros(value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The elements in float64, in order, with what multiplies them: ones, and signs.
+    """The elements in float64, in order, with their factors: ones, and signs.
 
-    Blocks are parts of those that the signs are defined by. The second tensor has shape
-    ``[1 + PROJECTIONS, length]``.
+    Blocks are parts of the blocks that define the signs. The second tensor has shape ``[1 +
+    PROJECTIONS, length]``.
     """
     table, index = _table(value.device), 0
     for piece in _pieces(value):
@@ -172,7 +171,7 @@ def _blocks(value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """The elements in the order of their indices, in flat pieces; at most one of them is copied.
+    """The elements in the order of their indices, in flat pieces; at most one piece is copied.
 
     An expanded tensor may have far more elements than memory.
     """
@@ -190,7 +189,7 @@ def _pieces(value: Tensor) -> Iterator[Tensor]:
 
 @functools.lru_cache(maxsize=2**16)
 def _place_of(block: int) -> int:
-    """Where the signs of a block begin in the table."""
+    """The position in the table where the signs of a block begin."""
     return splitmix64(SEED_OF_BLOCKS, block) % BLOCK
 
 
@@ -205,13 +204,13 @@ def _table(device: torch.device) -> Tensor:
 
 
 def _drawn(count: int) -> Tensor:
-    """``splitmix64(SEED, i)`` of the first indices, in the arithmetic of int64, which wraps."""
+    """``splitmix64(SEED, i)`` for the first indices, in int64 arithmetic, which wraps."""
 
     def signed(number: int) -> int:
         return number - 2**64 if number >= 2**63 else number
 
     def shifted(z: Tensor, bits: int) -> Tensor:
-        return torch.bitwise_and(z >> bits, 2 ** (64 - bits) - 1)  # the sign is not drawn in
+        return torch.bitwise_and(z >> bits, 2 ** (64 - bits) - 1)  # without sign extension
 
     z = torch.arange(1, count + 1, device="cpu") * signed(0x9E3779B97F4A7C15) + SEED
     z = (z ^ shifted(z, 30)) * signed(0xBF58476D1CE4E5B9)

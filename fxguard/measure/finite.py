@@ -1,4 +1,4 @@
-"""Whether many tensors are finite: one number of each, and one wait for each device."""
+"""Whether many tensors are finite: one number per tensor, and one wait per device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ T = TypeVar("T")
 
 
 class Finite(Generic[T]):
-    """Looks at tensors one after the other, and says at the end which of them are not finite.
+    """Looks at tensors one by one, and tells at the end which of them are not finite.
 
     Attributes:
-        largest: the largest magnitude of an element, or of a tensor's sum; known when :meth:`bad`
-            has ended.
-        zero: what was 0 throughout; likewise.
+        largest: the largest magnitude of an element, or of a tensor's sum; known after :meth:`bad`.
+        zero: keys of tensors that were 0 throughout; likewise.
 
     Example:
         >>> finite = Finite()
@@ -38,20 +37,20 @@ class Finite(Generic[T]):
         self.largest = 0.0
         self.zero: list[T] = []
         self._found: list[tuple[T, Severity]] = []
-        # By device: what was looked at there, and one number of each.
+        # For each device, the tensors' keys, each with one number.
         self._waiting: dict[torch.device, list[tuple[T, Tensor]]] = {}
 
     def look_at(self, what: T, tensor: Tensor) -> None:
         """Look at one tensor.
 
         Args:
-            what: stands for it in :meth:`bad`.
-            tensor: of any kind; one that knows few operations passes for finite.
+            what: its key in :meth:`bad`.
+            tensor: a tensor of any kind; one that supports few operations counts as finite.
         """
         found = native.abs_min_max(tensor)
         if found is None:
             self._look_otherwise(what, tensor)
-        elif not 0 < (high := found[1]) < self.largest:  # most gradients are as this one
+        elif not 0 < (high := found[1]) < self.largest:  # most gradients are like this one
             self._note(what, high)
 
     def _note(self, what: T, high: float) -> None:
@@ -63,7 +62,7 @@ class Finite(Generic[T]):
             self.zero.append(what)
 
     def _look_otherwise(self, what: T, tensor: Tensor) -> None:
-        """Look at a tensor by torch's operations."""
+        """Look at a tensor with torch's operations."""
         with torch._C.DisableTorchFunction():
             bare = tensor.detach() if tensor.requires_grad else tensor
             if not is_plain(bare):
@@ -76,19 +75,19 @@ class Finite(Generic[T]):
                 elif not total and bare.numel() and not bare.any():
                     self.zero.append(what)
             elif bare.numel() and not bare.is_meta:
-                # Nobody waits for the device before the end.
+                # Nothing waits for the device before the end.
                 number = torch.stack(torch.aminmax(bare)).float().abs().sum()
                 self._waiting.setdefault(bare.device, []).append((what, number))
 
     def _look_closely(self, what: T, tensor: Tensor) -> None:
-        """Look at a tensor of which one sum does not say that it is finite."""
-        with contextlib.suppress(Exception):  # a subclass that knows few operations passes
+        """Look at a tensor whose sum does not show that it is finite."""
+        with contextlib.suppress(Exception):  # a subclass with few operations counts as finite
             found = range_of(tensor)
             if isinstance(found, Range) and found.severity:
                 self._found.append((what, found.severity))
 
     def bad(self) -> Iterator[tuple[T, Severity]]:
-        """What was not finite, and how bad it was."""
+        """The keys of tensors that were not finite, and how bad they were."""
         yield from self._found
         for waiting in self._waiting.values():
             with own_arithmetic():
@@ -102,7 +101,7 @@ class Finite(Generic[T]):
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it can be summed: that of a DTensor would be a collective."""
+    """Whether a tensor can be summed: the sum of a DTensor would be a collective."""
     is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
     is_ours = type(tensor) in (Tensor, torch.nn.Parameter)
     return is_ours and is_dense and tensor.is_floating_point()

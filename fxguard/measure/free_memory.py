@@ -1,4 +1,4 @@
-"""How much memory is free on a device, and whether copies of tensors fit into it."""
+"""How much memory is free on a device, and whether copies of tensors fit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 __all__ = ["free_bytes", "has_room"]
 
-SMALL = 2**26  # bytes: up to here nobody asks how much memory is free
-SHARE = 4  # copies may take this part of what is free
+SMALL = 2**26  # bytes: up to this size, free memory is not checked
+SHARE = 4  # copies may take one part in this many of free memory
 
 MEMORY = Path("/proc/meminfo")
-LIMITS = [  # of the control group that a container is: what it may hold, and what it does
+LIMITS = [  # limit and use of the control group of a container
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -25,11 +25,11 @@ LIMITS = [  # of the control group that a container is: what it may hold, and wh
 
 
 def has_room(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> bool:
-    """Whether copies of tensors take no more than their share of what is free.
+    """Whether copies of tensors take no more than their share of free memory.
 
     Args:
-        tensors: what would be copied.
-        dtype: of the copies; None for those of the tensors.
+        tensors: the tensors that would be copied.
+        dtype: dtype of the copies; None for those of the tensors.
     """
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
@@ -42,7 +42,7 @@ def has_room(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> boo
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """How much memory may still be taken on a device; None where that is not known."""
+    """How much memory is still available on a device; None if not known."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)

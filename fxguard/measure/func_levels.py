@@ -1,8 +1,8 @@
 """``torch.func`` regions: stretches of a graph that run under ``vmap``, ``grad`` or the like.
 
-What is computed in them has levels of batching and differentiation around it, which have to stay
-inside. ``torch._C._functorch`` and ``torch._C._autograd`` are what ``torch.func`` is made of; there
-is no public way to ask.
+Tensors computed in them are wrapped in levels of batching and differentiation, which must stay
+inside. ``torch.func`` is built on ``torch._C._functorch`` and ``torch._C._autograd``; there is no
+public way to ask about levels.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ LEAVES = frozenset(f"_{kind}_decrement_nesting" for kind in KINDS)
 
 
 def are_levels_open() -> bool:
-    """Whether what runs now runs inside a region."""
+    """Whether the current code runs inside a region."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def levels_opened_by(target: object) -> int:
-    """How many levels a call opens: 1, none, or -1 where it closes one."""
+    """How many levels a call opens: 1, 0, or -1 if it closes one."""
     name = getattr(target, "__name__", "")
     return (name in ENTERS) - (name in LEAVES)
 
 
 def has_levels(value: Tensor) -> bool:
-    """Whether a tensor was made inside a region that is open."""
+    """Whether a tensor was made inside an open region."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def without_levels(value: Tensor) -> Tensor:
     """The tensor inside all levels.
 
-    A batched dimension is an ordinary one then, at any position: for a range that is the same.
+    A batched dimension is then an ordinary one, at any position: the range is the same.
     """
     while has_levels(value):
         value = torch._C._functorch.get_unwrapped(value)
@@ -57,7 +57,7 @@ def without_levels(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def levels_restored() -> Iterator[None]:
-    """Leave the regions that are still open when an exception ends this block."""
+    """Close the regions that are still open when an exception ends this block."""
     depth, dual = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
     # grad regions forbid saved tensor hooks, such as those of activation checkpointing.
     forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()

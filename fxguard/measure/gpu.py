@@ -1,8 +1,8 @@
-"""Ranges of tensors on a GPU: one kernel reads a tensor once, and needs no memory for that.
+"""Ranges of tensors on a GPU: one kernel reads a tensor once and needs no extra memory.
 
-Torch's own operations take three kernels and a copy of the magnitudes. The numbers are the same.
-All that the kernel does not know is left to :mod:`fxguard.measure.traceable`: other dtypes, gaps
-between elements, other devices, and a machine on which Triton is not there or gives another answer.
+Torch's own operations take three kernels and a copy of the magnitudes, for the same numbers.
+:mod:`fxguard.measure.traceable` handles what the kernel does not: other dtypes, gaps between
+elements, other devices, and machines on which Triton is missing or gives another answer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fxguard.measure.at_hand import flattened
 
 __all__ = ["abs_min_max", "read"]
 
-BLOCK = 1024  # elements that a program reads at once
-PROGRAMS = 1024  # at most; each reads block after block
+BLOCK = 1024  # elements that one program reads at once
+PROGRAMS = 1024  # at most; each reads one block after another
 ROWS = 64  # results for which memory is prepared at once
 
-# The dtypes that the kernel reads, and those that hold their bits.
+# The dtypes that the kernel reads, with the dtypes of their bits.
 BITS = {
     torch.float16: torch.int32,
     torch.bfloat16: torch.int32,
@@ -33,7 +33,7 @@ BITS = {
 }
 NUMBERS = {torch.int32: torch.float32, torch.int64: torch.float64}
 
-KNOWN = (3.0, -math.inf, 0.5, -0.25)  # and their range, with which the kernel is tried
+KNOWN = (3.0, -math.inf, 0.5, -0.25)  # numbers and their range, to try the kernel with
 KNOWN_RANGE = (0.25, math.inf)
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -41,10 +41,10 @@ _local = threading.local()
 
 
 def abs_min_max(value: Any) -> traceable.Pair | None:
-    """The range of a tensor on a GPU; None for what is to be measured otherwise.
+    """The range of a tensor on a GPU; None if it has to be measured in another way.
 
     Returns:
-        Two tensors of shape ``[]``, of float64 where the tensor is, else of float32.
+        Two tensors of shape ``[]``, float64 if the tensor is, else float32.
     """
     if (
         type(value) not in _PLAIN
@@ -62,7 +62,7 @@ def abs_min_max(value: Any) -> traceable.Pair | None:
 
 
 def read(value: Tensor) -> traceable.Pair | None:
-    """The same of a tensor wherever the kernel runs; None where there are gaps between elements."""
+    """The range of a tensor wherever the kernel runs; None if there are gaps between elements."""
     elements = flattened(value.detach())
     if elements is None or not elements.numel():
         return None
@@ -86,18 +86,18 @@ def _kernel() -> Any:
 
 @functools.cache
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel gives the right answer there: it is tried once."""
+    """Whether the kernel gives the right answer on a device, which is tried once."""
     try:
         pair = read(torch.tensor(KNOWN, dtype=dtype, device=device))
         return pair is not None and (float(pair[0]), float(pair[1])) == KNOWN_RANGE
-    except Exception:  # no Triton, no compiler for it, a GPU that it does not know
+    except Exception:  # no Triton, no compiler for it, or an unknown GPU
         return False
 
 
 def _next_row(device: torch.device, integer: torch.dtype) -> tuple[Tensor, traceable.Pair]:
-    """Memory for one result: two integers, and the numbers that they are the bits of.
+    """Memory for one result: two integers, and the numbers that share their bits.
 
-    Each row is given away once. It is prepared in the stream in which it is used.
+    Each row is used once. It is prepared in the stream in which it is used.
     """
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     rows = _local.__dict__.setdefault("rows", {})

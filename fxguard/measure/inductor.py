@@ -1,10 +1,10 @@
 """The magnitude ranges in a graph that Inductor compiles.
 
-The reductions are arithmetic, as in :mod:`fxguard.measure.traceable`, and are fused into the
-loops that make the values. To join their results is one call of an operation that Inductor does
-not look into. It would write each number of a ``stack`` into its place from inside the kernel that
-makes it, and copy the others in kernels next to it; then equal layers have fewer kernels in common,
-and the C++ compiler runs more often.
+The reductions are arithmetic, as in :mod:`fxguard.measure.traceable`, and are fused into the loops
+that make the values. Their results are joined by one call of an operation that Inductor does not
+look into. With a ``stack``, Inductor would write each number into its place from inside the kernel
+that makes it, and copy the others in neighbouring kernels; then equal layers would share fewer
+kernels, and the C++ compiler would run more often.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ LARGE = 2**18  # elements
 def abs_min_max(value: Any) -> traceable.Pair:
     """The smallest magnitude, negated, and the largest, for :func:`collect`.
 
-    The smallest is found as ``amax`` too. What another operation reads AOTAutograd's partitioner
-    takes for memory that is written anyway, and keeps for the backward instead of computing it
-    again: ``amax`` is on its list of what is fused, ``amin`` is not.
+    The smallest is also found with ``amax``. If an operation that is not fused reads a value,
+    AOTAutograd's partitioner assumes that the value is written to memory anyway, and keeps it for
+    the backward instead of computing it again. ``amax`` is on the partitioner's list of fused
+    operations; ``amin`` is not.
     """
     magnitude = traceable.reducible(value)
     if magnitude is not None:
@@ -38,7 +39,7 @@ def abs_min_max(value: Any) -> traceable.Pair:
 
 @torch.library.custom_op("fxguard::read", mutates_args=())
 def read(value: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`abs_min_max` gives, of a tensor that stands in memory."""
+    """The result of :func:`abs_min_max` for a tensor that is in memory."""
     low, high = eager.abs_min_max(value)
     dtype = value.dtype if value.dtype is torch.float64 else torch.float32
     return torch.as_tensor(low, dtype=dtype).neg(), torch.as_tensor(high, dtype=dtype)
@@ -51,17 +52,17 @@ def _(value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def abs_min_max_in_memory(value: Tensor) -> traceable.Pair:
-    """The same as :func:`abs_min_max`, of a large tensor that the graph is given or writes into.
+    """The same as :func:`abs_min_max`, for a large tensor that the graph is given or writes into.
 
-    It is read in C, in a fifth of the time that Inductor's own loop over it takes.
+    It is read in C, in a fifth of the time of Inductor's own loop.
     """
     pair: traceable.Pair = read(value.detach())
     return pair
 
 
 def is_large(example: Any) -> bool:
-    """Whether it is worth a call to read a tensor of this form in C."""
-    if not native.is_built or not isinstance(example, Tensor):  # a graph may tell nothing of it
+    """Whether reading a tensor of this form in C is worth a call."""
+    if not native.is_built or not isinstance(example, Tensor):  # the graph may not know its form
         return False
     size = example.numel()
     return (

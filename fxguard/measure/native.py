@@ -1,7 +1,8 @@
-"""The magnitude ranges of tensors in memory, read by the part of this package that is in C.
+"""The magnitude ranges of tensors in memory, read by this package's C extension.
 
-It is built where there is a C compiler when fxguard is installed. Without it everything works, and
-:mod:`fxguard.measure.eager` measures with torch's operations, which takes several times as long.
+The extension is built if there is a C compiler when fxguard is installed. Everything works without
+it, but :mod:`fxguard.measure.eager` then measures with torch's operations, which takes several
+times as long.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ DTYPES = frozenset((*FLOATS, *SIGNED, *UNSIGNED))
 Pair = tuple[float, float]
 Reader = Callable[[object], Pair | None]
 
-# Bound here: they are asked at each check.
+# Bound here because they are called at each check.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _func_levels = torch._C._functorch.peek_interpreter_stack
 
 
 def is_observed() -> bool:
-    """Whether somebody may be tracing what runs here, or batching or differentiating it."""
+    """Whether somebody may be tracing, batching or differentiating the code that runs now."""
     return bool(_dispatch_modes() or _func_levels() is not None)
 
 
 class _NotBuilt:
-    """What the part in C has, where it is not built."""
+    """The interface of the C extension if it is not built."""
 
     @staticmethod
     def abs_min_max(value: object) -> Pair | None:
@@ -66,39 +67,40 @@ def _bound() -> Any:
         _native.bind_observers(_dispatch_modes, _func_levels)
         _native.bind(exchange, *plain, _parallel_for())
     except (ImportError, AttributeError):
-        # It is not built, or of another version; or it does not know this version of DLPack.
+        # Not built, built for another version, or without support for this version of DLPack.
         return _NotBuilt
     return _native
 
 
 def _parallel_for() -> int:
-    """The address of a function that shares work among torch's threads, 0 where it is not found.
+    """The address of a function that distributes work among torch's threads; 0 if not found.
 
     It is part of torch's stable C interface (``torch/csrc/stable/c/shim.h``).
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / LIBRARY))
         return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):  # another system, another version
+    except (OSError, AttributeError):  # another system or version
         return 0
 
 
 _functions = _bound()
 
-# The smallest and the largest magnitude in a tensor, or None for what has to be asked otherwise: a
-# tensor that is empty, of a subclass, on another device, without memory of its own, or of a rare
-# dtype; and what is no tensor. Where there is a NaN the largest is one, and the smallest is that of
-# the others.
+# The smallest and the largest magnitude in a tensor, or None if it has to be measured otherwise: a
+# tensor that is empty, of a subclass, on another device, without its own memory, or of a rare
+# dtype; or not a tensor. If there is a NaN, the largest is NaN and the smallest is that of the
+# other elements.
 abs_min_max: Reader = _functions.abs_min_max
 
-# Given a function, one that reads as `abs_min_max` does, and asks that function of what cannot be
-# read, or is observed. A check in a graph is one call of it, and no frame of Python.
+# Given a function, returns one that reads like `abs_min_max` and calls the given function for
+# values that it cannot read or that are observed. A check in a graph is one call of it, without a
+# Python frame.
 reading_or: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = _functions.reading_or
 
-# The numbers of a list of such pairs as doubles, or None where it holds anything else.
+# The numbers of a list of such pairs as doubles, or None if it holds anything else.
 packed: Callable[[object], bytearray | None] = _functions.packed
 
-# Whether none of those that are the second of their pair is NaN or inf.
+# Whether no second number of a pair is NaN or inf.
 all_finite: Callable[[bytearray], bool] = _functions.all_finite
 
 is_built = _functions is not _NotBuilt

@@ -1,4 +1,4 @@
-"""One tensor to its magnitude range, eagerly or inside a graph that is being traced.
+"""The magnitude range of one tensor, computed eagerly or inside a traced graph.
 
 Everything in this file is ordinary tensor arithmetic without side effects, so that
 AOTAutograd and Inductor can trace, fuse and keep it.
@@ -26,7 +26,7 @@ __all__ = [
     "reducible",
 ]
 
-# In place of a number, in the abs-max column: magnitudes are never negative.
+# Reasons in place of a number in the abs-max column, since magnitudes are never negative.
 EMPTY = -1.0
 NOT_A_TENSOR = -2.0
 NO_DATA = -3.0
@@ -42,8 +42,8 @@ NOTES = {
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 
-# These lack abs, or overflow in it. float32 has the range of all, and the digits of most: integers
-# above 2**24 are rounded.
+# These lack abs or overflow in it. float32 has the range of all of them, and the digits of most:
+# integers above 2**24 are rounded.
 CONVERTED = {
     dtype: to
     for name, to in {
@@ -77,16 +77,16 @@ CPU = torch.device("cpu")
 
 
 def has_numbers(value: Tensor) -> bool:
-    """Whether a tensor has data, of a dtype that stands for numbers."""
+    """Whether a tensor has data of a numeric dtype."""
     return not value.is_meta and value.dtype in (*FLOATS, *COMPLEX, *CONVERTED)
 
 
 def inside(value: Tensor) -> list[Tensor]:
-    """The tensors that a wrapper subclass is made of; empty for any other tensor.
+    """The tensors inside a wrapper subclass; empty for any other tensor.
 
-    Of a DTensor that is the part on this rank: to ask for all of it would communicate.
+    For a DTensor, that is the part on this rank: asking for the whole tensor would communicate.
     """
-    if type(value) is Tensor or type(value) is torch.nn.Parameter:  # nearly all of them
+    if type(value) is Tensor or type(value) is torch.nn.Parameter:  # true for nearly all tensors
         return []
     if value.is_nested or hasattr(value, "trigger_wait"):  # AsyncCollectiveTensor waits by itself
         return []
@@ -106,10 +106,10 @@ def numbers(value: Tensor) -> Tensor:
         and value.layout is torch.jagged
         and getattr(value, "_lengths", None) is not None
     ):
-        value = torch.cat([part.reshape(-1) for part in value.unbind()])  # there are holes
+        value = torch.cat([part.reshape(-1) for part in value.unbind()])  # it has holes
     elif value.is_nested or value.layout in SPARSE_ROWS:
         value = value.values()
-        if value.is_complex():  # a view of its parts would ask the whole tensor for strides
+        if value.is_complex():  # a view of its parts would need strides of the whole tensor
             value = value.clone()
     elif value.layout is torch.sparse_coo:
         value = value._values()
@@ -119,10 +119,10 @@ def numbers(value: Tensor) -> Tensor:
 
 
 def magnitudes(dense: Tensor) -> Tensor:
-    """Elementwise magnitude: the modulus of complex numbers.
+    """Elementwise magnitudes; for complex numbers, the modulus.
 
-    The modulus of a finite complex number can overflow, and that of ``inf + nan j`` is inf: then
-    it is the larger magnitude of the two parts instead, which is finite and NaN.
+    The modulus of a finite complex number can overflow, and that of ``inf + nan j`` is inf. In
+    these cases the larger magnitude of the two parts is used, which is finite or NaN.
     """
     size = dense.abs()
     if dense.is_complex():
@@ -139,8 +139,8 @@ def abs_min_max(value: Any) -> Pair:
             the range of all of them together; anything else gives "not a tensor".
 
     Returns:
-        Two tensors of shape ``[]``. Both are NaN when any element is NaN, and the second
-        is negative (``EMPTY``, ``NOT_A_TENSOR``, ``NO_DATA``) where there is no number.
+        Two tensors of shape ``[]``. Both are NaN if any element is NaN, and the second is negative
+        (``EMPTY``, ``NOT_A_TENSOR``, ``NO_DATA``) if there is no number.
     """
     magnitude = reducible(value)
     if magnitude is not None:
@@ -161,7 +161,7 @@ def abs_min_max(value: Any) -> Pair:
 
 
 def reducible(value: Any) -> Tensor | None:
-    """The magnitudes in a tensor that is known to have some, else None."""
+    """The magnitudes in a tensor that is known to have elements, else None."""
     if not isinstance(value, Tensor) or inside(value) or not has_numbers(value):
         return None
     magnitude = magnitudes(numbers(value))
@@ -173,7 +173,7 @@ CONTAINERS = (Tensor, tuple, list)
 
 
 def _known_only_at_run_time(size: Any) -> bool:
-    # Deciding `size == 0` on such a size would end the trace with a data-dependent error.
+    # Evaluating `size == 0` for a symbol would end the trace with a data-dependent error.
     if not isinstance(size, torch.SymInt):
         return False
     from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
@@ -182,8 +182,8 @@ def _known_only_at_run_time(size: Any) -> bool:
 
 
 def _of_any_size(magnitude: Tensor) -> Pair:
-    # One more element on each side makes the reductions defined for no elements at all;
-    # for an empty tensor the maximum is then EMPTY.
+    # One extra element on each side defines the reductions even without elements; for an empty
+    # tensor the maximum is then EMPTY.
     flat = magnitude.reshape(-1)
     low = torch.cat([flat, flat.new_full((1,), math.inf)]).amin()
     high = torch.cat([flat, flat.new_full((1,), EMPTY)]).amax()
@@ -203,7 +203,7 @@ def _combine(pairs: Sequence[Pair]) -> Pair:
 
 
 def mark(reason: float, device: torch.device = CPU) -> Pair:
-    """What stands in place of two numbers, with the reason."""
+    """A pair in place of two numbers, holding the reason."""
     value = torch.full((), reason, dtype=torch.float32, device=device)
     return value, value
 
@@ -225,11 +225,11 @@ def collect(
     Args:
         items: results of :func:`abs_min_max`, and statistics of the bodies of higher-order
             operations, shape ``[count, 2]``.
-        join: what joins the former.
+        join: joins the former.
 
     Returns:
-        A tensor of shape ``[rows, 2]`` on the first value's device, float64 when
-        any value is, float32 otherwise: the columns are abs min and abs max.
+        A tensor of shape ``[rows, 2]`` on the device of :func:`common_device`, float64 if any value
+        is, else float32. The columns are abs min and abs max.
     """
     blocks: list[Tensor] = []
     flat: list[Tensor] = []
@@ -249,12 +249,12 @@ def collect(
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype that holds the numbers of all of them."""
+    """The dtype that can hold the numbers of all tensors."""
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
 def common_device(tensors: Sequence[Tensor]) -> torch.device:
-    """Where they are joined: on the first one's device, not on the CPU if one is elsewhere."""
+    """The device for joining: that of the first tensor that is not on the CPU, else the CPU."""
     device = tensors[0].device
     if all(x.device == device for x in tensors):
         return device
@@ -269,7 +269,7 @@ def _on_one_device(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def decode(low: float, high: float) -> Range | str:
-    """A row of the collected numbers as a :class:`Range`, or the reason why there is none."""
+    """A row of collected numbers as a :class:`Range`, or the reason why there is none."""
     if high in NOTES:
         return NOTES[high]
     return Range(high, high) if math.isnan(high) else Range(low, high)

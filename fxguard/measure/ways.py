@@ -1,7 +1,7 @@
-"""The ways to measure the values of a graph, and which backend takes which.
+"""The ways to measure the values of a graph, and the way for each backend.
 
-A check in a graph calls :attr:`Way.abs_min_max` of one value, and :attr:`Way.collect` of what all
-checks gave. The numbers are the same whichever way is taken.
+A check in a graph calls :attr:`Way.abs_min_max` on one value; :attr:`Way.collect` joins the results
+of all checks. The numbers are the same in every way.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["EAGER", "INDUCTOR", "TRACEABLE", "WAYS", "Way"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to the ranges of the values of a graph."""
+    """One way to measure the ranges of a graph's values."""
 
     name: str
-    abs_min_max: Callable[[Any], Any]  # a value to what `collect` takes: usually two tensors
-    # What all checks of a graph gave, and statistics of bodies, to a tensor of shape [rows, 2].
+    abs_min_max: Callable[[Any], Any]  # from a value to an input of `collect`, usually two tensors
+    # From the results of all checks and the statistics of bodies to a tensor of shape [rows, 2].
     collect: Callable[[Sequence[Any]], Tensor]
-    is_traceable: bool  # whether a compiler can follow; if not, the graph has to run as it is
-    # The same for what stands in memory anyway, and of which tensors it is to be asked.
+    is_traceable: bool  # whether a compiler can trace it; if not, the graph has to run uncompiled
+    # The same for tensors that are in memory anyway, and the test for such tensors.
     in_memory: Callable[[Any], Any] | None = None
     takes: Callable[[Any], bool] = lambda example: False
-    # Functions that a cache of compiled graphs is told to take for known: those that our graphs
-    # call. Empty where the backend has no such cache.
+    # Functions called in our graphs, registered as cacheable in a cache of compiled graphs. Empty
+    # if the backend has no such cache.
     cacheable: tuple[Callable[..., Any], ...] = ()
 
     def cache_keys(self) -> dict[str, str]:
-        """Qualified names of the cacheable functions, and what changes when they do.
+        """Qualified names of the cacheable functions, with a key that changes when they change.
 
-        That is a hash of the files of this package. Nothing where there are no files to read, such
-        as in an archive.
+        The key is a hash of this package's files. Empty if there are no files to read, such as in
+        an archive.
         """
         version = _version()
         if version is None:
@@ -65,7 +65,7 @@ INDUCTOR = Way(
     ),
 )
 
-# Name of a backend of TorchDynamo to the cheapest way under it; TRACEABLE under all others.
+# From the name of a TorchDynamo backend to its cheapest way; TRACEABLE for all others.
 WAYS = {"eager": EAGER, "inductor": INDUCTOR}
 
 

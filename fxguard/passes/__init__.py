@@ -1,4 +1,4 @@
-"""Transforms of graphs.
+"""Transformations of graphs.
 
 **In**: a graph and its Plan.
 

@@ -1,8 +1,8 @@
-"""Activation checkpointing in graphs that run eagerly, as Python would have run it.
+"""Activation checkpointing in graphs that run eagerly, with the behaviour of plain Python.
 
-TorchDynamo captures it as an operation that leaves the state of the random generators to a
-compiler. Where none follows (``backend="eager"``), what is computed again in the backward draws
-other numbers: dropout has another mask there than in the forward, and the gradients are wrong.
+TorchDynamo captures checkpointing as an operation that leaves the random state to a compiler.
+Without one (``backend="eager"``), the recomputation in the backward draws other numbers: dropout
+has a different mask than in the forward, and the gradients are wrong.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["tag_activation_checkpoint", "with_repeatable_checkpoints"]
 
 
 def tag_activation_checkpoint(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """What stands in for torch's operation of this name."""
+    """Replaces torch's operation of this name."""
     if "_checkpoint_context_fn" in body.meta:
         kwargs["context_fn"] = body.meta["_checkpoint_context_fn"]
-    # To stop early is to raise an exception in the body, which has no `finally` for its regions.
+    # Early stopping would raise an exception in the body, which has no `finally` for its regions.
     return checkpoint(body, *args, **{**kwargs, "use_reentrant": False, "early_stop": False})
 
 
 def with_repeatable_checkpoints(graph_module: GraphModule) -> GraphModule:
     """Let checkpoints in a graph and in its bodies repeat the random numbers of the forward.
 
-    The graph is changed; bodies, which other graphs may run too, are copied.
+    The graph is changed in place; bodies are copied, because other graphs may run them too.
     """
     for name, body in list(graph_module.named_children()):
         if isinstance(body, GraphModule) and any(map(_checkpoints, body.modules())):

@@ -1,4 +1,4 @@
-"""GraphModule and Plan to a GraphModule with checks and one extra output."""
+"""Inserts the checks of a Plan into a GraphModule, with one extra output."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fxguard.plan.reader import make_plan
 
 __all__ = ["PROVENANCE", "insert_checks", "with_checks"]
 
-# These write to a part of a tensor, and no compiler measures the rest while it does.
+# These write to a part of a tensor, and no compiler measures the rest in the same kernel.
 PARTLY = {"index_add_", "index_copy_", "index_fill_", "index_put_", "scatter_", "setitem"}
 
-PROVENANCE = "fxguard"  # where the node that measures has its Check, in Node.meta
+PROVENANCE = "fxguard"  # key in Node.meta for the Check of a measuring node
 
 
 def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
@@ -41,12 +41,12 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
             or TorchDynamo. It is not changed.
 
     Raises:
-        FxguardError: when it is no graph module.
+        FxguardError: when it is not a graph module.
 
     Returns:
         A new graph module that returns ``(original output, statistics)``, and the
-        :class:`fxguard.plan.plan.Plan` that says what each row of the statistics is. The
-        statistics have shape ``[len(plan.checks), 2]``: abs min and abs max.
+        :class:`fxguard.plan.plan.Plan` that describes each row of the statistics. The statistics
+        have shape ``[len(plan.checks), 2]``: abs min and abs max.
 
     Example:
         >>> guarded, plan = fxguard.insert_checks(torch.fx.symbolic_trace(model))
@@ -61,7 +61,7 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
     plan = make_plan(graph_module)
     checked = _Checked(graph_module, plan.checks, TRACEABLE)
     if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
-        # torch.export: the graph returns leaves, and the code generator the structure.
+        # torch.export: the graph returns leaves, and the code generator restores the structure.
         checked.graph.set_codegen(_with_statistics(codegen))
         return checked.returning((*checked.result, checked.statistics)), plan
     return checked.returning((checked.result, checked.statistics)), plan
@@ -75,19 +75,19 @@ def with_checks(
     *,
     joined: bool = True,
 ) -> GraphModule:
-    """A copy of the graph that takes the measurements of the plan.
+    """A copy of the graph with the measurements of the plan.
 
     Args:
-        graph_module: the graph that the plan was made of. It returns a tuple, as those that
-            TorchDynamo hands to a backend do.
+        graph_module: the graph of the plan. It returns a tuple, like graphs that TorchDynamo hands
+            to a backend.
         plan: its plan.
-        way: what measures.
+        way: how to measure.
         planting: where to plant faults, for a test of the checks.
-        joined: False where the graph runs as it is, and whoever runs it joins what it measured.
+        joined: False if the graph runs uncompiled, and the caller joins the measurements.
 
     Returns:
-        A graph that returns one item more: the statistics, one row for each check; or a list of
-        what ``way.collect`` would make them of.
+        A graph that returns one more item: the statistics, with one row for each check, or a list
+        of the inputs of ``way.collect``.
     """
     checked = _Checked(graph_module, plan.checks, way, planting=planting, joined=joined)
     assert isinstance(checked.result, (tuple, list)), "statistics need a place among the results"
@@ -95,14 +95,14 @@ def with_checks(
 
 
 def _add_examples(body: Graph) -> None:
-    """Loops of torch 2.11 look whether examples of what a body returns share memory."""
+    """Add examples to a body's results: loops of torch 2.11 check whether they share memory."""
     for node in body.output_node().all_input_nodes:
         if nodes.example_of(node) is None:
             node.meta["example_value"] = torch.empty((), device="meta")
 
 
 def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
-    """The same inputs; the output is a pair of what it was and the statistics."""
+    """The same code generator, but the output is a pair: the old output and the statistics."""
     info = codegen.pytree_info
     assert info.out_spec is not None
     pair = pytree.treespec_tuple([info.out_spec, pytree.treespec_leaf()])
@@ -110,7 +110,7 @@ def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
 
 
 class _Checked:
-    """A graph that is being given checks, and with it the bodies of higher-order operations.
+    """A graph that receives checks, and with it the bodies of higher-order operations.
 
     Attributes:
         graph: the copy, without an output node.
@@ -138,8 +138,8 @@ class _Checked:
         self.inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         given = (nodes.example_of(self.originals[node.name]) for node in self.inputs)
         self.given = {nodes.memory_of(example) for example in given} - {None}
-        self.behind: dict[Node, Node] = {}  # the last node that was put behind another one
-        self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new ones, by id of the old
+        self.behind: dict[Node, Node] = {}  # the last node that was put after another one
+        self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new bodies, by id of the old
         self.planted: dict[Node, Node] = {}  # results that may be made NaN, to what is read then
         items: list[Node] = []
         if planting is not None:
@@ -149,7 +149,7 @@ class _Checked:
             if self.inputs:
                 self.behind[self.inputs[-1]] = self.switch
 
-        # Checks in the bodies of one operation follow each other.
+        # Checks in the bodies of one operation are consecutive.
         def operation_of(check: Check) -> str:
             return check.inside[depth][0] if len(check.inside) > depth else ""
 
@@ -164,9 +164,9 @@ class _Checked:
         self.result = map_arg(self.result, lambda node: self.planted.get(node, node))
 
     def put(self, anchor: Node, function: Callable[..., Any], *args: Any) -> Node:
-        """Call a function behind a node, and behind what was put there before."""
+        """Call a function after a node, and after what was put there before."""
         if anchor.op == "placeholder":
-            anchor = self.inputs[-1]  # nothing may stand between them
+            anchor = self.inputs[-1]  # nothing may come between inputs
         with self.graph.inserting_after(self.behind.get(anchor, anchor)):
             node = self.behind[anchor] = self.graph.call_function(function, args)
         return node
@@ -189,10 +189,10 @@ class _Checked:
         return measured
 
     def _function_for(self, check: Check, example: Any) -> Callable[..., Any]:
-        """What measures the value of a check.
+        """The function that measures the value of a check.
 
-        The graph's inputs are in memory, and after a write to a part of one it is. All else a
-        compiler may never write there, or measures while it writes.
+        The graph's inputs are in memory, also after a write to a part of one. A compiler may never
+        write other values to memory, or measures them while writing.
         """
         in_memory = self.way.in_memory
         if in_memory is None or check.inside or check.path or check.region_end is not None:
@@ -204,7 +204,7 @@ class _Checked:
         return in_memory if stands and self.way.takes(example) else self.way.abs_min_max
 
     def plant(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
-        """Let everything behind a check read what was planted there."""
+        """Let everything after a check read what was planted there."""
         assert self.planting is not None
         slot = self.planting.slots[check]
         planted = self.put(anchor, faults.plant, node, self.switch, slot)
@@ -227,7 +227,7 @@ class _Checked:
         for body in higher_order.bodies_of(original, self.original):
             if body.position in kind.rewritten:
                 mine = [c for c in checks if c.inside[depth] == (operation, body.position)]
-                # A loop's and a branch's own arguments leave no room for a switch.
+                # The arguments of loops and branches leave no room for a switch.
                 planting = None if kind.may_not_run else self.planting
                 inner = _Checked(body.graph_module, mine, self.way, depth + 1, planting)
                 changed[body.position] = inner
@@ -248,7 +248,7 @@ class _Checked:
     def replace_body(self, node: Node, position: int, inner: _Checked) -> None:
         """Let an operation run the changed body."""
         old = id(inner.original)
-        if old not in self.bodies:  # some bodies are run by more than one operation
+        if old not in self.bodies:  # several operations may run one body
             name = f"{node.args[position].target}_checked"  # type: ignore[union-attr]
             self.bodies[old] = (name, inner.module())
             _add_examples(inner.graph)
@@ -256,7 +256,7 @@ class _Checked:
             node.update_arg(position, self.graph.get_attr(self.bodies[old][0]))
 
     def returning(self, result: tuple[Any, ...]) -> GraphModule:
-        """The finished copy, which returns this."""
+        """The finished copy, with this result."""
         self.graph.output(result)
         assert self.count == len(self.checks), "one row of the statistics for each check"
         return self.module()

@@ -1,4 +1,4 @@
-"""Faults in a graph with checks: what a check reads is made NaN while a switch says so."""
+"""Plants faults in a graph with checks: a switch makes the value of a check NaN."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SWITCH = "fxguard_switch"  # the buffer of a graph that holds the switch
 
 @dataclass(slots=True)
 class Planting:
-    """Makes what a check reads NaN, when its switch says so, for everything that reads it too."""
+    """Makes the value of a check NaN, also for its other readers, while its switch is on."""
 
-    switch: Tensor  # shape [], int64: which check, -1 for none
+    switch: Tensor  # shape [], int64: index of a check, -1 for none
     slots: dict[Check, int]
-    planted: list[int] = field(default_factory=list)  # those for which there is a place
+    planted: list[int] = field(default_factory=list)  # checks whose value can be planted
 
     def can_plant(self, check: Check, example: Any) -> bool:
-        """Whether a NaN can stand there."""
+        """Whether a NaN can be planted in the value of a check."""
         for index in check.path:
             example = example[index]
         return (
@@ -38,5 +38,5 @@ class Planting:
 
 
 def plant(value: Tensor, switch: Tensor, slot: int) -> Tensor:
-    """``value``, or NaN in each of its elements."""
+    """``value``, or NaN in all of its elements."""
     return torch.where(switch == slot, math.nan, value)

@@ -1,8 +1,8 @@
-"""A captured graph to one that computes some of its operations in float32.
+"""Rewrites a captured graph so that some of its operations compute in float32.
 
-A kept operation reads its low operands in float32 and hands its result on in float32: to other kept
-operations as it is, to all others in the dtype that it had. So values stay in float32 inside of a
-region, and are cast at its borders only.
+A kept operation reads its low operands in float32. It passes its result on in float32 to other kept
+operations, and in its original dtype to all others. So values stay in float32 inside a region and
+are cast only at its borders.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ __all__ = ["InFloat32", "in_float32", "is_put_in"]
 
 LOW = (torch.float16, torch.bfloat16)
 CASTS_TO_LOW = frozenset({"half", "bfloat16"})  # methods
-PUT_IN = "fxguard_"  # begins the names of new nodes
+PUT_IN = "fxguard_"  # prefix of the names of new nodes
 ENTERS_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 LEAVES_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 
 
 class InFloat32(NamedTuple):
-    """What the pass has made."""
+    """The result of the pass."""
 
     graph_module: GraphModule
-    # Positions of the inputs, weights all of them, of which copies in float32 follow as inputs.
+    # Positions of the weights among the inputs whose float32 copies follow as inputs.
     weights: tuple[int, ...]
 
 
 def in_float32(
     graph_module: GraphModule, kept: Collection[str], weights: Collection[int] = ()
 ) -> InFloat32:
-    """Keep operations in float32.
+    """Keep some operations of a graph in float32.
 
-    What only moves kept values, looks at them (its result has no floating-point numbers) or writes
-    into them is kept with them. Bounds that are there to hide an overflow of the low dtype are
-    lifted: they would cut off what float32 holds.
+    Operations that only move kept values, look at them (without a floating-point result) or write
+    into them are kept as well. Bounds that are there to hide an overflow of the low dtype are
+    lifted, because they would cut off values that float32 can hold.
 
     Args:
         graph_module: from TorchDynamo. It is not changed.
         kept: names of the nodes.
-        weights: positions of the inputs that are weights: float32 copies of those that are needed
-            become inputs, so that nobody has to cast them at each run.
+        weights: positions of the inputs that are weights. Float32 copies of the needed ones become
+            inputs, so that they are not cast at each run.
 
     Raises:
-        FxguardError: where one runs other graphs: what is inside of those cannot be kept.
+        FxguardError: when one of them runs other graphs, whose operations cannot be kept.
     """
     return _Rewriting(graph_module, kept, weights).done()
 
 
 def is_put_in(node: str) -> bool:
-    """Whether a node, by name, is one that this pass has put into a graph."""
+    """Whether this pass has put a node with this name into a graph."""
     return node.startswith(PUT_IN)
 
 
@@ -80,7 +80,7 @@ class _Rewriting:
     """A graph that is being rewritten.
 
     Attributes:
-        was: what each node of the graph gave before.
+        was: the example result of each node before.
         kept: the nodes that are kept.
         ours: the kept nodes, and the casts around them.
     """
@@ -112,16 +112,16 @@ class _Rewriting:
             if position in weights and node not in self.written
         }
         self.copied: dict[int, Node] = {}  # position of a weight to the input that is its copy
-        self.widened: dict[Node, Node] = {}  # what nobody writes, to its cast
-        self.bounded: dict[Node, tuple[Any, Any]] = {}  # what is clamped: its arguments before
+        self.widened: dict[Node, Node] = {}  # a value that nobody writes, to its cast
+        self.bounded: dict[Node, tuple[Any, Any]] = {}  # a clamped value, to its old arguments
         self.ours = set(self.kept)
-        # That of the capture; TorchDynamo has another one at hand for its backends.
+        # The mode of the capture; TorchDynamo provides another one for its backends.
         self.fake_mode = next(
             (was.fake_mode for was in self.was.values() if isinstance(was, FakeTensor)), None
         )
 
     def done(self) -> InFloat32:
-        """Rewrite it."""
+        """Rewrite the graph."""
         for node in self.nodes:
             if node in self.kept:
                 self._keep(node)
@@ -132,14 +132,14 @@ class _Rewriting:
         self.graph.lint()
         rewritten = GraphModule(self.original, self.graph)
         rewritten.meta.update(self.original.meta)
-        if hasattr(self.original, "_param_name_to_source"):  # AOTAutograd asks for it
+        if hasattr(self.original, "_param_name_to_source"):  # AOTAutograd needs it
             rewritten._param_name_to_source = self.original._param_name_to_source
         return InFloat32(rewritten, tuple(self.copied))
 
-    # What is kept.
+    # Extending the kept operations.
 
     def _extend(self) -> None:
-        """Keep what goes with kept values."""
+        """Also keep the operations that go with kept values."""
         added = set(self.kept)
         while added:
             shared = {nodes.memory_of(self.was[node]) for node in self.kept} - {None}
@@ -152,11 +152,11 @@ class _Rewriting:
             self.kept |= added
 
     def _goes_with_kept(self, node: Node, written: set[int | None]) -> bool:
-        """Whether an operation has to be kept for another one that is.
+        """Whether an operation has to be kept because of another kept one.
 
         Args:
             node: the operation.
-            written: the memory of kept values that somebody writes.
+            written: the memory of kept values that some operation writes.
         """
         call, was = self.calls[node], self.was[node]
         if self.kept.isdisjoint(node.all_input_nodes) or is_higher_order(node):
@@ -201,7 +201,7 @@ class _Rewriting:
                 self._put(node, "copy_", operand, casts[operand])
 
     def _widened(self, operand: Node, before: Node) -> Node:
-        """A low value in float32, for an operation that is kept."""
+        """A low value in float32, for a kept operation."""
         if operand in self.widened:
             return self.widened[operand]
         if operand in self.weights:
@@ -216,7 +216,7 @@ class _Rewriting:
     def _copy_of_weight(self, weight: Node) -> Node:
         with self.graph.inserting_after(self.inputs[-1]):
             copied = self.graph.placeholder(f"{weight.name}_float32")
-        copied._dynamo_source = None  # type: ignore[attr-defined] # it comes from no frame
+        copied._dynamo_source = None  # type: ignore[attr-defined] # it does not come from a frame
         copied.meta = {"example_value": self._as_float32(self.was[weight])}
         self.inputs.append(copied)
         self.copied[self.weights[weight]] = copied
@@ -224,7 +224,7 @@ class _Rewriting:
         return copied
 
     def _cast_back(self, node: Node) -> None:
-        """Give the result of a kept operation to all others in the dtype that it had."""
+        """Pass the result of a kept operation to all others in its original dtype."""
         if not _is_low(self.was[node]):
             return
         others = [
@@ -234,7 +234,7 @@ class _Rewriting:
             return
         call = self.calls[node]
         if call.in_place and call.in_place[0] not in self.kept:
-            low = call.in_place[0]  # which has been written
+            low = call.in_place[0]  # the written operand
         else:
             last = self._bounded(node)
             with self.graph.inserting_after(last):
@@ -243,7 +243,7 @@ class _Rewriting:
             user.replace_input_with(node, low)
 
     def _bounded(self, node: Node) -> Node:
-        """A kept value as others are to have it: within bounds that were lifted for kept ones."""
+        """A kept value for other operations: within the bounds that were lifted for kept ones."""
         if node not in self.bounded or self.calls[node].in_place:
             return node
         args, kwargs = self.bounded[node]
@@ -255,7 +255,7 @@ class _Rewriting:
         return bounded
 
     def _lift_bounds(self, node: Node, limit: float) -> None:
-        """Lift what hides an overflow of the low dtype among the bounds of an operation."""
+        """Lift those bounds of an operation that hide an overflow of the low dtype."""
         nearly = NEAR_LIMIT * limit
 
         def lifted(bound: Any) -> Any:
@@ -274,11 +274,11 @@ class _Rewriting:
         node.kwargs = {name: x if name in read else lifted(x) for name, x in node.kwargs.items()}
 
     def _leave_autocast(self) -> None:
-        """Switch autocast off around what is kept, where it is or may be on."""
+        """Switch autocast off around kept operations, where it is or may be on."""
         devices = {x.device.type for was in self.was.values() for _, x in nodes.elements_of(was)}
         is_entered = any(node.target is ENTERS_AUTOCAST for node in self.calls)
         if not is_entered and not any(map(torch.is_autocast_enabled, devices)):
-            return  # a graph is captured anew when that changes
+            return  # the graph is captured anew when that changes
         for first, last in _stretches(self.graph.nodes, self.ours):
             for device in sorted(devices):
                 with self.graph.inserting_before(first):
@@ -287,10 +287,10 @@ class _Rewriting:
                 with self.graph.inserting_after(last):
                     self.graph.call_function(LEAVES_AUTOCAST, (entered,))
 
-    # What the new graph knows of its values.
+    # Example values in the new graph.
 
     def _put(self, like: Node, method: str, *args: Any) -> Node:
-        """Call a method of a tensor, where something is to be put in for another node."""
+        """Call a method of a tensor, in a node that is put in for another one."""
         node = self.graph.create_node("call_method", method, args, name=PUT_IN + method)
         known = ("nn_module_stack", "stack_trace", "source_fn_stack")
         node.meta.update({key: like.meta[key] for key in known if key in like.meta})
@@ -299,7 +299,7 @@ class _Rewriting:
         return node
 
     def _set_example(self, node: Node) -> None:
-        """Say what a node gives now."""
+        """Set the example result of a node."""
         before = node.meta.get("example_value")
         args, kwargs = map_arg((node.args, node.kwargs), nodes.example_of)
         try:
@@ -308,7 +308,7 @@ class _Rewriting:
                     example = getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 else:
                     example = node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # as far as a fake tensor knows
+        except Exception:  # a fake tensor cannot tell
             example = pytree.tree_map_only(Tensor, self._as_float32, before)
         node.meta["example_value"] = example
 
@@ -329,7 +329,7 @@ class _Rewriting:
 
 
 def _stretches(all_nodes: Iterable[Node], ours: Collection[Node]) -> list[tuple[Node, Node]]:
-    """The first and the last node of each stretch of ours."""
+    """The first and the last node of each run of our nodes."""
     stretches: list[tuple[Node, Node]] = []
     goes_on = False
     for node in all_nodes:

@@ -1,4 +1,4 @@
-"""The Plan of a graph: all that is known before there are numbers.
+"""The Plan of a graph: everything that is known before there are numbers.
 
 **In**: an FX graph.
 

@@ -15,20 +15,20 @@ from fxguard.records import Role
 
 __all__ = ["enter"]
 
-Walk = Callable[[Reading], None]  # reads a graph from its first node to its last
+Walk = Callable[[Reading], None]  # reads a graph from its first to its last node
 
 
 def enter(reading: Reading, node: Node, read: Walk) -> bool:
     """Enter a higher-order operation, or count what it hides.
 
     Args:
-        reading: of the graph in which it stands.
+        reading: the reading of the graph that contains it.
         node: the operation.
-        read: reads the graph of a body.
+        read: reads a body's graph.
 
     Returns:
-        Whether its results have their values now. Otherwise they are to be measured like those
-        of any other operation.
+        Whether its results have their values now. If not, they have to be measured like those of
+        any other operation.
     """
     kind, entered = reading.calls[node].kind, higher_order.kind_of(node)
     if entered is None:
@@ -37,12 +37,12 @@ def enter(reading: Reading, node: Node, read: Walk) -> bool:
         return _hide(reading, node, read, f"inside {kind} inside a torch.func region")
     try:
         bodies = entered.bodies(node, reading.graph_module)
-    except (LookupError, TypeError, ValueError) as reason:  # another version's arguments
+    except (LookupError, TypeError, ValueError) as reason:  # arguments of another version
         return _hide(reading, node, read, f"inside {kind} ({reason})")
     results = [_read_body(reading, node, entered, body, read) for body in bodies]
     if entered.may_not_run or entered.only_a_second_run_sees:
         _merge(reading, node, entered, results)
-    else:  # the results are those of the body
+    else:  # the results are the body's
         reading.table.elements[node] = {
             (index,): value for index, value in enumerate(results[0]) if value is not None
         }
@@ -57,7 +57,7 @@ def _hide(reading: Reading, node: Node, read: Walk, reason: str) -> bool:
         count = sum(step.counts for step in child.steps) + child.hidden
         reading.hidden += count
         reading.table.unchecked[reason] += count
-        reading.random = True  # it may draw random numbers
+        reading.random = True  # bodies may draw random numbers
     return False
 
 
@@ -72,12 +72,12 @@ def _read_body(
     for index, (name, operand) in enumerate(zip(inputs, body.operands, strict=True)):
         value = reading.table.value_of(operand)
         if operand is None and index == 0 and entered.only_a_second_run_sees:
-            # What the operation itself computes and gives to its body.
+            # Computed by the operation itself and passed to its body.
             value = child.table.add(name, (), Role.MADE, name.name, measure=True)
             operands = [operand for _, operand in reading.operands(node)]
             reading.steps.append(reading.step_of(node, operands, [value]))
         if value is not None and index < body.carried and child.has_range(value):
-            # What the iteration before handed on, or what the loop began with.
+            # From the previous iteration, or from the start of the loop.
             carried = child.table.add(name, (), Role.MADE, name.name, measure=True)
             reading.steps.append(reading.step_of(node, [value], [carried]))
             value = carried
@@ -98,7 +98,7 @@ def _read_body(
 
 
 def _mark_intended(reading: Reading, first_check: int) -> None:
-    """Say which checks from one on may see an infinity that somebody wrote on purpose."""
+    """Mark the checks, from one on, that may see an intended infinity."""
     intended: set[int] = set()
     for step in reading.steps:
         if step.infinite_literal or step.limit_literal or intended.intersection(step.inputs):
@@ -113,14 +113,14 @@ def _mark_intended(reading: Reading, first_check: int) -> None:
 def _merge(
     reading: Reading, node: Node, entered: HigherOrder, results: list[list[int | None]]
 ) -> None:
-    """Results that are one body's or another's: the operation is a step of its own."""
+    """Add the operation as its own step if its results come from one body or another."""
     operands = reading.operands(node)
     outputs = [value for value in reading.measure_results(node) if value is not None]
     if not outputs:
         return
     inputs = [value for body in results for value in body if value is not None]
     inputs = [value for value in inputs if reading.has_range(value)]
-    # A loop may not have run at all; what hides its body makes more of them than that shows.
+    # A loop may not have run at all; an operation that hides its body may change its results.
     if entered.runs_many_times or entered.only_a_second_run_sees:
         inputs += [value for _, value in operands]
     reading.steps.append(reading.step_of(node, inputs, outputs))

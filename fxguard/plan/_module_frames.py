@@ -1,4 +1,4 @@
-"""Frames of modules in graphs without marks: read off the data flow."""
+"""Frames of modules in graphs without marks, derived from the data flow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["frames_by_data_flow", "with_root_frame"]
 def frames_by_data_flow(reading: Reading) -> list[FramePlan]:
     """Add the frames of modules to those of operations, for graphs without marks.
 
-    The nodes of one entry of ``nn_module_stack`` are one call of that module. Its inputs are
-    the values used inside and made outside, its outputs those made inside and used outside;
-    both are numbered in order of use.
+    The nodes of one entry of ``nn_module_stack`` are one call of that module. Its inputs are values
+    made outside and used inside; its outputs are values made inside and used outside. Both are
+    numbered in order of use.
     """
     members: dict[str, list[Node]] = {}
     for node in reading.nodes:
@@ -26,12 +26,12 @@ def frames_by_data_flow(reading: Reading) -> list[FramePlan]:
             for call in nodes.calls_of(node):
                 members.setdefault(call, []).append(node)
 
-    ending: dict[Node, list[FramePlan]] = {}  # at a call's last node
+    ending: dict[Node, list[FramePlan]] = {}  # by the last node of a call
     for call, inside in members.items():
         last = inside[-1]
         stack = nodes.stack_of(last)
         if call not in stack or (last.op == "call_module" and nodes.calls_of(last)[-1] == call):
-            continue  # one operation, which has its frame
+            continue  # a single operation, which has a frame
         calls = nodes.calls_of(last)[: list(stack).index(call) + 1]
         name = nodes.path_of(call, stack[call], reading.names)
         chosen = set(inside)
@@ -42,7 +42,7 @@ def frames_by_data_flow(reading: Reading) -> list[FramePlan]:
         ending.setdefault(last, []).append(frame)
 
     frames: list[FramePlan] = []
-    # A higher-order operation has the frames of its bodies too.
+    # A higher-order operation also has the frames of its bodies.
     operations: dict[Node, list[FramePlan]] = {}
     for node, frame in zip(reading.frame_nodes, reading.frames, strict=True):
         operations.setdefault(node, []).append(frame)
@@ -54,7 +54,7 @@ def frames_by_data_flow(reading: Reading) -> list[FramePlan]:
 
 
 def with_root_frame(reading: Reading, frames: list[FramePlan]) -> list[FramePlan]:
-    """Add the frame of the graph as a whole, where no module of theirs is that."""
+    """Add a frame for the whole graph, unless a module's frame is that already."""
     if any(frame.name == "" and not frame.is_op for frame in frames):
         return frames
     placeholders = [node for node in reading.nodes if node.op == "placeholder"]

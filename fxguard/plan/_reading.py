@@ -1,4 +1,4 @@
-"""One graph while it is read: what is known so far, and the questions that its readers ask."""
+"""The state of reading one graph: what is known so far, and the questions that readers ask."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["Reading"]
 
 
 class Reading:
-    """What has been read of one graph.
+    """The part of one graph that has been read.
 
-    The body of a higher-order operation has a reading of its own, which adds to the values and
-    the steps of the graph around it.
+    The body of a higher-order operation has its own reading, which adds to the values and steps of
+    the graph around it.
 
     Args:
         graph_module: the graph.
         names: ``id(module)`` to qualified name.
-        root: qualified name of the module whose forward the graph is, or is a part of.
+        root: qualified name of the module whose forward contains the graph.
         arguments: position of a graph input to its role and qualified name, where known.
-        measured_inputs: roles of the inputs that are measured where they enter.
+        measured_inputs: roles of the inputs that are measured on entry.
         has_marks: whether modules left marks in the graph.
         outer: the reading of the graph around a body.
-        inside: the bodies around this graph, as in :class:`~fxguard.plan.plan.Check`.
+        inside: the bodies around this graph, see :class:`~fxguard.plan.plan.Check`.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Reading:
         self.nodes = list(graph_module.graph.nodes)
         table = None if outer is None else outer.table
         self.table: ValueTable = ValueTable(self.nodes, table, inside)
-        self.body_inputs: dict[Node, int | None] = {}  # a body's inputs, and their values
-        self.prefix = ""  # of a body's attributes
+        self.body_inputs: dict[Node, int | None] = {}  # inputs of a body, with their values
+        self.prefix = ""  # of the attributes of a body
         self.steps: list[Step] = [] if outer is None else outer.steps
         self.frames: list[FramePlan] = []
-        self.frame_nodes: list[Node] = []  # which node each frame belongs to
+        self.frame_nodes: list[Node] = []  # the node of each frame
         self.outputs: tuple[int | None, ...] = ()
         self.entered: list[tuple[int, Node, int]] = []  # position, input of the graph, its value
         self.inputs_written: list[tuple[int, int | None]] = []  # Plan.written
         self.quantized: set[Node] = set()
         self.hidden = 0  # operations in the bodies of higher-order operations
         self.random = False
-        # A graph from symbolic_trace has no example results: everything may be a tensor.
+        # A graph from symbolic_trace has no example results, so everything may be a tensor.
         self.knows_results = any(
             nodes.example_of(node) is not None for node in self.nodes if node.op != "output"
         )
@@ -82,23 +82,24 @@ class Reading:
             written.update(operand for _, operand in call.beside)
             written.update(call.in_place)
             written.update(x for _, x in call.apart if self.table.is_read_after(x, node))
-        # What is to be measured before that: a write to a part of a buffer changes the buffer.
+        # Buffers are measured before writes, because a write to a part of a buffer changes the
+        # buffer.
         memories = {nodes.memory_of(nodes.example_of(node)) for node in written} - {None}
         self.written = written | {
             node for node in self.nodes if nodes.memory_of(nodes.example_of(node)) in memories
         }
 
-    # What stands where.
+    # Places of nodes and values.
 
     def module_of(self, node: Node) -> str:
-        """Qualified name of the module in whose forward the node stands."""
+        """Qualified name of the module whose forward contains the node."""
         stack = list(nodes.stack_of(node).items())
         if node.op == "call_module":
             return str(node.target)
         return nodes.path_of(*stack[-1], self.names) if stack else self.root
 
     def inputs_with(self, role: Role) -> Iterator[tuple[int, int]]:
-        """Position and value of the graph's inputs that have a role."""
+        """Position and value of the graph's inputs with a given role."""
         for position, _, value in self.entered:
             if self.table.values[value].role is role:
                 yield position, value
@@ -137,7 +138,7 @@ class Reading:
     # Questions about an operation.
 
     def is_quantized(self, node: Node) -> bool:
-        """Whether the result holds integers that stand for other numbers."""
+        """Whether the result holds integers that represent other numbers."""
         kind = self.calls[node].kind
         if kind in tables.QUANTIZES:
             return True
@@ -146,7 +147,7 @@ class Reading:
         )
 
     def is_move(self, node: Node) -> bool:
-        """Whether the result has the elements of the first operand, and no others."""
+        """Whether the result has exactly the elements of the first operand."""
         call = self.calls[node]
         if not self.knows_results:
             return call.moves
@@ -154,7 +155,7 @@ class Reading:
         return is_move(call, before, nodes.example_of(node))
 
     def operands(self, node: Node) -> list[tuple[str, int]]:
-        """The tensors that the operation reads, labelled in order of use."""
+        """The tensors that an operation reads, labelled in order of use."""
         rows: list[tuple[str, int]] = []
         position = 0
         for key, operand in self.calls[node].reads:
@@ -176,19 +177,19 @@ class Reading:
         return rows
 
     def has_range(self, value: int) -> bool:
-        """Whether a range explains an operand: that of indices and masks does not."""
+        """Whether an operand's range is informative: that of indices and masks is not."""
         return self.table.values[value].can_be_bad
 
     # Its results.
 
     def measure_results(self, node: Node) -> list[int | None]:
-        """A value for each result that the operation returned; None where it cannot be bad."""
+        """A value for each result that the operation returned; None if it cannot be bad."""
         call, example = self.calls[node], nodes.example_of(node)
         results: list[tuple[tuple[int, ...], Any]] = list(nodes.elements_of(example))
         if not self.knows_results and call.returns:
             results = [((), None)]
         made: list[int | None] = []
-        # A backend may not even make what nobody reads, such as flex_attention's logsumexp.
+        # A backend may not even compute unread results, such as flex_attention's logsumexp.
         used = {str(u.args[1]) for u in node.users if u.target is operator.getitem}
         for path, result in results:
             is_left_out = is_higher_order(node) and path and str(path[0]) not in used
@@ -205,7 +206,7 @@ class Reading:
         return made
 
     def measure_changed(self, node: Node) -> list[tuple[str, Node, int]]:
-        """(parameter, operand, value) of what it wrote and did not return."""
+        """(parameter, operand, value) of each operand that was written and not returned."""
         call = self.calls[node]
         changed = list(call.beside)
         if not call.returns or (self.knows_results and nodes.example_of(node) is None):
@@ -217,11 +218,11 @@ class Reading:
         ]
 
     def write(self, node: Node, operand: Node, value: int | None) -> None:
-        """The last step wrote an operand, which now holds a value."""
+        """Note that the last step wrote an operand, which now holds a value."""
         if value is None:
             return
         for before, after in self.table.write(node, operand, value):
-            # The operation also changed a larger tensor that ``operand`` is a part of.
+            # The operation also changed a larger tensor that contains ``operand``.
             step = self.steps[-1]
             self.steps[-1] = replace(
                 step, inputs=(*step.inputs, before), outputs=(*step.outputs, after)
@@ -234,7 +235,7 @@ class Reading:
         outputs: Sequence[int],
         changed: Sequence[tuple[str, Node, int]] = (),
     ) -> FramePlan:
-        """The frame of the last step."""
+        """Add the frame of the last step."""
         step = self.steps[-1]
         is_module = node.op == "call_module"
         values = self.table.values

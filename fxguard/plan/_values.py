@@ -1,4 +1,4 @@
-"""Which value each result of a graph holds while the graph is read, and where it is measured."""
+"""The value that each result holds while a graph is read, and where it is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ValueTable"]
 
 
 class ValueTable:
-    """The values of one graph, numbered in the order in which they are found."""
+    """The values of one graph, numbered in the order of discovery."""
 
     def __init__(
         self,
@@ -31,21 +31,21 @@ class ValueTable:
         # The body of a higher-order operation shares these with the graph around it.
         self.values: list[Value] = [] if outer is None else outer.values
         self.checks: list[Check] = [] if outer is None else outer.checks
-        # Reason, number of operations.
+        # Reason to number of operations.
         self.unchecked: Counter[str] = Counter() if outer is None else outer.unchecked
         self.later: list[Check] = [] if outer is None else outer.later
-        self.is_later = False  # whether what is added now is measured in a second run
+        self.is_later = False  # whether values added now are measured in a second run
         self.inside = inside
         self.depth = 0  # of torch.func regions around the current node
-        self._region: list[int] = []  # checks in them
-        # The value that a result holds *now*: an in-place operation gives it a new one.
+        self._region: list[int] = []  # checks in these regions
+        # The value that a result holds *now*: an in-place operation gives it a new value.
         self.now: dict[Node, int] = {}
         self.elements: dict[Node, dict[tuple[int, ...], int]] = {}  # for results that are tuples
         self._order = {node: position for position, node in enumerate(graph_nodes)}
         self._memory: dict[Node, int] = {}
-        self._aliases: dict[int, list[Node]] = {}  # memory to the results that stand in it
-        # Inputs of the graph of which a part was written, and which nothing reads from then on: the
-        # last node that wrote one, and what the parts hold.
+        self._aliases: dict[int, list[Node]] = {}  # memory to the results in it
+        # Partly written inputs of the graph that nothing reads afterwards: the last node that wrote
+        # one, and the values of the parts.
         self.in_parts: dict[Node, tuple[Node, list[int]]] = {}
 
     def add(
@@ -59,7 +59,7 @@ class ValueTable:
         after: Node | None = None,
         argument: int | None = None,
     ) -> int:
-        """A new value: what ``node`` (the item at ``path`` of it) holds once ``after`` has run."""
+        """Add a value: what ``node`` (its item at ``path``) holds once ``after`` has run."""
         example = nodes.example_of(node)
         for index in path:
             example = example[index]
@@ -93,15 +93,15 @@ class ValueTable:
                 return "empty"
         return ""
 
-    # torch.func regions. What they compute has levels of batching and differentiation around it,
-    # which may not leave the region: the numbers are taken at its end.
+    # torch.func regions. Their values have levels of batching and differentiation, which may not
+    # leave the region, so the numbers are taken at its end.
 
     def enter_region(self) -> None:
-        """A ``vmap``, ``grad`` or the like begins; they nest."""
+        """Enter a ``vmap``, ``grad`` or similar region; regions nest."""
         self.depth += 1
 
     def leave_region(self, node: Node) -> None:
-        """It ends with ``node``."""
+        """Leave the region that ends with ``node``."""
         self.depth -= 1
         if self.depth == 0:
             for slot in self._region:
@@ -113,13 +113,13 @@ class ValueTable:
         return any(self._order[user] > self._order[node] for user in result.users)
 
     def value_of(self, item: Any) -> int | None:
-        """The value that an argument holds now; None for what is no measured tensor."""
+        """The value that an argument holds now; None if it is not a measured tensor."""
         return self.now.get(item) if isinstance(item, Node) else None
 
     # Memory.
 
     def remember_memory(self, node: Node, like: Node | None = None) -> None:
-        """Note where a result stands, where ``like`` stands if the capture does not tell."""
+        """Note the memory of a result, or that of ``like`` if the capture does not tell."""
         memory = nodes.memory_of(nodes.example_of(node))
         if memory is None:
             memory = self._memory.get(like, id(node)) if like is not None else id(node)
@@ -127,11 +127,10 @@ class ValueTable:
         self._aliases.setdefault(memory, []).append(node)
 
     def write(self, node: Node, operand: Node, value: int) -> list[tuple[int, int]]:
-        """``node`` wrote the memory of ``operand``, which now holds ``value``.
+        """Note that ``node`` wrote the memory of ``operand``, which now holds ``value``.
 
         Returns:
-            (value before, value now) of larger tensors that ``operand`` is a part of, and that
-            are read later.
+            (value before, value now) of larger tensors that contain ``operand`` and are read later.
         """
         changed = []
         self.now[operand] = value

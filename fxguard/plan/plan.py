@@ -1,8 +1,8 @@
 """The Plan of a graph: everything that can be known before there are numbers.
 
-The Plan says which values are measured and in which row of the statistics each stands, which
-operations made them out of which others, which frames there are and what their rows are called.
-It is plain, frozen data.
+The Plan says which values are measured, in which row of the statistics each one is, which
+operations made them from which others, which frames there are, and how their rows are labelled. It
+is plain, frozen data.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ __all__ = [
 ]
 
 
-WHOLE_GRAPH = "graph"  # the kind of a step that stands for all of a graph's operations
-LATER = "measured later"  # the note of a value that is measured when something turned bad
+WHOLE_GRAPH = "graph"  # the kind of a step that represents all operations of a graph
+LATER = "measured later"  # the note of a value that is measured once something has turned bad
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """One tensor of the graph."""
 
-    role: Role  # what it is to the graph
-    name: str  # the user's variable where known, or the weight's or input's name
-    dtype: str = ""  # "float16", ...; "" where the graph does not know
-    slot: int | None = None  # row in the statistics; None where it is not measured
-    note: str = ""  # shown in place of numbers where slot is None
+    role: Role  # what it is in the graph
+    name: str  # the user's variable if known, or the weight's or input's name
+    dtype: str = ""  # "float16", ...; "" if the graph does not know
+    slot: int | None = None  # row in the statistics; None if it is not measured
+    note: str = ""  # shown in place of numbers if slot is None
     argument: int | None = None  # position among the graph's inputs, for inputs and weights
     later: int | None = None  # index into Plan.later
-    # No check reaches it: it is taken to be as bad as what the operation that made it has read.
+    # No check reaches it: it is assumed to be as bad as the operands of its operation.
     is_assumed: bool = False
 
     @property
     def can_be_bad(self) -> bool:
-        """Whether it is of a dtype that holds NaN or inf, as far as the graph knows."""
+        """Whether its dtype can hold NaN or inf, as far as the graph knows."""
         return not self.dtype or "float" in self.dtype or "complex" in self.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation: what it read, what it made."""
+    """One operation: what it read and what it made."""
 
     kind: str  # "mul", "softmax", ...
-    module: str  # qualified name of the module in whose forward it stands
+    module: str  # qualified name of the module whose forward contains it
     inputs: tuple[int, ...]  # values, in order of use
     outputs: tuple[int, ...]  # values
-    infinite_literal: bool = False  # was given an infinity on purpose
-    limit_literal: bool = False  # was given a dtype's largest magnitude, to make a mask
-    literals: tuple[float, ...] = ()  # the Python numbers that it was given, in order
-    number_first: bool = False  # its first operand is one of them, as in 2 / x
+    infinite_literal: bool = False  # whether it was given an infinity on purpose
+    limit_literal: bool = False  # whether it was given a dtype's largest magnitude, to make a mask
+    literals: tuple[float, ...] = ()  # Python numbers among its arguments, in order
+    number_first: bool = False  # whether its first operand is one of them, as in 2 / x
     source: Source | None = None
-    # False where it is no operation of its own: what an operation wrote besides its results, or a
-    # link that says that one value stands in the memory of another.
+    # False if it is not an operation of its own: a write besides an operation's results, or a link
+    # between a value and the value that contains its memory.
     counts: bool = True
-    # The node that made it, and the bodies around that, as in :class:`Check`; "" where it stands
-    # for no node of a graph.
+    # The node that made it, and the bodies around that, as in :class:`Check`; "" if it represents
+    # no node of a graph.
     node: str = ""
     inside: tuple[tuple[str, int], ...] = ()
 
@@ -80,7 +80,7 @@ class Step:
 
 
 def link(module: str, inputs: tuple[int, ...], output: int) -> Step:
-    """The step that says that a value stands in the memory of others. It is no operation."""
+    """A step that links a value to the values in whose memory it is. It is not an operation."""
     return Step("view", module, inputs, (output,), counts=False)
 
 
@@ -89,8 +89,8 @@ class RowPlan:
     """One row of a frame, before there are numbers."""
 
     label: str
-    value: int | None = None  # index into Plan.values; None where the row has no tensor
-    note: str = ""  # shown where there is no value
+    value: int | None = None  # index into Plan.values; None if the row has no tensor
+    note: str = ""  # shown if there is no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class FramePlan:
     name: str
     kind: str
     is_op: bool
-    rows: tuple[RowPlan, ...]  # without the parameters of a module: those are read with the report
+    rows: tuple[RowPlan, ...]  # without a module's parameters, which are read for the report
     source: Source | None = None
-    step: int | None = None  # the operation that the frame shows, also where a module is just that
-    calls: tuple[str, ...] = ()  # the module calls around it, outermost first; the last is its own
+    step: int | None = None  # the operation of the frame, also if a module is a single operation
+    calls: tuple[str, ...] = ()  # the module calls around it, outermost first; its own is the last
 
 
-# A node by name, and the bodies of higher-order operations around it.
+# The bodies of higher-order operations around a node, and the node's name.
 Place = tuple[tuple[tuple[str, int], ...], str]
 
 
@@ -114,72 +114,71 @@ Place = tuple[tuple[tuple[str, int], ...], str]
 class Check:
     """Measure one result, right after a node has run."""
 
-    node: str  # whose result
-    path: tuple[int, ...]  # indices into the result, where it is a tuple
-    after: str  # usually the same node; another one where that wrote the result's memory
-    # The bodies of higher-order operations in which the node stands, outermost first: each the
+    node: str  # the node of the result
+    path: tuple[int, ...]  # indices into the result if it is a tuple
+    after: str  # usually the same node; another one if that wrote the result's memory
+    # The bodies of higher-order operations around the node, outermost first: each as the
     # operation's node and the body's position among its arguments.
     inside: tuple[tuple[str, int], ...] = ()
-    # The node that ends the torch.func region in which the node stands: taken there.
+    # The node that ends the torch.func region around the node: the numbers are taken there.
     region_end: str | None = None
     wide: bool = False  # the number is float64
-    may_be_infinite: bool = False  # made of an infinity that somebody wrote on purpose
+    may_be_infinite: bool = False  # derived from an infinity that was written on purpose
 
     @property
     def place(self) -> Place:
-        """Where the node stands after which it is measured."""
+        """The place of the node after which it is measured."""
         return self.inside, self.after
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a graph computes and what of it is measured.
+    """What a graph computes, and which of its values are measured.
 
-    What holds of every plan:
+    Invariants of every plan:
 
-    - ``values``, ``steps`` and ``checks`` are in the order in which a run makes them: a step reads
-      values that entered the graph, or that a step before it made. No two steps make one value.
-    - The value with ``slot`` ``i`` is what ``checks[i]`` measures, and no other value has that
-      slot: the statistics of a run have one row for each check, in their order. The same holds of
-      ``later`` and :attr:`Value.later`, for a second run.
-    - A value has no ``slot`` where a ``note`` says why, where it is read with the report (weights,
-      constants), or where ``later`` says that a second run measures it.
+    - ``values``, ``steps`` and ``checks`` are in the order of a run: a step reads values that
+      entered the graph or that an earlier step made. No two steps make one value.
+    - ``checks[i]`` measures the only value with ``slot`` ``i``: the statistics of a run have one
+      row for each check, in order. The same holds for ``later`` and :attr:`Value.later`, in a
+      second run.
+    - A value has no ``slot`` if a ``note`` says why, if it is read for the report (weights,
+      constants), or if ``later`` says that a second run measures it.
     - Checks in the bodies of one higher-order operation follow each other.
     """
 
     values: tuple[Value, ...] = ()
     steps: tuple[Step, ...] = ()  # in order of execution
     frames: tuple[FramePlan, ...] = ()  # in order of display
-    # (position among the graph's inputs, value) of those that are no weights or buffers.
+    # (position among the graph's inputs, value) of inputs that are neither weights nor buffers.
     inputs: tuple[tuple[int, int], ...] = ()
-    buffers: tuple[tuple[int, int], ...] = ()  # the same of buffers
-    # Likewise of those that the graph wrote, with the value that they hold when it ends; None where
-    # that is not known.
+    buffers: tuple[tuple[int, int], ...] = ()  # the same for buffers
+    # The same for inputs that the graph wrote, with their value at the end; None if not known.
     written: tuple[tuple[int, int | None], ...] = ()
-    # Positions of the inputs that are to be copied before a run, to make a second one possible.
+    # Positions of the inputs that must be copied before a run, to make a second run possible.
     overwritten: tuple[int, ...] = ()
     outputs: tuple[int | None, ...] = ()  # the value of each item that the graph returns
-    # For each of these items, the positions of others that it is made of.
+    # For each of these items, the positions of other items that it is made from.
     outputs_made_of: tuple[frozenset[int], ...] = ()
-    handed_on: frozenset[int] = frozenset()  # positions of items that are inputs as they came in
+    handed_on: frozenset[int] = frozenset()  # positions of items that are unchanged inputs
     checks: tuple[Check, ...] = field(default=(), repr=False)  # one for each row of the statistics
-    # Of values that only a second run can see, with the operations in which they are.
+    # Checks of values that only a second run can see, inside certain operations.
     later: tuple[Check, ...] = field(default=(), repr=False)
-    operations: int = 0  # how many there are, with those in subgraphs that no step stands for
-    unchecked: tuple[tuple[str, int], ...] = ()  # reason, how many of them are not checked
-    random: bool = False  # draws random numbers
+    operations: int = 0  # how many there are, including those in subgraphs without steps
+    unchecked: tuple[tuple[str, int], ...] = ()  # reason, number of unchecked operations
+    random: bool = False  # whether it draws random numbers
 
     def check_of(self, value: int) -> Check | None:
-        """Where a value is measured; None where it is not, or by nothing that a node has made.
+        """The check that measures a value; None if there is none, or if no node made the value.
 
-        A plan of one step for a whole graph has numbers, and no checks.
+        A plan with one step for a whole graph has numbers but no checks.
         """
         slot = self.values[value].slot
         return self.checks[slot] if slot is not None and self.checks else None
 
 
 def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:
-    """Give a module that is one operation one frame, not two."""
+    """Give a module that is a single operation one frame instead of two."""
     merged: list[FramePlan] = []
     for frame in frames:
         if not frame.is_op and frame.calls and frame.step is None:
@@ -194,10 +193,10 @@ def merge_single_operations(frames: Iterable[FramePlan]) -> list[FramePlan]:
 
 
 def merge_root(frames: list[FramePlan]) -> list[FramePlan]:
-    """Give a root module of torch that is one operation, such as a ``Linear``, one frame."""
+    """Give a torch root module that is a single operation, such as a ``Linear``, one frame."""
     if len(frames) != 2 or frames[1].is_op or frames[1].name or not frames[0].is_op:
         return frames
     operation, root = frames
     if operation.calls or operation.source is not None or operation.kind == WHOLE_GRAPH:
-        return frames  # the user wrote it, and the frame shows its line; or it stands for many
+        return frames  # the user wrote it, and the frame shows its line; or it represents many
     return [replace(root, step=operation.step)]

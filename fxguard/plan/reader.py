@@ -1,4 +1,4 @@
-"""An FX graph to its Plan: which values to measure, which frames there are."""
+"""Reads an FX graph into its Plan: which values to measure, which frames there are."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def make_plan(
 
     Args:
         graph_module: the graph; it is not changed.
-        names: ``id(module)`` to qualified name, where the model is at hand. Without it the
-            names are those that the graph remembers, and module frames come from data flow.
-        arguments: position of a graph input to its role and qualified name, likewise.
-        root: qualified name of the module whose forward the graph is, or is a part of.
-        weights_stay: whether weights are still there when a report is made; otherwise they are
-            measured where they enter the graph.
-        has_marks: whether modules left marks in the graph; where they did not, module frames come
-            from data flow.
+        names: ``id(module)`` to qualified name, if the model is available. Without it, the names
+            are those kept in the graph, and module frames come from the data flow.
+        arguments: position of a graph input to its role and qualified name, if the model is
+            available.
+        root: qualified name of the module whose forward contains the graph.
+        weights_stay: whether weights still exist when a report is made; if not, they are measured
+            where they enter the graph.
+        has_marks: whether modules left marks in the graph; if not, module frames come from the data
+            flow.
     """
     reading = Reading(
         graph_module,
@@ -101,13 +102,13 @@ def read(reading: Reading) -> None:
 
 
 def _read_end(reading: Reading) -> None:
-    """Find what the graph's inputs hold when it ends."""
+    """Find which values the graph's inputs hold at its end."""
     for placeholder, (last, parts) in reading.table.in_parts.items():
         name, before = placeholder.name, reading.table.now[placeholder]
         value = reading.table.add(placeholder, (), Role.MADE, name, measure=True, after=last)
         reading.table.now[placeholder] = value
         reading.steps.append(link(reading.module_of(last), (before, *parts), value))
-    # Running statistics that nothing in the graph reads again have no value.
+    # Running statistics that the graph does not read again have no value.
     unknown = {operand for call in reading.calls.values() for _, operand in call.apart}
     for position, node, before in reading.entered:
         now = reading.table.now[node]
@@ -117,7 +118,7 @@ def _read_end(reading: Reading) -> None:
             reading.inputs_written.append((position, None))
 
 
-# What stands in the graph before any operation.
+# Nodes before any operation.
 
 
 def _read_placeholder(reading: Reading, node: Node, position: int) -> None:
@@ -130,7 +131,7 @@ def _read_placeholder(reading: Reading, node: Node, position: int) -> None:
     if reading.knows_results and not isinstance(example, Tensor):
         return  # a size
     role, name = reading.arguments.get(position) or nodes.placeholder_role(node)
-    # A weight does not change between here and the report, which reads it then.
+    # A weight does not change before the report, which reads it.
     measure = role in reading.measured_inputs or (role is Role.BUFFER and node in reading.written)
     reading.table.now[node] = reading.table.add(
         node, (), role, name, measure=measure, argument=position
@@ -193,7 +194,7 @@ def _read_operation(reading: Reading, node: Node) -> None:
 
 
 def _write_apart(reading: Reading, node: Node, call: Call) -> None:
-    """Running statistics: made of what they held, which the result is not made of."""
+    """Add running statistics: they depend on their old values, and the result does not."""
     read_later = [each for _, each in call.apart if reading.table.is_read_after(each, node)]
     if not read_later:
         return
@@ -209,7 +210,7 @@ def _write_apart(reading: Reading, node: Node, call: Call) -> None:
 
 
 def _share(reading: Reading, node: Node, call: Call) -> bool:
-    """Let the result hold the value of what it was moved or taken from."""
+    """Let the result hold the value of its source, if it was only moved or taken from there."""
     source = call.first
     if source is None:
         return False
@@ -221,7 +222,7 @@ def _share(reading: Reading, node: Node, call: Call) -> bool:
         return True
     index = node.args[1]
     if source not in reading.table.elements or not isinstance(index, int):
-        # The element of something that is no result of an operation, such as a size.
+        # An element of something that is not the result of an operation, such as a size.
         return isinstance(nodes.example_of(source), (tuple, list))
     for path, value in reading.table.elements[source].items():
         if path[0] == index and len(path) > 1:
@@ -236,7 +237,7 @@ def _share(reading: Reading, node: Node, call: Call) -> bool:
 
 
 def _read_module_return(reading: Reading, node: Node) -> None:
-    if not reading.module_of(node):  # the model called itself; its frame comes with the batch
+    if not reading.module_of(node):  # the model called itself; the batch adds its frame
         return
     labels: Any = node.args[0]
     rows = []
@@ -244,7 +245,7 @@ def _read_module_return(reading: Reading, node: Node) -> None:
         if tensor in reading.quantized:
             tensor, note = None, NOT_MEASURED
         elif tensor is not None and tensor not in reading.table.now:
-            # Integers are measured for this row only.
+            # Integers are measured only for this row.
             reading.table.now[tensor] = reading.table.add(
                 tensor, (), Role.MADE, tensor.name, measure=True
             )
@@ -257,7 +258,7 @@ def _read_module_return(reading: Reading, node: Node) -> None:
 
 
 def _name_value(reading: Reading, label: str, value: int | None) -> None:
-    """Say in the row of the operation that made a value what the user calls it."""
+    """Add the user's name of a value to the row of the operation that made it."""
     for index, frame in enumerate(reading.frames):
         rows = tuple(
             replace(row, label=f"{row.label} ({label})")

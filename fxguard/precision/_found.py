@@ -1,4 +1,4 @@
-"""What fails in the graphs of a model, and the ranges of what its operations read and make."""
+"""Failures in the graphs of a model, and the ranges of what its operations read and make."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fxguard.rerun.failure import Failure, Failures
 
 __all__ = ["Found"]
 
-# Each failure by what fails: an operation, with its step; a weight, an input or an output.
+# Each failure by its name: an operation, with its step; a weight, an input or an output.
 _Listed = dict[str, tuple[Failure, Step | None]]
 
 
 class Found:
-    """Gathers what is found in one forward, and in its backward, over all of its graphs.
+    """Gathers findings of one forward and its backward, over all graphs.
 
     Attributes:
         forward: what fails.
-        backward: what hands back a gradient that fails.
+        backward: operations that return a failing gradient.
         not_judged: operations without a second form, and why.
-        operations: how many were looked at.
+        operations: how many were examined.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Found:
 
     @property
     def given(self) -> list[str]:
-        """The weights and inputs that the dtype does not hold."""
+        """The weights and inputs that the dtype cannot hold."""
         return [title for title, (_, step) in self.forward.items() if step is None]
 
     def add(self, run: GraphRun, failures: Failures, *, backward: bool = False) -> None:
-        """Add the failures of a run; an operation that has one keeps the worse."""
+        """Add the failures of a run; an operation keeps its worst failure."""
         steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
         titles = titles_of(run)
         listed = self.backward if backward else self.forward
@@ -58,7 +58,7 @@ class Found:
     def add_frames(
         self, run: GraphRun, rows: Mapping[Place, Sequence[Row]], *, backward: bool = False
     ) -> None:
-        """Add the ranges that operations of a run have in float64, a backward's from its end."""
+        """Add the float64 ranges of a run's operations; those of a backward from its end."""
         named = list(named_steps(run))
         phase = "backward" if backward else "forward"
         for module, kind, step in reversed(named) if backward else named:
@@ -67,7 +67,7 @@ class Found:
                 self._show(Frame(module, kind, True, tuple(found), step.source, phase=phase))
 
     def _show(self, frame: Frame) -> None:
-        """Add a frame; an operation that ran before has the ranges of both runs."""
+        """Add a frame; an operation that ran before gets the ranges of both runs."""
         key = title_of(frame.name, frame.kind), frame.phase == "backward"
         known = self._frames.get(key)
         if known is not None and len(known.rows) == len(frame.rows):
@@ -78,10 +78,10 @@ class Found:
     def forecast(
         self, dtype: str, between: int, planner: Callable[[bool], PrecisionPlan] | None = None
     ) -> Forecast:
-        """What was found, the worst first.
+        """The findings as a forecast, the worst first.
 
         Args:
-            dtype: the name of it.
+            dtype: the name of the dtype.
             between: how many operations ran between graphs.
             planner: finds out what to keep in float32.
         """

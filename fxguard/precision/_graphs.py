@@ -1,4 +1,4 @@
-"""Runs each graph of a forward again when it has run, and gathers what fails in it."""
+"""Runs each graph of a forward again after it has run, and gathers what fails in it."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ __all__ = ["Graphs", "Operation"]
 
 
 class Operation(NamedTuple):
-    """What names an operation of a graph, in whichever run."""
+    """Identifies an operation of a graph across runs."""
 
-    module: str  # with which the graph was captured
+    module: str  # the module that the graph was captured with
     kind: str
-    number: int  # among those of its module that share its name, from 1
+    number: int  # among operations of its module with the same name, from 1
 
 
 class _Known(NamedTuple):
     """A tensor that a graph was given or has returned."""
 
-    tensor: Tensor  # kept, so that no other one gets its identity
+    tensor: Tensor  # kept alive, so that no other tensor gets its identity
     version: int | None  # how often it had been written
-    other: Any  # what stands in its place: the tensor itself, or what it should be, in float64
-    wide: Any  # the same in a run in float64 from the beginning
+    other: Any  # what replaces it: the tensor itself, or in float64 what it should be
+    wide: Any  # the same in a run that is in float64 throughout
 
 
 @dataclasses.dataclass(slots=True)
 class _KeptRun:
-    """A run of a graph whose backward is to be looked at."""
+    """A run of a graph whose backward is to be examined."""
 
     run: GraphRun
     wide: list[Any]  # its arguments in float64
-    others: list[Any]  # its arguments where all that failed before is repaired
+    others: list[Any]  # its arguments, with all earlier failures repaired
     outputs: list[Any]
     bad: Mapping[Place, int]  # see Reference.bad
     versions: tuple[int | None, ...]  # of its arguments
@@ -64,18 +64,18 @@ class Graphs:
 
     Args:
         tensors: the weights and buffers of the model in its own dtype, by name.
-        inputs: each tensor that the forward is given, and the same as the user gave it.
+        inputs: each tensor that the forward is given, and the user's original of it.
         keeps_runs: whether :meth:`look_back` follows.
-        float8: the format that matrix products are to compute in; None where all is in the dtype
-            of the graphs.
+        float8: the format that matrix products are to compute in; None if everything is in the
+            dtype of the graphs.
 
     Attributes:
         found: what fails.
         operations: how many ran.
-        beyond: those that fail, and those that work on what the dtype does not hold.
-        makers: of each operation those that made its operands.
-        counted: all of them.
-        draws: whether one of them draws random numbers.
+        beyond: operations that fail, and those that read values that the dtype cannot hold.
+        makers: for each operation, those that made its operands.
+        counted: all operations.
+        draws: whether an operation draws random numbers.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Graphs:
     ) -> None:
         self.keeps_runs = keeps_runs
         self.float8 = float8
-        self.tensors = dict(tensors)  # without those that a graph has written
+        self.tensors = dict(tensors)  # without tensors that a graph has written
         self.known: dict[int, _Known] = {}  # by id
         self.found = Found()
         self.operations = 0
@@ -96,12 +96,12 @@ class Graphs:
         self.makers: dict[Operation, set[Operation]] = {}
         self.counted: dict[Operation, None] = {}
         self.draws = False
-        self._kept: list[_KeptRun] = []  # where a backward is to be looked at
+        self._kept: list[_KeptRun] = []  # filled if a backward is to be examined
         for number, (low, given) in enumerate(inputs):
             self.known[id(low)] = self.entering(f"input {number}", low, given)
 
     def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        """Run a graph again that has returned."""
+        """Run a graph again after it has returned."""
         if outputs is None:
             return
         assert run.args is not None
@@ -145,13 +145,13 @@ class Graphs:
                 self.known[id(output)] = _Known(output, version_of(output), other, high)
 
     def _note_beyond(self, run: GraphRun, places: Collection[Place]) -> None:
-        """Keep which operations of a graph need another dtype."""
+        """Note which operations of a graph need another dtype."""
         names = {
             (step.inside, step.node): Operation(step.module, step.kind, number)
             for step, number in numbered(run.plan)
         }
         self.counted |= dict.fromkeys(names.values())
-        makers: dict[int, set[Operation]] = {}  # of each value
+        makers: dict[int, set[Operation]] = {}  # for each value
         for step in run.plan.steps:
             place = step.inside, step.node
             read = set().union(*(makers.get(value, set()) for value in step.inputs))
@@ -163,10 +163,10 @@ class Graphs:
             makers |= dict.fromkeys(step.outputs, read if name is None else {name})
 
     def look_back(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Look at the backward of each graph, the last one first.
+        """Examine the backward of each graph, the last one first.
 
         Args:
-            gradients: what the model has returned, with the gradient of each.
+            gradients: each output of the model, with its gradient.
         """
         for number, (output, gradient) in enumerate(gradients):
             failure = failure_of(gradient.to(output.dtype), widened(gradient, torch.float64))
@@ -204,16 +204,16 @@ class Graphs:
                 incoming[id(argument)] = gradient if before is None else before + gradient
             self.found.add(run, form.back.failures, backward=True)
             self.found.add_frames(run, form.back.rows, backward=True)
-            # A gradient that vanishes is a matter of the scale of the loss.
+            # A vanishing gradient is a matter of the loss scale.
             failures = form.back.failures.found.items()
             grave = {place for place, f in failures if f.problem in ("overflow", "nan")}
             self._note_beyond(run, {*grave, *form.back.beyond})
 
     def reference_of(self, output: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What a tensor that a graph has returned is in float64; None where that is not known.
+        """The float64 value of a tensor that a graph returned; None if it is not known.
 
         Returns:
-            That, and what it is in the dtype where all that fails is repaired.
+            That value, and the value in the dtype with all failures repaired.
         """
         known = self.known.get(id(output))
         if known is None or known.tensor is not output:
@@ -233,7 +233,7 @@ class Graphs:
         return self.entering(name, argument, self.tensors[name])
 
     def entering(self, name: str, low: Tensor, given: Tensor) -> _Known:
-        """A weight or an input: as it was given, where the dtype does not hold it."""
+        """A weight or an input: the original if the dtype cannot hold it."""
         version = version_of(low)
         if low.shape != given.shape or low.dtype == given.dtype:
             return _Known(low, version, low, low)
@@ -246,13 +246,13 @@ class Graphs:
 
 
 def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any, Any]:
-    """Run a graph once more, with these arguments in its second form.
+    """Run a graph again, with these arguments in its second form.
 
-    What it writes is copied: arguments that are the same in both forms are the copies.
+    Written arguments are copied: arguments that are the same in both forms are the copies.
     """
     assert run.args is not None
     low = copies_of(run)
-    seconds = [  # what was copied may be written
+    seconds = [  # copies may be written
         copied if other is argument else other if copied is argument else other.clone()
         for argument, copied, other in zip(run.args, low, others, strict=True)
     ]

@@ -1,9 +1,9 @@
-"""The smallest set of operations to keep in float32, found in few runs.
+"""Finds the smallest set of operations to keep in float32, in few runs.
 
-It begins with all that fails, and with what works on values that the dtype does not hold. Where a
-run of that mix fails elsewhere, what fails there is added, and, where an operation fails for the
-roundings before it, what made its operands. Then each kind of operation is left out once. Equal
-layers are one decision.
+The search begins with all operations that fail or that read values that the dtype cannot hold. If a
+run of that mix fails elsewhere, the operations that fail there are added; if an operation fails
+because of earlier roundings, the operations that made its operands are added as well. Then each
+kind of operation is left out once. Equal layers are one decision.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fxguard.report.precision_plan import PrecisionPlan
 
 __all__ = ["plan_of"]
 
-MOST_ROUNDS = 8  # of adding to it
-LIKE_ROUNDING = 1.5  # times the error that roundings alone make
+MOST_ROUNDS = 8  # of adding operations
+LIKE_ROUNDING = 1.5  # times the error of roundings alone
 
 
 def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
-    """Find out what to keep in float32.
+    """Find out which operations to keep in float32.
 
     Args:
-        trials: of the model.
+        trials: the trials of the model.
         found: its forecast.
     """
     names = _Names(trials.model, found.counted)
@@ -46,7 +46,8 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
             if tried.is_as_good(most, eps):
                 globs, error = smaller, tried
     beyond = trials.outputs_beyond()
-    # Other random numbers are not comparable, and of gradients nobody knows what roundings make.
+    # Runs with other random numbers are not comparable, and how roundings affect gradients is
+    # unknown.
     of_outputs = error._replace(gradients=math.nan)
     is_good = found.draws or of_outputs.is_as_good(rounding, eps, LIKE_ROUNDING)
     kept = {each for each in found.counted if names.glob_of(each) in globs}
@@ -72,19 +73,19 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
 
 
 def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> list[str]:
-    """All that may have to be kept, in order of execution.
+    """All operations that may have to be kept, in order of execution.
 
     Args:
-        trials: of the model.
+        trials: the trials of the model.
         found: its forecast.
-        names: of its operations.
+        names: the names of its operations.
         rounding: the error of the dtype's roundings alone.
     """
     globs = names.globs_of(found.beyond)
     for _ in range(MOST_ROUNDS if globs else 0):
         found, outputs, _ = trials.judged(globs)
         more = names.globs_of(found.beyond)
-        if set(more) <= set(globs):  # what is kept fails all the same: for what it is given
+        if set(more) <= set(globs):  # kept operations still fail, because of their operands
             eps = torch.finfo(trials.dtype).eps
             if trials.distance(outputs, {}).is_as_good(rounding, eps, LIKE_ROUNDING):
                 break
@@ -97,7 +98,7 @@ def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> lis
 
 
 def _before(found: Graphs, names: _Names, globs: Collection[str]) -> list[Operation]:
-    """What made the operands of operations that fail, behind all that is kept already."""
+    """Operations that need another dtype and, of those already kept, the makers of operands."""
     reached = list(found.beyond)
     for operation in reached:
         if names.glob_of(operation) in globs:
@@ -107,34 +108,35 @@ def _before(found: Graphs, names: _Names, globs: Collection[str]) -> list[Operat
 
 
 class _Names:
-    """Which operations are one decision.
+    """Names operations so that equal layers share one name and are one decision.
 
     Args:
-        model: whose layers may be equal: children of one class, which have numbers for names.
+        model: the model; its layers are equal if they are children of one class with numbers as
+            names.
         counted: all of its operations.
     """
 
     def __init__(self, model: Module, counted: Iterable[Operation]) -> None:
         self.modules = dict(model.named_modules())
-        self.most: dict[tuple[str, str], int] = {}  # how many of a name a module has
+        self.most: dict[tuple[str, str], int] = {}  # how many operations of a name a module has
         self._general: dict[str, str] = {}
         for module, kind, number in counted:
             key = self.general(module), kind
             self.most[key] = max(number, self.most.get(key, 0))
 
     def globs_of(self, operations: Collection[Operation]) -> list[str]:
-        """What names operations, and those of equal layers."""
+        """Globs for some operations and their counterparts in equal layers."""
         return list(dict.fromkeys(map(self.glob_of, operations)))
 
     def glob_of(self, operation: Operation) -> str:
-        """What names an operation, and that of equal layers."""
+        """A glob for an operation and its counterparts in equal layers."""
         module = self.general(operation.module)
         glob = f"{module}:{operation.kind}"
         is_only = self.most.get((module, operation.kind), 1) == 1
         return glob if is_only else f"{glob}#{operation.number}"
 
     def shortened(self, globs: Collection[str]) -> list[str]:
-        """Globs, those that name every operation of one name in a module as one."""
+        """The globs, with one glob in place of those for all operations of one name in a module."""
 
         def short(glob: str) -> str:
             name, _, number = glob.partition("#")
@@ -145,7 +147,7 @@ class _Names:
         return list(dict.fromkeys(map(short, globs)))
 
     def general(self, module: str) -> str:
-        """A module's name with ``*`` in the place of the numbers of equal layers."""
+        """A module's name with ``*`` in place of the numbers of equal layers."""
         if module not in self._general:
             parts = module.split(".") if module else []
             self._general[module] = ".".join(

@@ -1,4 +1,4 @@
-"""Runs of a model in another dtype, as many as needed, each from the same start."""
+"""Runs a model in another dtype as often as needed, each time from the same start."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Loss = Callable[[Any], Tensor] | str | int
 
 
 class Error(NamedTuple):
-    """How far a run is from what it should be.
+    """How far the results of a run are from what they should be.
 
-    The largest error of a tensor, relative to its largest magnitude; inf where an element is not
-    finite and should be, NaN where nothing is known.
+    Each is the largest error of a tensor, relative to its largest magnitude; inf if an element is
+    not finite and should be, NaN if nothing is known.
     """
 
     outputs: float  # from float64
@@ -45,42 +45,43 @@ class Error(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all is that should be."""
+        """Whether every element is finite that should be."""
         return self.outputs != math.inf and self.gradients != math.inf
 
     def is_as_good(self, other: Error, eps: float, factor: float = 1.1) -> bool:
-        """Whether it is no worse than another one.
+        """Whether the error is no worse than another one.
 
         Args:
             other: the other one.
-            eps: of the dtype: an error that is smaller is none.
-            factor: how many times the other one it may be.
+            eps: eps of the dtype; smaller errors do not count.
+            factor: how many times larger than the other one it may be.
         """
         return self.is_finite and not any(
             mine > max(factor * theirs, eps) for mine, theirs in zip(self, other, strict=True)
         )
 
 
-# Gradients below this share of the largest one of all weights may be nothing but roundings.
+# Gradients below this share of the largest gradient of all weights may be nothing but roundings.
 SMALL_GRADIENT = 1e-3
 
 
 class Trials:
-    """A copy of a model in a dtype, and what it is given.
+    """A copy of a model in a dtype, with its inputs.
 
-    In float8 there are matrix products only: the copy has the model's own dtype then, and runs in
+    In float8 only matrix products compute: then the copy keeps the model's own dtype and runs in
     it, as it does under autocast.
 
     Args:
-        model: in its own dtype.
-        args: what it is given.
-        kwargs: likewise.
+        model: the model in its own dtype.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         dtype: the other one.
-        loss: of what the model returns, or what that calls it; None for a forward alone.
+        loss: a function of what the model returns, or the name of the loss in it; None for a
+            forward alone.
         autocast: whether the model runs under autocast to that dtype.
 
     Attributes:
-        mix: how the copy runs in the dtype, in the user's words.
+        mix: how the copy runs in the dtype, as code of the user's.
         runs: how often the model or its copy has run.
     """
 
@@ -107,25 +108,25 @@ class Trials:
         self.low = low.to(dtype) if self.converts else low
         self.device = next((x.device.type for x in _tensors_of(low).values()), "cpu")
         self.mix = f"torch.autocast({self.device!r}, {dtype})" if autocast else f"model.to({dtype})"
-        self.dtypes: list[torch.dtype] = []  # of each output of the copy
-        self.repaired: list[Tensor] = []  # outputs of the copy, where nothing of it fails
-        self.wanted: list[Tensor | None] = []  # the same in float64
+        self.dtypes: list[torch.dtype] = []  # dtype of each output of the copy
+        self.repaired: list[Tensor] = []  # outputs of the copy with all failures repaired
+        self.wanted: list[Tensor | None] = []  # the same outputs in float64
         self.gradients: dict[str, Tensor] = {}  # of weights, in the model's own dtype
         self.keeping = Keeping(())
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
 
     def forecast(self, gradients: Sequence[Tensor | None] | None = None) -> tuple[Graphs, int]:
-        """Run the copy as it is.
+        """Run the copy without keeping anything in float32.
 
         Args:
-            gradients: of its outputs, where they are known; else they are those of the loss.
+            gradients: gradients of its outputs, if known; else those of the loss are used.
 
         Returns:
             What was found, and how many operations ran between graphs.
 
         Raises:
-            FxguardError: where it does not run, or nothing of it was captured.
+            FxguardError: when it does not run, or nothing of it was captured.
         """
         if gradients is None and self.loss is not None:
             gradients = self._output_gradients()
@@ -149,14 +150,14 @@ class Trials:
     def judged(
         self, globs: Collection[str] = (), *, keeps_runs: bool = False
     ) -> tuple[Graphs, list[Tensor], int]:
-        """Run the copy with operations kept in float32, and look at each operation.
+        """Run the copy with operations kept in float32, and examine each operation.
 
         Args:
             globs: which ones.
-            keeps_runs: whether a look at the backward follows.
+            keeps_runs: whether the backward is examined afterwards.
 
         Returns:
-            What was found, what the model returned, how many operations ran between graphs.
+            What was found, what the model returned, and how many operations ran between graphs.
         """
         given = self._start()
         graphs = Graphs(
@@ -186,11 +187,11 @@ class Trials:
             return list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
     def error(self, globs: Collection[str], enough: Error | None = None) -> Error:
-        """How far the copy is from what it should be, where operations are kept in float32.
+        """The error of the copy with operations kept in float32.
 
         Args:
             globs: which ones.
-            enough: where outputs are worse than these, gradients do not matter any more.
+            enough: if outputs are worse than this error, gradients no longer matter.
         """
         self.keeping.globs = tuple(globs)
         self.keeper.install()
@@ -204,16 +205,16 @@ class Trials:
             self.keeper.put_away()
 
     def error_wide(self) -> Error:
-        """The same of the model in its own dtype; from then on gradients are compared with its."""
+        """The error of the model in its own dtype, whose gradients later ones are compared with."""
         outputs, self.gradients = self._run(*self._plain(), self.loss)
-        self.wanted = [  # the reference took over what the dtype has spoiled, where it had to
+        self.wanted = [  # where it had to, the reference took over values that the dtype spoiled
             output if wanted is None or _is_worse(wanted, output) else wanted
             for wanted, output in zip(self.wanted, outputs, strict=True)
         ]
         return self.distance(outputs, {})
 
     def _plain(self) -> tuple[Module, Any]:
-        """A copy of the model in its own dtype, whose buffers may be written, and its inputs."""
+        """A copy of the model in its own dtype, with writable buffers, and its inputs."""
         model = copy.deepcopy(self.model)
         _make_plain(model)
         return model, pytree.tree_map_only(Tensor, torch.clone, self.given)
@@ -225,7 +226,7 @@ class Trials:
             return model(*args, **kwargs)
 
     def distance(self, outputs: list[Tensor], gradients: Mapping[str, Tensor]) -> Error:
-        """How far outputs are from those in float64, and gradients from those of the model."""
+        """The error of outputs against float64, and of gradients against the model's own."""
         pairs = zip(outputs, self.wanted, strict=True)
         of_outputs = [
             relative_error(output, wanted.to(torch.float64))
@@ -241,7 +242,7 @@ class Trials:
         return Error(max(of_outputs, default=math.nan), max(of_gradients, default=math.nan))
 
     def outputs_beyond(self) -> list[str]:
-        """What the model returns in the dtype and the dtype does not hold, whatever is kept."""
+        """The outputs in the dtype that the dtype cannot hold, whatever is kept."""
         found = []
         for number, (dtype, wanted) in enumerate(zip(self.dtypes, self.wanted, strict=True)):
             if wanted is None or wanted.is_complex() or not wanted.numel():
@@ -252,13 +253,13 @@ class Trials:
         return found
 
     def _start(self) -> Any:
-        """Put the copy back to where it began, and give what it is given."""
+        """Reset the copy to its start, and return its inputs."""
         with torch.no_grad():
             for name, buffer in self.low.named_buffers():
                 if name in self._buffers:
                     buffer.copy_(self._buffers[name])
         given = converted(self.given, self.dtype) if self.converts else self.given
-        # The model may write what it is given.
+        # The model may write its inputs.
         return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
 
     def _in_dtype(self, model: Module) -> contextlib.AbstractContextManager[object]:
@@ -269,7 +270,7 @@ class Trials:
     def _run(
         self, model: Module, given: Any, loss: Loss | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """What a model returns, and the gradients of its weights where there is a loss."""
+        """What a model returns, and the gradients of its weights if there is a loss."""
         self.runs += 1
         with torch.set_grad_enabled(loss is not None), random_state_kept(given):
             try:
@@ -291,10 +292,10 @@ class Trials:
 
 
 def loss_of(output: Any, loss: Loss) -> Tensor:
-    """The loss of what a model has returned.
+    """The loss of what a model returned.
 
     Raises:
-        FxguardError: where it is not one number that can be differentiated.
+        FxguardError: when it is not a single number that can be differentiated.
     """
     found: Any
     if callable(loss):
@@ -323,6 +324,6 @@ def _tensors_of(model: Module) -> dict[str, Tensor]:
 
 
 def _pairs(low: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
-    """Each floating-point tensor of the inputs, in the dtype and as it was given."""
+    """Each floating-point tensor of the inputs, in the dtype and in its original form."""
     leaves = zip(pytree.tree_leaves(low), pytree.tree_leaves(given), strict=True)
     return [pair for pair in leaves if is_float(pair[0])]

@@ -1,4 +1,4 @@
-"""``forecast``: which operations of a model fail in another dtype, found in one run."""
+"""``forecast``: finds in one run which operations of a model fail in another dtype."""
 
 from __future__ import annotations
 
@@ -30,45 +30,45 @@ def forecast(
     loss: Loss | None = None,
     **kwargs: Any,
 ) -> Forecast:
-    """Say which operations of a model would fail in another dtype, before anybody tries.
+    """Predict which operations of a model would fail in another dtype.
 
     A copy of the model runs in ``dtype``, so that its casts, masks and branches are those of
-    ``dtype``. Each operation of its graphs runs on what the operations before it left, and once
-    more in float64 on the same operands. Where the two differ by more than roundings, the result
-    of float64 goes on in its place: what comes after is not blamed for it, and one run lists
-    everything. A value that ``dtype`` does not hold goes on in float64 until one fits.
+    ``dtype``. Each operation of its graphs runs on the results of the operations before it, and
+    again in float64 on the same operands. If the two results differ by more than roundings, the
+    float64 result replaces the other: later operations are not blamed for it, and one run lists
+    everything. A value that ``dtype`` cannot hold stays in float64 until a later result fits.
 
     - *overflow*: an element is infinite, and finite in float64.
     - *nan*: an element is NaN, and finite in float64.
-    - *underflow*: half of all elements that are not 0 in float64 are 0, softmax aside; or one is,
-      of an operation that was given a number (an eps) that is 0 in ``dtype``.
+    - *underflow*: half of all elements that are not 0 in float64 are 0, except for softmax; or one
+      is, in an operation that was given a number (an eps) that is 0 in ``dtype``.
     - *rounding*: the largest error is over 32 ``eps`` of the largest element; or an addend or a
-      factor is lost, all of it, that would count in float32.
+      factor that would count in float32 is lost entirely.
 
-    In float8 matrix products compute, and nothing else: on operands that are cast with one scale
-    for each tensor, as their results are. There the largest error may be 1.5 ``eps``.
+    In float8 only matrix products compute. Their operands and results are cast with one scale for
+    each tensor. There the largest error may be 1.5 ``eps``.
 
-    With a loss each operation's backward runs likewise: alone, on the gradient that it has in
-    float64. An error there is none where what is summed cancels.
+    With a loss, each operation's backward also runs alone, on its float64 gradient. An error does
+    not count there if the summed terms cancel.
 
-    Weights and inputs that ``dtype`` does not hold are listed, too. The model, its buffers and the
-    random state stay as they were. What is said holds for the device that the model is on.
+    Weights and inputs that ``dtype`` cannot hold are listed as well. The model, its buffers and the
+    random state stay unchanged. The forecast holds for the device that the model is on.
 
     Args:
-        model: healthy in its own dtype, in the mode that it is to run in.
-        args: what it is given.
+        model: a model that is healthy in its own dtype, in the mode that it is to run in.
+        args: its positional arguments.
         dtype: ``torch.float16``, ``torch.bfloat16``, ``torch.float8_e4m3fn``,
             ``torch.float8_e5m2``.
-        loss: to look at the backward, too, and for :meth:`Forecast.plan` to run it: a function of
-            what the model returns, or the key or attribute of it that is the loss.
-        kwargs: what it is given by name.
+        loss: given to examine the backward as well, also in :meth:`Forecast.plan`: a function of
+            what the model returns, or the key or attribute of the loss in it.
+        kwargs: its keyword arguments.
 
     Returns:
         What fails, the worst first.
 
     Raises:
-        FxguardError: for another dtype, where the loss is not one number, when the model does not
-            run in ``dtype``, and when TorchDynamo captured nothing of it.
+        FxguardError: for another dtype, when the loss is not a single number, when the model does
+            not run in ``dtype``, and when TorchDynamo captured nothing of it.
 
     Example:
         >>> print(fxguard.forecast(model, x))
@@ -101,14 +101,15 @@ def forecast_of_step(
     dtype: torch.dtype,
     gradients: Sequence[Tensor | None] | None,
 ) -> Forecast:
-    """A forecast of a step whose backward has run: what came to the model's outputs is known.
+    """A forecast of a step whose backward has run, so that the outputs' gradients are known.
 
     Args:
-        model: as it was before the step.
+        model: the model as it was before the step.
         args: what it was given.
         kwargs: likewise.
         dtype: as in :func:`forecast`.
-        gradients: of the floating-point tensors that it returned; None without a backward.
+        gradients: gradients of the floating-point tensors that it returned; None without a
+            backward.
     """
     graphs, between = Trials(model, args, kwargs, dtype).forecast(gradients)
     return graphs.found.forecast(name_of_dtype(dtype), between)

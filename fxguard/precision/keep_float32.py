@@ -1,4 +1,4 @@
-"""``keep_float32``: some operations of a model compute in float32, without an edit of the model."""
+"""``keep_float32``: computes some operations of a model in float32, without editing the model."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
     """Compute some operations of a model in float32, whatever dtype the model is in.
 
     The graphs that TorchDynamo captures are rewritten; the model's code, its parameters and its
-    ``state_dict`` stay as they are. A kept operation reads operands of float16 and bfloat16 in
-    float32, and hands its result on in float32 to other kept operations, in the dtype that it had
-    to all others. Autocast is off around it. A ``clamp`` that is kept does not cut off what the
-    low dtype would not hold.
+    ``state_dict`` stay unchanged. A kept operation reads float16 and bfloat16 operands in float32.
+    It passes its result on in float32 to other kept operations, and in its original dtype to all
+    others. Autocast is off around it. A kept ``clamp`` does not cut off values that the low dtype
+    cannot hold.
 
-    It holds in training, too: gradients have the dtypes of their parameters. Weights that are
-    needed in float32 are copied once, and again when they have changed; where the copies would take
-    more than a quarter of the free memory, they are cast at each run. A write through ``.data`` is
-    seen after the next backward, or when grad mode is switched. What TorchDynamo leaves to
-    Python, exports or traces stays as it is.
+    This also works in training: gradients have the dtypes of their parameters. Weights that are
+    needed in float32 are copied once, and again when they have changed. If the copies would take
+    more than a quarter of the free memory, weights are cast at each run instead. A write through
+    ``.data`` is noticed after the next backward, or when grad mode is switched. Code that
+    TorchDynamo leaves to Python, exports or traces is not changed.
 
     Args:
         model: any ``nn.Module``, instrumented or not. Its ``forward`` is wrapped.
-        plan: from :meth:`Forecast.plan`, or globs: ``"encoder.block.*:add"`` is of modules, and
-            after a colon of operations in them, ``"head:linear#2"`` the second one in its module.
-            They replace those of an earlier call.
+        plan: a plan from :meth:`Forecast.plan`, or globs. ``"encoder.block.*:add"`` names modules,
+            and after the colon operations in them; ``"head:linear#2"`` names the second one in its
+            module. They replace those of an earlier call.
 
     Returns:
-        The same object. :func:`fxguard.remove` takes it off; where the model is instrumented, the
-        first call takes off the guard, the second one this. A plan that has nothing to keep
-        leaves the model as it is.
+        The same object. :func:`fxguard.remove` undoes the change; if the model is instrumented, the
+        first call removes the guard, and the second one undoes the change. A plan with nothing to
+        keep leaves the model unchanged.
 
     Raises:
-        FxguardError: where there is no glob, or the model is of a kind that cannot be captured; and
-            when the model first runs, where no glob names an operation.
+        FxguardError: when there is no glob, or the model is of a kind that cannot be captured; and
+            when the model first runs, if no glob names an operation.
 
     Example:
         >>> model = fxguard.keep_float32(model.half(), ["encoder.block.*:add"])

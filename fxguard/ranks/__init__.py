@@ -2,5 +2,5 @@
 
 **In**: this process.
 
-**Out**: its rank, what the other ranks found, what FSDP does with weights; the network check.
+**Out**: its rank, the findings of other ranks, weights under FSDP; the network check.
 """

@@ -1,7 +1,7 @@
-"""Weights that FSDP gathers for the time in which a module runs, and frees afterwards.
+"""Weights that FSDP gathers while a module runs, and frees afterwards.
 
-They are measured where they are read: when a report is made there is only the part on this rank,
-and to ask for the others would wait for processes that may have gone.
+They are measured where they are read. When a report is made, only the part on this rank is left,
+and asking for the rest would wait for processes that may be gone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MODULE_FILE = os.path.join(_TORCH, "nn", "modules", "module.py")
 
 
 def is_sharded(model: Module) -> bool:
-    """Whether ``fully_shard`` was applied to the model or a part of it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then it was not
+    """Whether ``fully_shard`` was applied to the model or to a part of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if not imported, it was not applied
     return fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in model.modules())
 
 
 def runs_now() -> bool:
-    """Whether FSDP itself is running, not the modules that it wraps: it gathers weights."""
+    """Whether FSDP itself is running (gathering weights), not the modules that it wraps."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != MODULE_FILE:
         if frame.f_code.co_filename.startswith(FSDP_FILES):

@@ -1,4 +1,4 @@
-"""Weights that FSDP2 has sharded, gathered once more: by all ranks, for one of them that asks."""
+"""Gathers weights that FSDP2 has sharded: by all ranks, for one that asks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fxguard.ranks import agreement
 
 __all__ = ["Gather", "gathered_for_one", "nothing_gathered"]
 
-# Given qualified names of weights: they are whole inside of the block.
+# Given qualified names of weights, makes them whole inside the block.
 Gather = Callable[[Iterable[str]], AbstractContextManager[None]]
 
 
 def nothing_gathered(names: Iterable[str]) -> AbstractContextManager[None]:
-    """In place of one that gathers."""
+    """A ``Gather`` that gathers nothing."""
     return contextlib.nullcontext()
 
 
@@ -27,11 +27,11 @@ def nothing_gathered(names: Iterable[str]) -> AbstractContextManager[None]:
 def gathered_for_one(model: Module, asks: bool) -> Iterator[Gather]:
     """Let the first rank that asks gather weights, with the help of the others.
 
-    All ranks have to enter the block. One that does not ask, or is not the first, waits here until
-    the first one has left it.
+    All ranks have to enter the block. A rank that does not ask, or is not the first, waits here
+    until the first one has left the block.
 
     Args:
-        model: with modules that are sharded.
+        model: a model with sharded modules.
         asks: whether this rank needs weights.
     """
     leader = agreement.first_of(asks)
@@ -61,7 +61,7 @@ def _lead(model: Module, leader: int, names: Iterable[str]) -> Iterator[None]:
 
 def _follow(model: Module, leader: int) -> None:
     while (modules := agreement.told_by(leader)) is not None:
-        with _whole(model, modules):  # a collective; nobody reads them here
+        with _whole(model, modules):  # a collective; the weights are not read here
             pass
 
 
@@ -78,8 +78,8 @@ def _whole(model: Module, names: Iterable[str]) -> Iterator[None]:
 
 
 def _sharded_around(model: Module, weight: str) -> str | None:
-    """The name of the innermost module that shards a weight; None where none does."""
-    from torch.distributed.fsdp import FSDPModule  # not before somebody uses it
+    """The name of the innermost module that shards a weight; None if there is none."""
+    from torch.distributed.fsdp import FSDPModule  # imported only once somebody uses it
 
     name = weight
     while name:

@@ -3,9 +3,10 @@
     torchrun --nproc_per_node 2 -m fxguard.netcheck
 
 Every rank joins, takes part in a barrier and an all-reduce whose sum is verified, exchanges data
-with every other rank, and allocates memory on its device. gloo is used on CPUs and NCCL on GPUs. A
-rank that does not come, a pair that cannot talk, a wrong sum or a wrong set-up is named, at the
-latest when a step has taken ``--timeout`` seconds and three; the exit status is not zero then.
+with every other rank, and allocates memory on its device. gloo is used on CPUs and NCCL on GPUs.
+The check names a rank that does not join, a pair that cannot communicate, a wrong sum or a wrong
+set-up, at the latest ``--timeout`` plus three seconds after a step began. The exit status is then
+not zero.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ __all__ = ["main"]
 
 WRONG_USE = 2
 LATENCY_ROUNDS = 20
-SMALL = 8  # bytes of a message whose time is latency
-SHOWN = 40  # pairs in the table; of more the slowest
-DEVICE_BYTES = 2**28  # that each GPU is asked for
+SMALL = 8  # bytes of a message that measures latency
+SHOWN = 40  # pairs in the table; if there are more, the slowest
+DEVICE_BYTES = 2**28  # allocated on each GPU
 
 
 def all_reduce(place: Place, device: torch.device) -> None:
-    """A sum over all ranks, verified."""
+    """Compute a sum over all ranks, and verify it."""
     numbers = torch.full((1024,), float(place.rank + 1), device=device)
     distributed.all_reduce(numbers)
     expected = place.world_size * (place.world_size + 1) / 2
@@ -45,9 +46,9 @@ def all_reduce(place: Place, device: torch.device) -> None:
 
 
 def rounds_of_pairs(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of so many ranks, in rounds in which each rank has one partner at most.
+    """All pairs of ranks, in rounds in which each rank has at most one partner.
 
-    That is the circle method for round-robin tournaments: one stays, the others move on.
+    This is the circle method for round-robin tournaments: one stays, the others move on.
     """
     circle = [*range(count), *([-1] if count % 2 else [])]  # -1: no partner in this round
     for _ in range(len(circle) - 1):
@@ -61,12 +62,12 @@ def exchange(first: bool, other: int, size: int, device: torch.device) -> tuple[
     """Send data to another rank and back, and verify it.
 
     Returns:
-        Seconds that a small message takes one way, and bytes per second of a large one.
+        Seconds for a small message one way, and bytes per second for a large one.
     """
     small = torch.zeros(SMALL, dtype=torch.uint8, device=device)
     large = (torch.arange(size, device=device) % 251).to(torch.uint8)
     received = torch.zeros_like(large)
-    _there_and_back(first, other, small, torch.zeros_like(small), device)  # connections are made
+    _there_and_back(first, other, small, torch.zeros_like(small), device)  # sets up connections
     latency = min(
         _there_and_back(first, other, small, torch.zeros_like(small), device)
         for _ in range(LATENCY_ROUNDS)
@@ -96,7 +97,7 @@ def _there_and_back(
 def exchange_with_all(
     place: Place, progress: Progress, size: int, device: torch.device
 ) -> list[tuple[int, int, float, float]]:
-    """Every pair of ranks in turn: (rank, other rank, latency, bandwidth) of this rank's pairs."""
+    """Test all pairs in turn; (rank, other rank, latency, bandwidth) of this rank's pairs."""
     found = []
     for pairs in rounds_of_pairs(place.world_size):
         for first, second in pairs:
@@ -112,7 +113,7 @@ def exchange_with_all(
 
 
 def allocate(device: torch.device) -> str:
-    """Ask a GPU for memory, and use it."""
+    """Allocate memory on a GPU, and use it."""
     if device.type != "cuda":
         return ""
     free, total = torch.cuda.mem_get_info(device)
@@ -136,17 +137,17 @@ def gpu_of(place: Place) -> torch.device:
     return device
 
 
-# All of it.
+# The whole check.
 
 
 def check(place: Place, progress: Progress, backend: str, size: int) -> None:
-    """Run all steps; what fails is raised as :class:`Failure`."""
+    """Run all steps; a failed one raises :class:`Failure`."""
     with progress.step("the other ranks"):
         store = join(place, progress)
     device, patience = torch.device("cpu"), progress.timeout
     if backend == "nccl":
         device = gpu_of(place)
-        patience = 2 * progress.timeout + 60  # NCCL's own watchdog aborts, and names no step
+        patience = 2 * progress.timeout + 60  # NCCL's own watchdog aborts without naming a step
     with progress.step(f"the {backend} process group"):
         distributed.init_process_group(
             backend,
@@ -206,7 +207,7 @@ def _count(count: int, what: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the check; the exit status is 0 where all is well. A failure ends the process here."""
+    """Run the check; the exit status is 0 if everything works. A failure ends the process here."""
     parser = argparse.ArgumentParser("fxguard.netcheck", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds for each step (60)", metavar="S"
@@ -233,6 +234,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Failure as failure:
         tell(place, failure)
         if place.rank == 0 and not place.store_is_there:
-            time.sleep(1)  # the others read in the store why, and it goes with this process
-        os._exit(FAILED)  # threads may hang in a driver
+            time.sleep(1)  # others read the reason in the store, which ends with this process
+        os._exit(FAILED)  # threads may be stuck in a driver
     return 0

@@ -1,4 +1,4 @@
-"""Where the ranks of a distributed run find each other, and what each says while it waits."""
+"""How the ranks of a distributed run find each other, and what each prints while it waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import distributed
 __all__ = ["FAILED", "Failure", "Place", "Progress", "WrongStart", "join", "say", "tell"]
 
 FAILED = 1  # the exit status
-MARGIN = 2  # seconds in which gloo, and whoever looks at the time, stops by itself and says more
+MARGIN = 2  # seconds for gloo and other timeouts to stop by themselves with a better message
 ADVICE = (
     "run again with NCCL_DEBUG=INFO (GPUs) or TORCH_DISTRIBUTED_DEBUG=DETAIL to see more; look for "
     "a firewall between the hosts; where a host has several networks, name the interface with "
@@ -28,21 +28,21 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands, as torchrun and srun say it in the environment."""
+    """The place of this process in the run, from the environment of torchrun or srun."""
 
     rank: int
     world_size: int
     local_rank: int
     address: str
     port: int
-    store_is_there: bool  # torchrun's agent keeps it; else rank 0 does
+    store_is_there: bool  # whether torchrun's agent keeps the store; else rank 0 does
 
     @classmethod
     def of_environment(cls) -> Place:
-        """Read it.
+        """Read the place from the environment.
 
         Raises:
-            WrongStart: for a variable that is not set or cannot be.
+            WrongStart: for a variable that is not set or has an impossible value.
         """
         rank, world_size = _number("RANK"), _number("WORLD_SIZE")
         if not 0 <= rank < world_size:
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def keeper(self) -> str:
-        """Who keeps the store in which the ranks meet."""
+        """The name of the process that keeps the store in which the ranks meet."""
         return "torchrun's agent" if self.store_is_there else "rank 0"
 
     @property
@@ -70,14 +70,14 @@ class Place:
         return f"[{socket.gethostname()}-{self.rank}]"
 
 
-class Failure(Exception):  # noqa: N818 - it is what the check found
-    """The network is not as it should be."""
+class Failure(Exception):  # noqa: N818 - it is a finding of the check
+    """The network does not work as it should."""
 
     advice = ADVICE
 
 
 class WrongStart(Failure):
-    """The processes were not started as they should be."""
+    """The processes were not started correctly."""
 
     advice = ""
 
@@ -97,9 +97,9 @@ def _number(name: str) -> int:
 
 
 class Progress:
-    """Says what this rank is waiting for, and ends the process when that takes too long.
+    """Prints what this rank is waiting for, and ends the process when that takes too long.
 
-    Collectives of a GPU wait without end when a rank is gone, and cannot be interrupted.
+    GPU collectives wait forever when a rank is gone, and cannot be interrupted.
     """
 
     def __init__(self, place: Place, timeout: float) -> None:
@@ -111,7 +111,7 @@ class Progress:
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """One thing that may fail or take long; its name is in the message."""
+        """One step that may fail or take long; its name appears in the message."""
         self.since, self.what = time.monotonic(), what
         try:
             yield
@@ -142,13 +142,13 @@ class Progress:
 
 
 def say(place: Place, text: str) -> None:
-    """One line, in one piece."""
+    """Print one line in one piece."""
     sys.stderr.write(f"{place.name} {text}\n")
     sys.stderr.flush()
 
 
 def tell(place: Place, failure: Failure) -> None:
-    """What is wrong, and what to do."""
+    """Print what is wrong, and what to do."""
     advice = f"\n{place.name} {failure.advice}" if failure.advice else ""
     say(place, f"FAILED: {failure}{advice}")
     sys.stdout.flush()
@@ -215,12 +215,12 @@ def _store(host: str, port: int, keeps: bool, progress: Progress) -> Any:
 
 
 def _attempt() -> str:
-    """Of torchrun, whose store stays when it starts the ranks again."""
+    """The attempt of torchrun, whose store stays when it restarts the ranks."""
     return f"fxguard netcheck {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
 
 def reach(place: Place, progress: Progress) -> None:
-    """Wait until somebody listens where the ranks are to meet."""
+    """Wait until somebody listens at the address where the ranks meet."""
     progress.what = f"{place.keeper} at {place.address}:{place.port}"
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a user reads.
+"""The output that a user reads.
 
 **In**: records.
 

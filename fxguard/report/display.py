@@ -1,8 +1,8 @@
-"""What a notebook and rich show of a result: its verdict, its page in a frame, a table.
+"""How notebooks and rich show a result: its verdict, its page in a frame, a table.
 
-A page in a notebook is a frame of its own: its scripts reach nothing of the notebook, and nothing
-of the notebook changes how it looks. Viewers that take out frames and styles show the verdict and
-the table. Knows nothing of torch.
+A page in a notebook has its own frame: its scripts cannot reach the notebook, and the notebook does
+not change its appearance. Viewers that remove frames and styles show the verdict and the table.
+Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["SHOWN", "Display", "Displayed", "page_of"]
 SHOWN = 20  # rows of a table
 HEIGHT = 640  # pixels: the chart, and below it the first modules and frames
 
-# What a page may add to a notebook, which is a file that is kept, and read as a whole. The script
-# of a page is a fifth of that, and a page of a whole T5 a third.
+# The limit for what a page adds to a notebook, a file that is kept and read as a whole. The script
+# of a page takes a fifth of it, and the page of a whole T5 a third.
 MOST_CHARACTERS = 500_000
-# A page of more rows than that is larger, so it is not made to find that out.
+# A page with more rows is certainly larger, so it is not even made.
 MOST_ROWS = 20_000
 
-# On white and on the dark grey of a notebook alike.
+# Readable on white and on the dark grey of a notebook.
 RED, GREEN = "#d73a3f", "#1f883d"
 
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """What is to be shown of a result, wherever it is shown."""
+    """The parts of a result to show, wherever it is shown."""
 
     verdict: Sequence[str]  # lines, the first is the headline
     _: KW_ONLY
@@ -45,19 +45,19 @@ class Display:
     below: str = ""  # the rest of the text
     table: Callable[[], str] | None = None  # makes HTML
     of_table: str = "The same as a table"
-    page: Callable[[], str] | None = None  # makes the text of the page; None where there is none
+    page: Callable[[], str] | None = None  # makes the text of the page; None if there is none
     rows: int = 0  # of the page
     name: str = "result"  # as in report.to_html("report.html")
 
     @property
     def text(self) -> str:
-        """What stands in the place of a page where there is only text."""
+        """The replacement for a page where only text can be shown."""
         return "\n\n".join(filter(None, ["\n".join(self.above), "\n".join(self.verdict)]))
 
     def html(self) -> str:
-        """The verdict, the page in a frame of its own, and the table.
+        """The verdict, the page in its own frame, and the table.
 
-        Without a page, or with one that is too large for a notebook, the table is open.
+        Without a page, or if it is too large for a notebook, the table is open.
         """
         page = self._page()
         table = "" if self.table is None else self.table()
@@ -74,7 +74,7 @@ class Display:
         return text.encode("utf-8", "xmlcharrefreplace").decode("utf-8")  # half a surrogate pair
 
     def rich(self) -> Text:
-        """For rich, in the colours that a terminal gets. Lines wrap where the console ends."""
+        """The text for rich, in the colours of a terminal. Lines wrap at the console's edge."""
         from rich.text import Text
 
         verdict = coloured("\n".join(self.verdict), healthy=self.healthy)
@@ -90,7 +90,7 @@ class Display:
     def _verdict_html(self) -> str:
         colour = GREEN if self.healthy else RED
         above = "".join(f"<div>{html.escape(line)}</div>" for line in self.above if line)
-        # All that is not our own is escaped: these are our tags.
+        # Everything except our own tags is escaped.
         verdict = (
             verdict_html(self.verdict)
             .replace("<p>", f'<p style="color: {colour}; font-weight: bold; margin: 0">')
@@ -120,7 +120,7 @@ class Displayed:
         return self._display().html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython writes that into a notebook too, beside the HTML: not every field of it all."""
+        """IPython also writes this into a notebook, next to the HTML, so it omits most fields."""
         printer.text(self._display().text)
 
     def __rich__(self) -> Text:
@@ -128,7 +128,7 @@ class Displayed:
 
 
 def page_of(result: Displayed) -> str:
-    """The text of the page that ``to_html`` of a result writes.
+    """The text of the page that a result's ``to_html`` writes.
 
     Raises:
         UsageError: when there is nothing to show on a page.
@@ -140,7 +140,7 @@ def page_of(result: Displayed) -> str:
 
 
 def _without_headline(lines: Sequence[str]) -> str:
-    """In colours, and the first line as any other."""
+    """The text in colours, with the first line like any other."""
     return coloured("\n".join(["", *lines])).removeprefix("\n")
 
 

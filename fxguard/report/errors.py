@@ -9,9 +9,9 @@ __all__ = ["NonFiniteError", "NumericsError"]
 
 
 class NonFiniteError(FxguardError, ValueError):
-    """A batch held an inf or a NaN that reached an output; with ``underflow=`` also an underflow.
+    """An inf or a NaN in a batch reached an output; with ``underflow=`` also an underflow.
 
-    ``str(error)`` is :attr:`fxguard.Report.summary`: one line that says where, then the verdict.
+    ``str(error)`` is :attr:`fxguard.Report.summary`: one line with the place, then the verdict.
 
     Attributes:
         report: the :class:`fxguard.Report` that was printed before this was raised.
@@ -26,10 +26,10 @@ class NonFiniteError(FxguardError, ValueError):
 
 
 class NumericsError(FxguardError, AssertionError):
-    """A test of numerics has failed.
+    """A numerical test failed.
 
     Attributes:
-        report: the :class:`fxguard.Report` of what was found, None where nothing was bad.
+        report: the :class:`fxguard.Report` of the finding, None if nothing was bad.
     """
 
     def __init__(self, message: str, report: Report | None = None) -> None:

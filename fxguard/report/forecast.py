@@ -1,4 +1,4 @@
-"""What a model would do in another dtype, as one record that prints, lists and exports itself."""
+"""The forecast for a model in another dtype: a record that prints, lists and exports itself."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fxguard.report.strict_json import plain_data, strict_json
 
 __all__ = ["Forecast", "ForecastRow"]
 
-MOST_LINES = 20  # of what is printed; all rows are in `rows`
+MOST_LINES = 20  # that are printed; all rows are in `rows`
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastRow:
-    """An operation, a weight or an input that a dtype does not hold."""
+    """An operation, a weight or an input that a dtype cannot hold."""
 
     operation: str  # "encoder.block.0 linear"; a weight's or an input's name
     problem: str  # "overflow", "underflow", "rounding" or "nan"
     dtype: str  # of the result: "float16"
-    needed: float  # the largest magnitude that it has; of an underflow the largest that is lost
-    share: float  # of its elements: not finite, or 0, that should not be
-    error: float  # the largest, relative to the largest magnitude; inf where one is not finite
-    # What is lost: an operand as rows of frames call it, "input[1]", or a number. "": the result.
+    needed: float  # its largest magnitude; for an underflow, the largest one that is lost
+    share: float  # of its elements: wrongly not finite, or wrongly 0
+    error: float  # the largest, relative to the largest magnitude; inf if one is not finite
+    # What is lost: an operand, named as in frames, "input[1]", or a number. "": the result.
     operand: str = ""
     source: Source | None = None
-    backward: bool = False  # it is the gradient that this operation hands back to its operands
+    backward: bool = False  # True for the gradient that this operation returns to its operands
 
     def __str__(self) -> str:
         where = f" ({self.source.place})" if self.source else ""
@@ -50,7 +50,7 @@ class ForecastRow:
 
     @property
     def why(self) -> str:
-        """What is needed, and what there is.
+        """What is needed, and what the dtype offers.
 
         Example:
             >>> row.why
@@ -73,31 +73,31 @@ class ForecastRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Forecast(Displayed):
-    """Which operations of a model fail in a dtype, the worst first. True where none does."""
+    """The operations of a model that fail in a dtype, the worst first. True if there are none."""
 
     dtype: str
     rows: tuple[ForecastRow, ...]
     operations: int  # that ran in graphs; in float8 the matrix products among them
-    between: int = 0  # that ran between graphs, and were not looked at
-    not_judged: tuple[tuple[str, str], ...] = ()  # operations, and why there was no float64 form
-    # Of each operation, in order of execution: what it reads and makes in float64, or, of the
-    # backward, the gradients that came to it and that it handed back.
+    between: int = 0  # that ran between graphs and were not examined
+    not_judged: tuple[tuple[str, str], ...] = ()  # operations without a float64 form, and why
+    # For each operation, in order of execution: what it reads and makes in float64, or in the
+    # backward the gradients that it received and returned.
     frames: tuple[Frame, ...] = field(default=(), compare=False)
     planner: Callable[[bool], PrecisionPlan] | None = field(default=None, compare=False)
 
     def plan(self, *, autocast: bool = False) -> PrecisionPlan:
-        """Find out which operations to keep in float32: as few as possible, tried out.
+        """Find out, by trial runs, the fewest operations to keep in float32.
 
-        Runs the model in the dtype some more times, once for each kind of operation that may have
-        to be kept, on what the forecast was given; so that is kept as long as this object is, with
-        a copy of the model.
+        The model runs in the dtype some more times, once for each kind of operation that may have
+        to be kept, on the inputs of the forecast. So these inputs and a copy of the model live as
+        long as this object.
 
         Args:
-            autocast: whether the model is to run under ``torch.autocast`` to the dtype, with its
-                weights as they are; else it is to be converted.
+            autocast: whether the model is to run under ``torch.autocast`` to the dtype, with
+                unchanged weights; if not, it is to be converted.
 
         Raises:
-            FxguardError: where this forecast was read from a file, or is of float8.
+            FxguardError: when this forecast was read from a file, or is for float8.
 
         Example:
             >>> plan = fxguard.forecast(model, x).plan()
@@ -143,7 +143,7 @@ class Forecast(Displayed):
 
         Args:
             tablefmt: a format of ``tabulate``.
-            most: only so many rows, the first ones.
+            most: the number of rows to show, from the first one on.
         """
         headers = ("operation", "problem", "needed", "share", "error", "line")
         cells = [
@@ -160,7 +160,7 @@ class Forecast(Displayed):
         return tabulate(cells, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
     def to_json(self, indent: int | None = None) -> str:
-        """As strict JSON, with the fields by name."""
+        """The forecast as strict JSON, with the fields by name."""
         data = plain_data(self)
         del data["planner"], data["frames"]
         return strict_json(data, indent)
@@ -168,11 +168,11 @@ class Forecast(Displayed):
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: what fails, and the model against the dtype's limits.
 
-        The ranges are those of float64: what lies above the largest number of the dtype, or below
-        its smallest, sticks out of the band between the two lines.
+        The ranges are those of float64: magnitudes above the largest number of the dtype, or below
+        its smallest, stick out of the band between the two lines.
 
         Args:
-            path: of the file; written over.
+            path: path of the file; overwritten if it exists.
         """
         Path(path).write_text(self._page(), encoding="utf-8")
 

@@ -1,6 +1,6 @@
-"""Frames as compact JSON: what stays the same for every batch once, and numbers in a flat list.
+"""Frames as compact JSON: the constant part once for all batches, and numbers in a flat list.
 
-Trace files hold frames this way, and HTML pages what stays the same. Knows nothing of torch.
+Trace files hold frames this way, and HTML pages the constant part. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INFINITE = {"nan": float("nan"), "inf": float("inf")}  # magnitudes: none is neg
 
 
 def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
-    """Names, kinds and sources of frames, and labels and dtypes of their rows: no numbers."""
+    """Names, kinds and sources of frames, and labels and dtypes of their rows, without numbers."""
     sources: dict[Source, int] = {}
     dtypes: dict[str, int] = {}
     listed = []
@@ -49,7 +49,7 @@ def layout_of(frames: Iterable[Frame]) -> dict[str, Any]:
 
 
 def numbers_of(rows: Sequence[Row]) -> list[Any]:
-    """``[abs min, abs max]`` of each row, or the note that stands in their place."""
+    """``[abs min, abs max]`` of each row, or the note in place of the numbers."""
     numbers: list[Any] = []
     for row in rows:
         low, high = row.abs_min, row.abs_max
@@ -63,14 +63,14 @@ def numbers_of(rows: Sequence[Row]) -> list[Any]:
 def rounded(value: float) -> float | str:
     """A magnitude as JSON holds it: six digits, or ``"nan"`` or ``"inf"``."""
     if value < math.inf:
-        return float(f"{value:.6g}")  # float32 has seven, and the last is seldom of interest
+        return float(f"{value:.6g}")  # float32 has seven, and the last is rarely of interest
     return "nan" if math.isnan(value) else "inf"
 
 
 def share_layout(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
-    """Whether frames certainly have one layout, because they share the line of a file.
+    """Whether frames certainly have the same layout, because they share a line of a file.
 
-    Frames for which this is False may still have equal layouts.
+    If this is False, frames may still have equal layouts.
     """
     if len(a) != len(b):
         return False
@@ -88,7 +88,7 @@ def share_layout(a: Sequence[Frame], b: Sequence[Frame]) -> bool:
 
 
 def of_type(data: Any, *kinds: type) -> Any:
-    """A piece of parsed JSON, checked to be of one of some types; True is not a number here.
+    """A piece of parsed JSON, checked to have one of some types; True does not count as a number.
 
     Raises:
         ValueError: when it is something else.
@@ -99,23 +99,23 @@ def of_type(data: Any, *kinds: type) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that is to be read as JSON.
+    """The text of a JSON file.
 
     Raises:
         FxguardError: when it cannot be read, or is no file.
-        FileNotFoundError: when there is none.
+        FileNotFoundError: when there is no such file.
     """
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise
-    except OSError as error:  # a folder, a circle of links, somebody else's file
+    except OSError as error:  # such as a folder, a loop of links, somebody else's file
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Suspend garbage collection: scanning millions of rows again and again takes half the time."""
+    """Suspend garbage collection, whose repeated scans of millions of rows take half the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

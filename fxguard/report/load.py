@@ -1,4 +1,4 @@
-"""Reports that were written as JSON, read again. Knows nothing of torch."""
+"""Reads reports that were written as JSON. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_FINITE = ("nan", "inf", "-inf")  # as `Report.to_json` writes them
 
 
 def load_report(path: str | Path) -> Report:
-    """Read what :meth:`Report.to_json` or ``fxguard run --report FILE.json`` wrote.
+    """Read a file of :meth:`Report.to_json` or ``fxguard run --report FILE.json``.
 
     Raises:
         FxguardError: when it is not such a file, or cannot be read.
@@ -36,7 +36,7 @@ def load_report(path: str | Path) -> Report:
 
 
 def _read(wanted: Any, data: Any) -> Any:
-    """Plain data as what an annotation says."""
+    """Plain data converted to the type of an annotation."""
     if isinstance(wanted, types.UnionType):  # X | None
         [kind] = [each for each in typing.get_args(wanted) if each is not type(None)]
         return None if data is None else _read(kind, data)

@@ -1,6 +1,6 @@
-"""Frames to a matplotlib chart: the range of every output over the depth of the model.
+"""Draws frames as a matplotlib chart: the range of every output over the depth of the model.
 
-Knows nothing of torch. matplotlib is imported when something is drawn.
+Knows nothing of torch. Imports matplotlib when something is drawn.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plot"]
 
-MOST_NAMES = 32  # more than that cannot be read below one another
-LOWEST, HIGHEST = 1e-200, 1e200  # of the axis: further out its ticks would leave float64
+MOST_NAMES = 32  # more could not be read below one another
+LOWEST, HIGHEST = 1e-200, 1e200  # of the axis: beyond them its ticks would leave float64
 MAX_COLOR, MIN_COLOR, BAD_COLOR, LIMIT_COLOR = "C0", "C1", "tab:red", "0.45"
 
 
@@ -39,7 +39,7 @@ def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Ax
         frames: of one batch, such as ``guard_of(model).frames()``, ``report.frames`` or
             ``trace.batches[0].frames``.
         ax: where to draw; None makes a new figure with ``plt.subplots``.
-        title: of the chart.
+        title: the title of the chart.
 
     Returns:
         The axes, to change and to save: ``ax.figure.savefig("ranges.png")``. Nothing is shown.
@@ -67,7 +67,7 @@ def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Ax
     wider = [any(_holds_more(row, narrowest) for row in rows) for rows in outputs]
     if any(wider):
         _hollow(ax, greatest, wider, MAX_COLOR, f"wider than {narrowest.name}")
-        _hollow(ax, least, wider, MIN_COLOR, "_wider")  # one entry in the legend is enough
+        _hollow(ax, least, wider, MIN_COLOR, "_wider")  # no second entry in the legend
     _mark(ax, [_holds(rows, math.isinf) for rows in outputs], 1, "^", BAD_COLOR, "inf")
     _mark(ax, [_holds(rows, math.isnan) for rows in outputs], 1, "X", BAD_COLOR, "NaN")
     _mark(ax, [x == 0 for x in least], 0, "v", MIN_COLOR, "abs min is 0")
@@ -78,7 +78,7 @@ def plot(frames: Sequence[Frame], ax: Axes | None = None, title: str = "") -> Ax
     high = max([*seen, narrowest.max])
     ax.set_ylim(max(low / 10, LOWEST), min(high * 10, HIGHEST))
     ax.set_xlim(-0.5, max(len(frames), 1) - 0.5)
-    for form in formats:  # behind set_ylim, which would try to leave a margin beyond them
+    for form in formats:  # after set_ylim, which would add a margin beyond them
         for value in (form.max, form.smallest_normal):
             ax.axhline(value, color=LIMIT_COLOR, linestyle="--", linewidth=0.8, zorder=1)
     _name_limits(ax, formats)
@@ -119,7 +119,7 @@ def _holds_more(row: Row, form: Format) -> bool:
 
 
 def _draw(ax: Axes, values: list[float], color: str, label: str) -> None:
-    # A zero has no place on a logarithmic axis: it is marked at the edge, and here it is a gap.
+    # A zero has no place on a logarithmic axis: it is a gap here and is marked at the edge.
     shown = [x if x > 0 else math.nan for x in values]
     ax.plot(shown, "o-", color=color, linewidth=0.7, markersize=3, label=label)
 
@@ -153,7 +153,7 @@ def _mark(ax: Axes, where: list[bool], edge: int, marker: str, color: str, label
 
 def _name_limits(ax: Axes, formats: list[Format]) -> None:
     for what in ("max", "smallest_normal"):
-        # Formats with equal exponents end at nearly the same place, and share a name there.
+        # Formats with equal exponents end at nearly the same place and share a label there.
         names: dict[float, list[str]] = {}
         for form in formats:
             names.setdefault(round(math.log10(getattr(form, what)), 1), []).append(form.name)
@@ -167,7 +167,7 @@ def _name_limits(ax: Axes, formats: list[Format]) -> None:
                 va="center",
                 fontsize="small",
                 color=LIMIT_COLOR,
-                annotation_clip=True,  # no name for a line that is out of view
+                annotation_clip=True,  # no label for a line that is out of view
             )
 
 
@@ -184,17 +184,17 @@ def _name_frames(ax: Axes, frames: Sequence[Frame]) -> None:
         ha="right",
         rotation_mode="anchor",
         fontsize="small",
-        parse_math=False,  # a "$" in a name is no formula
+        parse_math=False,  # a "$" in a name does not begin a formula
     )
 
 
 def _short_title(frame: Frame) -> str:
-    """``DenseReluDense.wi_1 Linear``: neighbours differ in the last parts of their names."""
+    """``DenseReluDense.wi_1 Linear``: neighbours differ only in the last parts of their names."""
     return title_of(".".join(frame.name.split(".")[-2:]), frame.kind_and_phase)
 
 
 def _blocks(frames: Sequence[Frame]) -> Iterator[tuple[int, str]]:
-    """Where the top-level blocks begin: the longest, as many as can be read."""
+    """Where the top-level blocks begin: the longest ones, as many as can be read."""
     runs = []
     start = 0
     for name, run in itertools.groupby(_block_of(frame.name) for frame in frames):

@@ -1,4 +1,4 @@
-"""Which operations of a model to keep in float32, and what that is worth."""
+"""Which operations of a model to keep in float32, and what that gains."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["PrecisionPlan"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PrecisionPlan(Displayed):
-    """What to keep in float32, for :func:`fxguard.keep_float32`.
+    """The operations to keep in float32, for :func:`fxguard.keep_float32`.
 
-    An error is that of the model's outputs, relative to the largest magnitude of each in float64;
-    infinite where an element is not finite and should be, NaN where it is not known. That of the
-    gradients of weights is relative to those of the model in its own dtype.
+    Errors are those of the model's outputs, relative to the largest magnitude of each output in
+    float64; infinite if an element is wrongly not finite, NaN if not known. The error of the
+    gradients of weights is relative to the gradients of the model in its own dtype.
     """
 
-    dtype: str  # all the rest: "float16"
-    mix: str  # how the model runs in it: "model.to(torch.float16)"
+    dtype: str  # of all other operations: "float16"
+    mix: str  # how the model runs in the dtype: "model.to(torch.float16)"
     operations: tuple[str, ...]  # globs
     kept: int  # how many operations they name
-    of: int  # how many there are in the graphs
-    verified: bool  # whether a run of this mix was finite, with no larger error than roundings make
+    of: int  # how many operations the graphs have
+    verified: bool  # whether a run of this mix was finite, with an error like that of roundings
     error: float  # of this mix
-    gradient_error: float  # likewise; NaN where there is no loss
-    error_rounding: float  # of the dtype where nothing fails: of its roundings alone
+    gradient_error: float  # the same for gradients; NaN without a loss
+    error_rounding: float  # of the dtype's roundings alone, with all failures repaired
     error_low: float  # of the model in the dtype alone
     error_wide: float  # of the model in its own dtype
-    runs: int  # of the model, to find this out
-    draws: bool = False  # random numbers, which may be others in another dtype
-    # What fails all the same: inputs, weights and outputs that the dtype does not hold.
+    runs: int  # runs of the model that the search took
+    draws: bool = False  # whether it draws random numbers, which may differ in another dtype
+    # What still fails: inputs, weights and outputs that the dtype cannot hold.
     remains: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -65,7 +65,7 @@ class PrecisionPlan(Displayed):
 
     @property
     def advice(self) -> str:
-        """The change of code."""
+        """The change of the user's code."""
         if not self.operations:
             return self.mix
         globs = "".join(f'\n    "{glob}",' for glob in self.operations)
@@ -79,7 +79,7 @@ class PrecisionPlan(Displayed):
         )
 
     def to_json(self, indent: int | None = None) -> str:
-        """As strict JSON, with the fields by name."""
+        """The plan as strict JSON, with the fields by name."""
         return strict_json(plain_data(self), indent)
 
 

@@ -1,4 +1,4 @@
-"""What was found in one batch, as one record that prints, lists and exports itself.
+"""The findings of one batch: a record that prints, lists and exports itself.
 
 Knows nothing of torch.
 """
@@ -27,9 +27,9 @@ MOST_FRAMES = 50  # in the table of a notebook
 
 @dataclass(frozen=True, slots=True)
 class Report(Displayed):
-    """What was found in one batch: the frames that led to it, and where it came from.
+    """The findings of one batch: the frames that led to a bad value, and its origins.
 
-    ``str(report)`` is the text that is printed: the verdict, then the frames.
+    ``str(report)`` is the printed text: the verdict, then the frames.
 
     Example:
         >>> try:
@@ -42,19 +42,19 @@ class Report(Displayed):
     batch_number: int  # counted from 0
     frames: tuple[Frame, ...]  # the last is the first bad one
     origins: tuple[Origin, ...]  # in order of execution
-    rank: int | None = None  # of this process in the default process group; None without one
+    rank: int | None = None  # rank of this process in the default process group; None without one
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reached no output
-    error: str = ""  # what forward raised after that, "RuntimeError: …"; "" when it returned
-    optimizer_step: int | None = None  # steps made before; None where nobody said
-    weights: int = 0  # how many the model has; 0 where there is no model
+    error: str = ""  # what the forward then raised, "RuntimeError: …"; "" if it returned
+    optimizer_step: int | None = None  # steps made before; None if unknown
+    weights: int = 0  # how many the model has; 0 without a model
     buffers: int = 0
     grown: tuple[Growth, ...] = ()  # weights that are far larger than they were, the worst first
-    repeated: bool = True  # False: replay=True ran a graph again and could not repeat what it made
-    # What the first origin is in another way, a line each: in a larger dtype, in eager mode,
-    # without the loss scale, on other samples. What could not run, or would not fit, has none.
-    # Example: "in float32 it is finite (at most 2.63e+05): precision".
+    repeated: bool = True  # False: with replay=True, a second run gave other results
+    # The first origin computed in other ways, a line each: in a larger dtype, in eager mode,
+    # without the loss scale, on other samples. Ways that could not run, or would not fit, have no
+    # line. Example: "in float32 it is finite (at most 2.63e+05): precision".
     why: tuple[str, ...] = ()
-    # Writes the first origin as a test; None where the report was read from a file.
+    # Writes the first origin as a test; None if the report was read from a file.
     kept: Callable[..., Path] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Report(Displayed):
 
     @property
     def verdict(self) -> list[str]:
-        """What happened, in lines: each origin, what led to it, and what came of it."""
+        """What happened, in lines: each origin, what led to it, and its consequences."""
         lines: list[str] = []
         if self.grown:
             lines = [text.growth_line(self.grown)]
@@ -86,7 +86,7 @@ class Report(Displayed):
         why = text.why_lines(self.why, self.origins, self.grown)
         for group in text.by_cause(self.origins):
             lines += text.group_lines(group, self._totals, with_fixes=not self.grown)
-            lines, why = lines + why, []  # they are about the first origin
+            lines, why = lines + why, []  # these answers are about the first origin
         if not self.repeated:
             lines.append(text.NOT_REPEATED)
         if self.error:
@@ -95,7 +95,7 @@ class Report(Displayed):
 
     @property
     def summary(self) -> str:
-        """The message, and the rest of the verdict below it: what the exception says.
+        """The text of the exception: the message, then the rest of the verdict.
 
         Example:
             >>> print(report.summary)
@@ -112,19 +112,19 @@ class Report(Displayed):
     def message(self) -> str:
         """One line: rank, batch, optimizer step, operation, problem and the user's line.
 
-        Weights that were blown up come before that: what overflowed is the effect.
+        Blown-up weights come before the operation, because its overflow is only their effect.
         """
         growth = f"{text.growth_line(self.grown)}; " if self.grown else ""
         return f"{self._where}{growth}{self._headline}"
 
     @property
     def phase(self) -> str:
-        """Of the first origin, see :attr:`Origin.phase`; ``""`` without one."""
+        """The phase of the first origin, see :attr:`Origin.phase`; ``""`` without an origin."""
         return self.origins[0].phase if self.origins else ""
 
     @property
     def fix(self) -> str:
-        """What to do about the first origin: one or two lines, or ``""`` where nobody knows.
+        """What to do about the first origin: one or two lines, or ``""`` if unknown.
 
         Example:
             >>> report.fix
@@ -164,7 +164,7 @@ class Report(Displayed):
 
     @property
     def _fixes(self) -> tuple[Fix, ...]:
-        """Of what the report begins with."""
+        """The fixes for what the report begins with."""
         if self.grown:
             return (text.BLOWN_UP,)
         return next((origin.fixes for origin in self.origins if not origin.follows), ())
@@ -178,17 +178,17 @@ class Report(Displayed):
 
     @property
     def advice(self) -> str:
-        """One line: where to look, or what was bad before any line ran; and the best fix."""
+        """One line: where to look, or what was bad before any line ran, and the best fix."""
         origin = self.origins[0]
         source = origin.frame.source
-        if self.grown or source is None or not origin.is_operation:  # that line only read it
+        if self.grown or source is None or not origin.is_operation:  # that line only read the value
             return self.one_line
         why = f"({origin.message}{text.cause_text(origin)})"
         line = f"look at {source.file}:{source.line}: {source.code}  {why}"
         return "; ".join([line, *text.fix_lines(self._fixes[:1])])
 
     def to_table(self, tablefmt: str = "github") -> str:
-        """The frames as one table, a row for each value.
+        """The frames as one table with a row for each value.
 
         Args:
             tablefmt: any table format that tabulate knows, such as ``"github"``,
@@ -219,16 +219,16 @@ class Report(Displayed):
         return strict_json(self.to_dict(), indent)
 
     def reproduce(self, folder: str | os.PathLike[str], *, ranges_only: bool = False) -> Path:
-        """Write the operation that the report blames as a test that fails, and run it once.
+        """Write the operation that the report blames as a failing test, and run it once.
 
-        The test is ``test_<operation>.py``. Beside it stands a file of the operands, which
-        ``torch.load`` reads with ``weights_only=True``: the slice of what the operation had with
-        which it fails in the same way, with the simplest numbers that were found. Both need torch
-        and pytest, and nothing of fxguard.
+        The test is ``test_<operation>.py``. Next to it is a file of operands, which ``torch.load``
+        reads with ``weights_only=True``: the slice of the original operands with which the
+        operation fails in the same way, with the simplest numbers that were found. Both need torch
+        and pytest, but not fxguard.
 
         Args:
-            folder: where to; made where it is not there. A test that is there stays.
-            ranges_only: write random numbers of the same ranges in place of the model's own.
+            folder: where to write; created if needed. Existing tests are kept.
+            ranges_only: write random numbers of the same ranges instead of the model's own.
 
         Returns:
             The path of the test.
@@ -250,7 +250,7 @@ class Report(Displayed):
                 "this report holds no operands; neither does any that was read from a file, nor "
                 "one of an underflow, or of an optimizer's step"
             )
-        # The rest of a summary names single numbers.
+        # The rest of a summary contains single numbers of the model.
         story = self.one_line.split("; ") if ranges_only else self.summary.splitlines()
         return self.kept(folder, story, ranges_only=ranges_only)
 
@@ -258,7 +258,7 @@ class Report(Displayed):
         """Write a page that needs no network: the verdict, a chart, the modules, the frames.
 
         Args:
-            path: of the file; written over.
+            path: path of the file; overwritten if it exists.
         """
         Path(path).write_text(self._page(), encoding="utf-8")
 
@@ -298,5 +298,5 @@ class Report(Displayed):
 
 
 def _place_of(frame: Frame) -> tuple[int, str, int, str]:
-    """Which frame it is among those of a report."""
+    """The position of a frame among those of a report."""
     return frame.batch_number, frame.phase, frame.index, frame.title

@@ -1,8 +1,8 @@
-"""Batches as the data of an HTML page: every number as it is shown, and what follows from it.
+"""Batches as the data of an HTML page: every number as it is shown, and its meaning.
 
-The script of the page draws and shows. What a number means is decided here, by the rules of the
-reports: which rows are outputs, which hold masks, what headroom is left, what changed from batch to
-batch. Knows nothing of torch.
+The script of the page only draws and shows. The meaning of a number is decided here, by the rules
+of the reports: which rows are outputs, which hold masks, how much headroom is left, what changed
+from batch to batch. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fxguard.report.headroom import headroom_of, is_output_with_limits
 
 __all__ = ["Sheet", "page_data"]
 
-NOT_THERE = Row("", note="-")  # in the other trace
+NOT_THERE = Row("", note="-")  # a row that the other trace lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +30,27 @@ class Sheet:
     frames: Sequence[Frame]
     _: KW_ONLY
     verdict: Sequence[str] = ()  # of this batch
-    marked: frozenset[int] = frozenset()  # indices of the frames to look at: blamed, or different
-    cause: int | None = None  # index of the one that the page opens on; None for the first marked
-    # The same rows in the other trace, for each frame: as many as it has, None where one is not
-    # there. Empty where nothing is compared.
+    marked: frozenset[int] = frozenset()  # indices of the frames to look at: blamed or different
+    cause: int | None = None  # index of the frame that the page opens on; None for the first marked
+    # For each frame, its rows in the other trace: one per row, None for a missing one. Empty if
+    # nothing is compared.
     other: Sequence[Sequence[Row | None]] = ()
-    differences: Sequence[Sequence[str]] = ()  # between these rows, as they are shown
-    notes: Mapping[int, str] = field(default_factory=dict)  # shown with frames, by their index
+    differences: Sequence[Sequence[str]] = ()  # between these rows, as shown
+    notes: Mapping[int, str] = field(default_factory=dict)  # shown with a frame, by its index
 
 
 def page_data(sheets: Sequence[Sheet]) -> dict[str, Any]:
-    """What the script of a page reads, as plain data.
+    """The input of a page's script, as plain data.
 
-    ``plans`` hold what stays from batch to batch: titles, sources, labels, dtypes, and as
-    ``outputs`` the places of the rows in each frame whose ranges the chart shows. ``sheets`` hold
-    the rest: the rows as text, which of them are masks, and the headroom of each frame in bits
-    (``"bad"`` for an inf or a NaN, None where there is nothing to say).
+    ``plans`` hold what stays the same from batch to batch: titles, sources, labels, dtypes, and as
+    ``outputs`` the positions of the rows in each frame whose ranges the chart shows. ``sheets``
+    hold the rest: the rows as text, which of them are masks, and the headroom of each frame in bits
+    (``"bad"`` for an inf or a NaN, None if it has none).
     """
     plans: list[dict[str, Any]] = []
     listed: list[dict[str, Any]] = []
-    number = 0  # of the plan
-    before: list[Any] = []  # rows of the sheet before
+    number = 0  # number of the plan
+    before: list[Any] = []  # rows of the previous sheet
     for index, sheet in enumerate(sheets):
         if not index or sheet.other or not share_layout(sheets[index - 1].frames, sheet.frames):
             plan = _plan_of(sheet)
@@ -97,7 +97,7 @@ def _all_rows(sheet: Sheet) -> Iterator[Row]:
 
 
 def _plan_of(sheet: Sheet) -> dict[str, Any]:
-    """What stays from batch to batch. Two dtypes of one row that is compared are shown as both."""
+    """The part that stays from batch to batch. A compared row with two dtypes shows both."""
     frames = sheet.frames
     if sheet.other:
         frames = [
@@ -118,7 +118,7 @@ def _with_both_dtypes(row: Row, other: Row | None) -> Row:
 
 
 def _shown(rows: Sequence[Row]) -> list[Any]:
-    """Smallest and largest magnitude of each row as a report has them, or its note."""
+    """Smallest and largest magnitude of each row as in a report, or its note."""
     return [
         row.note or "None"
         if row.abs_min is None or row.abs_max is None
@@ -128,9 +128,10 @@ def _shown(rows: Sequence[Row]) -> list[Any]:
 
 
 def _with_references(rows: list[Any], before: list[Any]) -> list[Any]:
-    """Rows of which some refer to equal ones: an operation reads what another one has made.
+    """Replace rows by references to equal ones: an operation reads what another one made.
 
-    0 is the row in the same place of the sheet before, a larger number is so many rows back.
+    0 refers to the row in the same place of the previous sheet, a larger number to that many rows
+    back.
     """
     written: list[Any] = []
     places: dict[tuple[str, str], int] = {}
@@ -150,9 +151,9 @@ def _with_references(rows: list[Any], before: list[Any]) -> list[Any]:
 
 
 def _masks(rows: Sequence[Row]) -> list[int]:
-    """Which rows hold the largest number of their dtype: it says nothing of headroom."""
+    """The rows that hold the largest number of their dtype, which says nothing about headroom."""
     masks = []
-    nearly: dict[str, float] = {}  # of each dtype; most numbers are far below
+    nearly: dict[str, float] = {}  # for each dtype; most numbers are far below
     for index, row in enumerate(rows):
         if row.dtype not in nearly:
             limit = FORMATS.get(row.dtype)
@@ -164,7 +165,7 @@ def _masks(rows: Sequence[Row]) -> list[int]:
 
 
 def _headroom(sheet: Sheet, outputs: Sequence[Sequence[int]]) -> Iterator[float | str | None]:
-    """Of each frame, with the digits that are shown; of two traces the smaller one."""
+    """The headroom of each frame, with the digits that are shown; of two traces the smaller one."""
     for index, places in enumerate(outputs):
         rows: list[Row | None] = [sheet.frames[index].rows[place] for place in places]
         if sheet.other:
@@ -177,15 +178,15 @@ def _headroom(sheet: Sheet, outputs: Sequence[Sequence[int]]) -> Iterator[float 
 
 
 def _changes(sheets: Sequence[Sheet]) -> list[list[float | str | None]]:
-    """For each batch and frame: how many doublings its largest magnitude is above the median.
+    """For each batch and frame: how many doublings the largest magnitude is above the median.
 
-    The median is the frame's, over the batches. None where a frame has no number.
+    The median is that of the frame over all batches. None if a frame has no number.
     """
     largest = [[_largest(frame) for frame in sheet.frames] for sheet in sheets]
     by_frame = []
     for column in zip(*largest, strict=True):
         known = sorted(x for x in column if x is not None)
-        median = known[(len(known) - 1) // 2] if known else 0.0  # the lower one of two
+        median = known[(len(known) - 1) // 2] if known else 0.0  # the lower one of two medians
         by_frame.append([None if x is None else _doublings(median, x) for x in column])
     return [list(row) for row in zip(*by_frame, strict=True)] or [[] for _ in sheets]
 
@@ -199,7 +200,7 @@ def _largest(frame: Frame) -> float | None:
 def _doublings(before: float, now: float) -> float | str | None:
     if before == now:
         return 0
-    if before < 0 or now < 0:  # no magnitudes; somebody's file may say so
+    if before < 0 or now < 0:  # not a magnitude, but a file may contain it
         return None
     if before in (0, math.inf) or now in (0, math.inf):
         return "inf" if now > before else "-inf"

@@ -1,4 +1,4 @@
-"""Records as plain data and as JSON that every reader takes. Knows nothing of torch."""
+"""Records as plain data and as JSON that every reader accepts. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["plain_data", "strict_json"]
 def plain_data(record: Any) -> dict[str, Any]:
     """A record as dicts, lists, strings and numbers, with its fields by name.
 
-    Rows without a fingerprint, as all of a report are, have no such field.
+    Rows without a fingerprint, such as all rows of a report, have no such field.
     """
     data: dict[str, Any] = _with_lists(dataclasses.asdict(record, dict_factory=_fields))
     return data

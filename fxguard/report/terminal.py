@@ -14,14 +14,14 @@ __all__ = ["Progress", "coloured", "for_terminal", "is_terminal", "wants_colour"
 RED, GREEN, CYAN = "\033[31m", "\033[32m", "\033[36m"
 BOLD, DIM, END = "\033[1m", "\033[2m", "\033[0m"
 
-# What the lines of a report are made of, see `text.frame_text` and `text.row_text`.
+# The parts of a report's lines, see `text.frame_text` and `text.row_text`.
 TITLE = re.compile(r"^( {18}\S.*?)(  # .*)?$")
 ROW = re.compile(r"^ *(?P<low>\S+) +(?P<high>\S+) (?P<label>.*)$")
 HEADS = ("Detected inf/nan during ", "Detected underflow during ", "Last ", "abs min ")
 BAD = ("inf", "nan")
 
-# What a terminal obeys, or shows in another order than it has (Unicode's directional formatting),
-# and halves of surrogate pairs, which no encoding can write.
+# Characters that a terminal obeys or shows in another order (Unicode's directional formatting), and
+# halves of surrogate pairs, which no encoding can write.
 CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -33,15 +33,15 @@ def is_terminal(stream: TextIO) -> bool:
     """Whether a stream is a terminal on which lines can be overwritten."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # there is no stream, or it is closed
         return False
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether text on a stream is to be coloured.
+    """Whether to colour text on a stream.
 
-    On a terminal, unless ``NO_COLOR`` is set to anything (https://no-color.org); elsewhere where
-    ``FORCE_COLOR`` is.
+    True on a terminal, unless ``NO_COLOR`` is set to anything (https://no-color.org); elsewhere
+    only if ``FORCE_COLOR`` is set.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -49,13 +49,13 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def for_terminal(text: str, stream: TextIO, *, healthy: bool = False) -> str:
-    r"""A report as a stream needs it: coloured, with control characters escaped, or as it is.
+    r"""A report for a stream: coloured, with control characters escaped, or unchanged.
 
-    Characters that the stream's encoding lacks are written as escapes, ``\u2028``.
+    Characters that the stream's encoding lacks become escapes, such as ``\u2028``.
 
     Args:
         text: ``str(report)``, a verdict or a trace.
-        stream: that it will be written to. A file or a pipe gets the text itself.
+        stream: where it will be written. A file or a pipe gets the unchanged text.
         healthy: whether the first line is good news, and green.
     """
     if wants_colour(stream):
@@ -67,7 +67,7 @@ def for_terminal(text: str, stream: TextIO, *, healthy: bool = False) -> str:
 
 
 def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
-    """Write lines to a stream, with colours where it shows them. It never raises.
+    """Write lines to a stream, with colours if it shows them. It never raises.
 
     A report that cannot be written must not replace the exception that it belongs to. The stream
     may be closed, or a pipe without a reader, or its encoding may lack a character of the model's
@@ -75,7 +75,7 @@ def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
 
     Args:
         text: ``str(report)``, a verdict or a trace, without the newline at its end.
-        stream: where to; None is what a program without a console has.
+        stream: where to write; None in a program without a console.
         flush: whether to flush the stream afterwards.
     """
     if stream is None:
@@ -84,15 +84,15 @@ def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
         stream.write(for_terminal(text, stream) + "\n")
         if flush:
             stream.flush()
-    except Exception:  # also of whatever object somebody has put there
+    except Exception:  # from whatever object somebody has put there
         return
 
 
 def coloured(text: str, *, healthy: bool = False) -> str:
     r"""The text of a report with colours: the verdict, titles, and what is bad.
 
-    Control characters, which a model's names or somebody's trace may hold, are shown as escapes,
-    ``\x1b``: they would be commands to the terminal.
+    Control characters in a model's names or in a trace would be commands to the terminal; they are
+    shown as escapes, such as ``\x1b``.
 
     Args:
         text: ``str(report)``, a verdict or a trace.
@@ -128,13 +128,13 @@ def _line(line: str) -> str:
 
 
 class Progress:
-    """One progress line on a terminal; nothing where the stream is not a terminal.
+    """One progress line on a terminal; nothing if the stream is not a terminal.
 
     Each update overwrites the line, and the end erases it. Work of less than a tenth of a second
     shows nothing.
 
     Args:
-        stream: where to; ``sys.stderr`` leaves the output of a program alone.
+        stream: where to write; ``sys.stderr`` leaves the output of a program alone.
         what: the work, "reading traces/T5-0.jsonl".
 
     Example:
@@ -151,11 +151,11 @@ class Progress:
         self._width = 0
 
     def advance(self, share: float) -> None:
-        """Show the share of the work that is done, from 0 to 1."""
+        """Show the share of the work done so far, from 0 to 1."""
         if not self._shows or (now := time.monotonic()) - self._last < PERIOD:
             return
         self._last = now
-        room = self._columns() - len(" 100%") - 1  # a line that is wrapped could not be erased
+        room = self._columns() - len(" 100%") - 1  # a wrapped line could not be erased
         self._write(f"{self.what[: max(room, 0)]} {share:4.0%}")
 
     def __enter__(self) -> Progress:
@@ -176,6 +176,6 @@ class Progress:
         try:
             self.stream.write(f"\r{line}{' ' * (self._width - len(line))}")
             self.stream.flush()
-        except (OSError, ValueError):  # the terminal is gone, or cannot write a name: no harm
+        except (OSError, ValueError):  # harmless: the terminal is gone, or cannot write a name
             self._shows = False
         self._width = len(line)

@@ -33,16 +33,16 @@ __all__ = [
 
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
 INDENT = " " * 18  # the width of two numbers and the blanks around them
-MOST_NAMES = 3  # of weights that hold the same
-MOST_FIXES = 2  # that are shown
+MOST_NAMES = 3  # of weights that hold the same values
+MOST_FIXES = 2  # shown
 
-# How an answer begins that repeats the number which the operands end with.
+# Prefix of an answer that repeats the number at the end of the operands.
 IN_FLOAT64 = "in float64 it is "
 
-# What to do where weights have grown beyond reason: whatever overflowed is only the effect.
+# What to do if weights have grown beyond reason: the overflow is only the effect.
 BLOWN_UP = Fix("advice", "a smaller learning rate, a warm-up, or clipped gradients")
 
-# Causes whose name alone says too little.
+# Causes whose names alone say too little.
 CAUSES = {
     "domain": "outside its domain",
     "empty": "empty, nothing or too little to compute it from",
@@ -59,7 +59,7 @@ NOT_REPEATED = (
 
 
 def frame_text(frame: Frame) -> str:
-    """One frame in the classic format: a title line, then a line for each row."""
+    """One frame in the classic format: a title line, then one line per row."""
     title = f"{INDENT}{frame.name} {frame.kind_and_phase}"
     if frame.is_op and frame.source is not None:
         title += f"  # {frame.source}"
@@ -79,14 +79,14 @@ def row_text(row: Row) -> str:
 
 
 def cells(row: Row) -> tuple[str, str]:
-    """Smallest and largest magnitude as two cells of a table; the note twice without them."""
+    """Smallest and largest magnitude as two cells of a table; without them, the note twice."""
     if row.abs_min is None or row.abs_max is None:
         return (row.note, row.note)
     return (f"{row.abs_min:.2e}", f"{row.abs_max:.2e}")
 
 
 def growth_line(grown: Sequence[Growth]) -> str:
-    """One line on weights that a learning rate has blown up, of which an overflow is the effect.
+    """One line on weights blown up by the learning rate, whose effect is an overflow.
 
     Args:
         grown: at least one, the worst first.
@@ -100,9 +100,9 @@ def growth_line(grown: Sequence[Growth]) -> str:
 
 
 def by_cause(origins: Sequence[Origin]) -> list[list[Origin]]:
-    """The origins in order, weights that hold the same in one group; buffers likewise.
+    """The origins in order, with weights that hold the same in one group; buffers likewise.
 
-    So are weights that turned bad between the same batches, whatever they hold.
+    Weights that turned bad between the same batches also form one group, whatever they hold.
     """
     groups: dict[object, list[Origin]] = {}
     for origin in origins:
@@ -118,8 +118,8 @@ def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
 
     Args:
         group: one of :func:`by_cause`.
-        totals: how many weights and buffers the model has, by ``"weight"`` and ``"buffer"``; 0
-            where that is not known.
+        totals: how many weights and buffers the model has, by ``"weight"`` and ``"buffer"``; 0 if
+            not known.
     """
     first = group[0]
     if len(group) == 1:
@@ -139,7 +139,7 @@ def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
 
 
 def cause_text(origin: Origin) -> str:
-    """Why an operation made a bad value, ``: overflow``; "" where that says nothing new.
+    """Why an operation made a bad value, ``: overflow``; "" if that adds nothing.
 
     Example:
         >>> origin.message + cause_text(origin)
@@ -152,7 +152,7 @@ def cause_text(origin: Origin) -> str:
 
 
 def because(origin: Origin) -> str:
-    """Why it happened and what to do, in one line, for a place that shows the operation itself.
+    """Why it happened and what to do, in one line, to go next to the operation's name.
 
     Example:
         >>> because(origin)
@@ -179,23 +179,23 @@ def is_why(line: str) -> bool:
 
 
 def why_lines(why: Sequence[str], origins: Sequence[Origin], grown: Sequence[Growth]) -> list[str]:
-    """The answers of :attr:`Report.why`, without those that repeat what is printed anyway.
+    """The answers of :attr:`Report.why`, except those that repeat what is printed anyway.
 
     Args:
         why: the answers.
-        origins: of the report; the answers are about the first.
-        grown: weights that have grown, of which the verdict tells.
+        origins: origins of the report; the answers are about the first.
+        grown: weights that have grown, which the verdict names.
     """
     told = [each.name for each in grown]
     for origin in origins[:1]:
-        told.append(origin.what)  # its counts are printed
+        told.append(origin.what)  # its counts are printed anyway
         if " in float64" in origin.operands:
             told.append(IN_FLOAT64)
     return [f"  why: {line}" for line in why if not line.startswith(tuple(told))]
 
 
 def absorbed_line(origin: Origin) -> str:
-    """A note on an origin whose bad values reached no output: whether they do harm."""
+    """A note on whether bad values that reached no output do harm."""
     start = f"note: {origin.message}{cause_text(origin)}"
     if origin.not_judged:
         return f"{start}; it reached no output; not judged: {origin.not_judged}"
@@ -207,7 +207,7 @@ def absorbed_line(origin: Origin) -> str:
 def group_lines(
     group: Sequence[Origin], totals: Mapping[str, int], *, with_fixes: bool = True
 ) -> Iterator[str]:
-    """The headline of a group, why it happened, what to do, what led to it, and what came of it.
+    """The headline of a group, why it happened, what to do, what led to it, and its effects.
 
     Args:
         group: one of :func:`by_cause`.
@@ -226,7 +226,7 @@ def group_lines(
 
 
 def _origin_lines(origin: Origin) -> Iterator[str]:
-    """What happened and what to do about it; below that, everything else that is known."""
+    """What happened and what to do about it; then everything else that is known."""
     if origin.follows:
         yield f"then {origin.message} of it"
         return
@@ -234,7 +234,7 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
     needs = ""
     if origin.frame.source is not None and (origin.is_operation or origin.is_lost_gradient):
         yield f"  {origin.frame.source}"
-    if origin.is_lost_gradient:  # the rest is in its message
+    if origin.is_lost_gradient:  # its message has the rest
         return
     if origin.is_operation:
         needs = _needs(origin)
@@ -276,7 +276,7 @@ def _read_lines(origin: Origin) -> Iterator[str]:
 
 
 def _counts(origin: Origin) -> str:
-    """What the bad tensor holds, and from where on unless the operands have said that."""
+    """What the bad tensor holds, and from which index on unless the operands name it."""
     largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
     first = f"at {list(origin.first_index or ())}"
     return (
@@ -286,9 +286,9 @@ def _counts(origin: Origin) -> str:
 
 
 def _needs(origin: Origin) -> str:
-    """How far over the limit an operation went; "" where that is not what happened.
+    """How far an operation exceeded the limit; "" if it did not.
 
-    Of an underflow, what was lost.
+    For an underflow, what was lost.
     """
     if origin.largest_lost is not None and (form := FORMATS.get(origin.dtype)) is not None:
         return (
@@ -297,7 +297,7 @@ def _needs(origin: Origin) -> str:
         )
     if origin.problem != "inf" or origin.limit is None:
         return ""
-    if origin.cause not in ("overflow", "unknown"):  # a pole: a larger dtype holds no more
+    if origin.cause not in ("overflow", "unknown"):  # a pole: a larger dtype does not help
         return ""
     if origin.needed is None:
         return f"{origin.dtype} holds {_limit_text(origin.limit)}"

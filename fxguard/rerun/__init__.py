@@ -2,5 +2,5 @@
 
 **In**: a graph run that is still open.
 
-**Out**: what only another run can tell: counts, what a kernel hides, where it raised, all checks.
+**Out**: what only a second run can tell: counts, values in kernels, where it raised, all checks.
 """

@@ -1,7 +1,7 @@
-"""Runs a graph in eager mode with a hook on each edge, which sees the gradient in the backward.
+"""Runs a graph in eager mode with a hook on each edge that sees the gradient in the backward.
 
-Each operation reads aliases of its operands, and a hook on each alias sees what that operation
-alone hands back: of several readers of a value, one is to blame.
+Each operation reads aliases of its operands. A hook on each alias sees the gradient that this
+operation alone returns, so that one of several readers of a value can be blamed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class HookedRun(Interpreter):
 
     Args:
         module: the graph.
-        gradients: where what the hooks see is noted.
-        inside: the bodies around the graph, as in :class:`~fxguard.plan.plan.Check`.
-        look: what to look at closely, if anything.
+        gradients: where the hooks note gradients.
+        inside: the bodies around the graph, see :class:`~fxguard.plan.plan.Check`.
+        look: an operand to look at closely, if any.
         outer: the graph around this one.
     """
 
@@ -56,7 +56,7 @@ class HookedRun(Interpreter):
         look: Look | None,
         outer: HookedRun | None = None,
     ) -> None:
-        # Values stay: their identity numbers them.
+        # Values are kept, because they are numbered by identity.
         super().__init__(module, garbage_collect_values=False)
         self.gradients = gradients
         self.inside = inside
@@ -64,7 +64,7 @@ class HookedRun(Interpreter):
         self.numbers: dict[int, int] = {} if outer is None else outer.numbers
         self.alive: list[Any] = [] if outer is None else outer.alive
         self.regions = Regions()
-        self.levels = 0  # torch.func regions that are open: nothing is hooked in there
+        self.levels = 0  # open torch.func regions, where nothing is hooked
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -73,14 +73,14 @@ class HookedRun(Interpreter):
             self.regions.leave()
 
     def number_of(self, value: Tensor) -> int:
-        """The number of a value, which it has from now on."""
+        """The number of a value, assigned on first use."""
         if id(value) not in self.numbers:
-            self.alive.append(value)  # no other one gets its identity
+            self.alive.append(value)  # no other value gets its identity
             self.numbers[id(value)] = len(self.alive)
         return self.numbers[id(value)]
 
     def enter(self, value: Tensor) -> int:
-        """Number a value that was made, and note its gradient."""
+        """Number a new value, and note its gradient."""
         if id(value) in self.numbers:
             return self.numbers[id(value)]
         number, gradients = self.number_of(value), self.gradients
@@ -117,14 +117,14 @@ class HookedRun(Interpreter):
         return result
 
     def run_operation(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Run one operation on aliases of what it reads."""
+        """Run one operation on aliases of its operands."""
         call = read_node(node, self.module)  # type: ignore[arg-type]
         picks = node.target is operator.getitem and not isinstance(args[0], Tensor)
         if self.levels or picks:
             return getattr(self, node.op)(node.target, args, kwargs)
         found = BackwardOf((self.inside, node.name), node, call)
         looks = self.look is not None and self.look.place == found.place
-        # Buffers that a batch norm writes are no results.
+        # Buffers that a batch norm writes are not results.
         if call.in_place or any(is_differentiable(self.env[x]) for x in call.written):
             result = self.run_writing(found, args, kwargs)
         else:
@@ -147,7 +147,7 @@ class HookedRun(Interpreter):
         return result
 
     def aliased(self, found: BackwardOf, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of an operation, each differentiable tensor an alias with a hook."""
+        """The arguments of an operation, with a hooked alias for each differentiable tensor."""
         labels = self.labels(args, kwargs)
 
         def alias(value: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class HookedRun(Interpreter):
         return aliased
 
     def labels(self, args: Any, kwargs: Any) -> Iterator[tuple[int, str]]:
-        """Position and label of each tensor among some arguments, as frames of forward have it."""
+        """Position and label of each tensor among some arguments, as in frames of the forward."""
         position = count = 0
         for key, argument in (*((None, each) for each in args), *kwargs.items()):
             for value in pytree.tree_leaves(argument):
@@ -218,7 +218,7 @@ class HookedRun(Interpreter):
         return note
 
     def look_at(self, found: BackwardOf, args: Any, kwargs: Any) -> None:
-        """Keep what an operation is about to read."""
+        """Keep the operands that an operation is about to read."""
         look, node = self.look, found.node
         assert look is not None
         target: Any = node.target
@@ -235,9 +235,9 @@ class HookedRun(Interpreter):
         )
 
     def run_writing(self, found: BackwardOf, args: Any, kwargs: Any) -> Any:
-        """Run an operation that writes: its operands as they are, and hooks on autograd's nodes.
+        """Run a writing operation on its original operands, with hooks on autograd nodes.
 
-        An alias that is written would cut the hook off its gradient.
+        A written alias would cut the hook off from its gradient.
         """
         operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for position, label in self.labels(args, kwargs):
@@ -246,7 +246,7 @@ class HookedRun(Interpreter):
         memories = {memory_of(self.env.get(x, x)) for x in found.call.written} - {None}
         aliases = {id(x): x for x in self._tensors_in_env() if memory_of(x) in memories}
         read = {edge.value for edge in found.edges}
-        for alias in aliases.values():  # a write to a part of a tensor changes the whole
+        for alias in aliases.values():  # a write to a part of a tensor changes all of it
             if is_differentiable(alias) and (number := self.enter(alias)) not in read:
                 found.edges.append(Edge(number, 0, found.edges[0].label if found.edges else ""))
         if self.look is not None and self.look.place == found.place:
@@ -255,7 +255,7 @@ class HookedRun(Interpreter):
         aliases |= {id(x): x for x in leaves(result) if isinstance(x, Tensor)}
         changed = [alias for alias in aliases.values() if is_differentiable(alias)]
         for value in changed:
-            self.numbers.pop(id(value), None)  # it has another gradient from now on
+            self.numbers.pop(id(value), None)  # from now on it has another gradient
             found.made.append(self.enter(value))
         for node in {value.grad_fn for value in changed}:
             if node is not None:
@@ -267,7 +267,7 @@ class HookedRun(Interpreter):
             yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
     def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
-        """Run what stands in a higher-order operation as if it stood in this graph."""
+        """Run the bodies of a higher-order operation as if they were part of this graph."""
 
         def body(position: int, *operands: Any) -> Any:
             module: Any = args[position]

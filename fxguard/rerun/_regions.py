@@ -1,4 +1,4 @@
-"""Regions that nodes of a graph open and close, such as that of autocast."""
+"""Regions that nodes of a graph open and close, such as autocast."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ CLOSES: dict[Any, Any] = {
 
 
 class Regions:
-    """The regions that are open in a second run, which may end inside of them."""
+    """The open regions of a second run, which may end inside them."""
 
     def __init__(self) -> None:
         self._open: list[tuple[Any, Any]] = []  # what closes a region, and its argument
 
     def passed(self, target: Any, result: Any) -> None:
-        """Something was called, and returned this: perhaps a region was entered, or left."""
+        """Note a call and its result, in case it entered or left a region."""
         if target.__hash__ is not None and target in CLOSES:
             self._open.append((CLOSES[target], result))
         elif self._open and target is self._open[-1][0]:
             self._open.pop()
 
     def leave(self) -> None:
-        """Leave every region that is open."""
+        """Leave all open regions."""
         while self._open:
             close, argument = self._open.pop()
             close(argument)

@@ -1,4 +1,4 @@
-"""One operation as the text of a test that fails: a function of its operands, and an assertion."""
+"""One operation as the text of a failing test: a function of its operands, and an assertion."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fxguard.measure.at_hand import name_of_dtype
 
 __all__ = ["operands_of", "text_of"]
 
-SHOWN = 8  # elements of an operand that the file names
+SHOWN = 8  # elements of an operand that the file shows
 
-INCOMING = "gradient"  # what the gradient of the result is called
+INCOMING = "gradient"  # name of the gradient of the result
 
 
 def operands_of(operation: OneOperation) -> dict[str, Tensor]:
     """The tensors that the test reads from its file, by name.
 
     Raises:
-        NotJudged: where the operation cannot be written.
+        NotJudged: when the operation cannot be written.
     """
     names = _spelled(operation).names
     gradients = [INCOMING + (f"_{i}" if i else "") for i in range(len(operation.incoming))]
@@ -45,16 +45,16 @@ def text_of(
     """The text of the test.
 
     Args:
-        operation: with the operands that the file holds.
-        name: of the test, "test_mul".
-        file: name of the file of operands, which stands beside it.
-        story: the report on the operation, in lines.
-        origin: where the numbers in the file are from.
+        operation: the operation, with the operands in the file.
+        name: name of the test, "test_mul".
+        file: name of the file of operands next to it.
+        story: the report on the operation, as lines.
+        origin: where the numbers in the file come from.
         problem: what it makes, "inf" or "NaN".
-        device: where it fails.
+        device: the device where it fails.
 
     Raises:
-        NotJudged: where the operation cannot be written.
+        NotJudged: when the operation cannot be written.
     """
     found = _spelled(operation)
     operands = operands_of(operation)
@@ -100,7 +100,7 @@ def _spelled(operation: OneOperation) -> Spelled:
 
 
 def _returned(operation: OneOperation) -> tuple[tuple[int, ...], ...]:
-    """The items of its result that gradients come to; () where its backward is not asked for."""
+    """The items of its result that receive gradients; () if its backward is not requested."""
     if not operation.is_backward:
         return ()
     paths = [path for path, _ in elements_of(operation.result())]

@@ -1,4 +1,4 @@
-"""A closer look at one operation whose backward made something bad, and at the same in float64."""
+"""A closer look at one operation whose backward made something bad, also in float64."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ from fxguard.rerun.wide_run import WideForm
 __all__ = ["BackwardEvidence", "evidence_of_backward"]
 
 WIDE = torch.float64
-MOST_STEPS = 16  # from a bad operand back to what made it bad: each is a second run
+MOST_STEPS = 16  # from a bad operand back to its origin; each is a second run
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardEvidence:
-    """What was seen of a backward that made a bad gradient out of good ones."""
+    """The evidence on a backward that made a bad gradient from good ones."""
 
-    # Of the forward operation, at the first bad element of the gradient: `number` is that element,
-    # `same` and `wide` are the gradient in float64, of the operands that the model had and of those
-    # of the wide form.
+    # The forward operation at the first bad element of the gradient: `number` is that element,
+    # `same` and `wide` are the gradient in float64, on the model's operands and on those of the
+    # wide form.
     gradient: Evidence
     detail: Detail  # of the gradient
-    computed_in: str  # the dtype of the gradient that came in: autocast's, say
-    # What came in there: the gradient of the result; None where it has another shape.
+    computed_in: str  # the dtype of the incoming gradient, such as autocast's
+    # The incoming gradient of the result at that element; None if its shape differs.
     came_in: float | None = None
-    # Where something bad was made in forward already: by the operation, or before by `made_by`.
+    # If something bad was already made in the forward: by the operation, or earlier by `made_by`.
     forward: Evidence | None = None
     made_by: BackwardOf | None = None
     inside: Inside | None = None  # of an autograd function's own backward
-    operation: OneOperation | None = None  # with the operands and the gradients that it had
+    operation: OneOperation | None = None  # with its original operands and gradients
 
 
 def evidence_of_backward(
     kept: KeptRun, gradients: Gradients, operation: BackwardOf, edge: Edge
 ) -> BackwardEvidence | None:
-    """Look at one operand of an operation, of which the backward made a bad gradient.
+    """Look at one operand of an operation whose backward made a bad gradient.
 
     Args:
-        kept: the run of the graph.
-        gradients: of its second run.
+        kept: the graph run.
+        gradients: the gradients of its second run.
         operation: the operation.
         edge: the operand.
 
     Returns:
-        None where another second run did not show it.
+        None if another second run did not repeat it.
     """
     place = operation.place
     look = Look(place, edge.position)
@@ -75,7 +75,7 @@ def evidence_of_backward(
         return None
     call = replace(look.call, args=look.args, kwargs=look.kwargs)
     wide_args = wide_kwargs = None
-    with contextlib.suppress(Exception), kept.settings():  # nothing is known of the wide form then
+    with contextlib.suppress(Exception), kept.settings():  # otherwise the wide form stays unknown
         wide_args, wide_kwargs = _wide_arguments(kept, place)
     same = _gradient_in_float64(look, look.args, look.kwargs)
     wide = None
@@ -112,7 +112,7 @@ def evidence_of_backward(
 
 
 def _alone(node: Node, look: Look) -> OneOperation | None:
-    """The backward of the operation, as it can run by itself."""
+    """The backward of the operation, in a form that can run by itself."""
     if node.op == "call_module" or look.call is None:
         return None
     return OneOperation(
@@ -127,7 +127,7 @@ def _alone(node: Node, look: Look) -> OneOperation | None:
 
 
 def _inside(kept: KeptRun, look: Look) -> Inside | None:
-    with contextlib.suppress(Exception), kept.settings():  # the function as a whole is known
+    with contextlib.suppress(Exception), kept.settings():  # then only the whole is known
         return inside_of(look)
     return None
 
@@ -135,7 +135,7 @@ def _inside(kept: KeptRun, look: Look) -> Inside | None:
 def _made_bad(
     kept: KeptRun, gradients: Gradients, operation: BackwardOf, look: Look
 ) -> tuple[BackwardOf, Evidence | None]:
-    """The operation of forward that made bad what one read; else that one. With what it read."""
+    """The forward operation that made an operand bad, or else the operation; with operands."""
     makers = {value: each for each in gradients.operations for value in each.made}
     suspect, before = operation, look
     for _ in range(MOST_STEPS):
@@ -145,7 +145,7 @@ def _made_bad(
         bad = [edge.value for edge in suspect.edges if _is_bad(given[edge.position])]
         maker = makers.get(bad[0]) if bad else None
         if maker is None or maker.call.infinite_literal:
-            break  # somebody wanted it so
+            break  # it is intended
         suspect, before = maker, Look(maker.place, maker.edges[0].position)
         gradients_of(kept, look=before)
     return operation, _forward_evidence(look)
@@ -160,7 +160,7 @@ def _is_bad(operand: Tensor) -> bool:
 
 
 def _forward_evidence(look: Look) -> Evidence | None:
-    """What an operation read in forward, where what it made is bad."""
+    """What an operation read in the forward, if its result is bad."""
     assert look.call is not None
     call = replace(look.call, args=look.args, kwargs=look.kwargs)
     for path, value in enumerate(leaves(look.result)):
@@ -176,7 +176,7 @@ def _detached(value: Any) -> Any:
 
 
 def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
-    """The gradient of the operand, all of it computed in float64; None where that is impossible."""
+    """The gradient of the operand, computed entirely in float64; None if that is impossible."""
     tensors: list[Tensor] = []
 
     def wide(x: Any) -> Any:
@@ -208,18 +208,18 @@ def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
         return torch.autograd.grad(
             [made[i] for i in incoming], tensors[look.position], list(incoming.values())
         )[0]
-    except Exception:  # no such kernel, another dtype that it insists on, out of memory
+    except Exception:  # no such kernel, a fixed dtype, or out of memory
         return None
 
 
 def _drops_the_same(made: Iterable[Tensor], before: Iterable[Any]) -> bool:
-    """Whether two runs of a dropout have drawn the same: some generators draw by dtype."""
+    """Whether two runs of a dropout drew the same: some generators depend on the dtype."""
     pairs = zip(made, before, strict=True)
     return all(torch.equal(one == 0, other == 0) for one, other in pairs)
 
 
 class _Arguments(WideForm):
-    """The wide form up to one operation, whose arguments are wanted."""
+    """The wide form up to one operation, to get its arguments."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()

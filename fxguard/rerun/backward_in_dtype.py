@@ -1,9 +1,9 @@
-"""The backward of a captured graph in a dtype: which operations hand back what it does not hold.
+"""The backward of a captured graph in a dtype: which operations return gradients beyond it.
 
-The graph runs in float64 from its beginning, and so does its backward: that gives the gradient of
-everything that an operation makes. Then each operation's backward runs alone, in the dtype and in
-float64, on the same operands and the same gradient. Where the gradient itself does not fit, the
-operation works on what the dtype does not hold.
+The graph and its backward run in float64 throughout, which gives the gradients of all results. Then
+each operation's backward runs alone, in the dtype and in float64, on the same operands and the same
+gradient. If the gradient itself does not fit, the operation works on values that the dtype cannot
+hold.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ WIDE = torch.float64
 
 
 class Came(NamedTuple):
-    """What came to one run of an operation in the backward."""
+    """The gradients that reached one run of an operation in the backward."""
 
-    gradients: dict[int, Tensor]  # of what it makes, by position
-    wants: list[bool]  # of the tensors that it reads: whether a gradient goes on to them
+    gradients: dict[int, Tensor]  # of its results, by position
+    wants: list[bool]  # for each tensor that it reads: whether a gradient goes on to it
 
 
-Made = dict[Place, list[Came]]  # of each operation, for each time that it runs
+Made = dict[Place, list[Came]]  # for each operation, one for each of its runs
 
 
 class _WithGradients(WideForm):
-    """The graph in float64, with a hook on everything that it makes."""
+    """The graph in float64, with a hook on every result."""
 
     def __init__(self) -> None:
         super().__init__(WIDE, differentiable=True)
@@ -86,19 +86,19 @@ def gradients_in_float64(
     """Run a graph and its backward in float64.
 
     Args:
-        run: of the graph.
+        run: the graph run.
         wide: its arguments in float64.
         incoming: the gradient of each of its outputs, by position.
 
     Returns:
-        The gradients of what operations made, and those of the arguments, by position.
+        The gradients of the operations' results, and those of the arguments, by position.
 
     Raises:
-        NotJudged: where something has no form in float64.
+        NotJudged: when something has no float64 form.
     """
     form = _WithGradients()
     low = copies_of(run)
-    # Kernels refuse running statistics that want a gradient.
+    # Kernels refuse running statistics that require a gradient.
     buffers = {value.argument for value in run.plan.values if value.role is Role.BUFFER}
     inputs = {
         position: x.detach().to(WIDE).requires_grad_()
@@ -123,15 +123,15 @@ def gradients_in_float64(
 
 
 class LookBack:
-    """What came to each operation in the backward, and what is found there.
+    """The gradients that reached each operation in the backward, and the findings there.
 
     Args:
-        made: the gradients of what each operation makes.
+        made: the gradients of the results of each operation.
 
     Attributes:
-        failures: which operations' backward fails, and why.
-        beyond: where those stand that work on a gradient that the dtype does not hold.
-        rows: of each operation, with the ranges that gradients have in float64.
+        failures: operations whose backward fails, and why.
+        beyond: places of operations that work on a gradient that the dtype cannot hold.
+        rows: rows of each operation, with the float64 ranges of gradients.
     """
 
     def __init__(self, made: Made) -> None:
@@ -142,26 +142,26 @@ class LookBack:
         self._signs = torch.Generator().manual_seed(0)
 
     def came_to(self, place: Place) -> Came | None:
-        """What came to the next run of an operation; None where no gradient did."""
+        """The gradients of the next run of an operation; None if none came."""
         runs = self._made.get(place)
         came = runs.pop(0) if runs else None
         return came if came is not None and came.gradients else None
 
     def with_random_signs(self, gradient: Tensor) -> Tensor:
-        """A gradient with signs drawn at random: what is made of it does not cancel."""
+        """A gradient with random signs, so that sums of it do not cancel."""
         drawn = torch.randint(0, 2, gradient.shape, generator=self._signs, dtype=torch.int8)
         return gradient * (drawn.to(gradient.device) * 2 - 1)
 
 
 class BackwardInDtype(InDtype):
-    """The graph in the dtype, and of each operation its backward alone.
+    """The graph in the dtype, with the backward of each operation alone.
 
     Args:
         by_right: see :class:`InDtype`.
-        made: the gradients of what each operation makes.
+        made: the gradients of the results of each operation.
 
     Attributes:
-        back: what is found.
+        back: the findings.
     """
 
     def __init__(self, by_right: Mapping[Place, int], made: Made) -> None:
@@ -219,8 +219,8 @@ def gradient_rows(
     Args:
         ran: the operation.
         given: its arguments in the dtype.
-        gradients: of what it makes, by position.
-        back: of each tensor that it reads.
+        gradients: gradients of its results, by position.
+        back: the gradient of each tensor that it reads.
     """
     made = list(elements_of(ran.result))
     came = {made[at][0]: gradient for at, gradient in sorted(gradients.items())}
@@ -239,14 +239,14 @@ def backward_of(
     wants: Sequence[bool],
     dtype: torch.dtype | None,
 ) -> list[Tensor | None]:
-    """What one operation hands back to each tensor that it reads; None where nothing goes on.
+    """The gradient that one operation returns to each tensor that it reads; None if there is none.
 
     Args:
         ran: the operation.
         given: its arguments in the model's dtype.
-        gradients: of what it makes, by position.
-        wants: of the tensors that it reads: whether a gradient goes on to them.
-        dtype: to compute in; None for that of the operation.
+        gradients: gradients of its results, by position.
+        wants: for each tensor that it reads: whether a gradient goes on to it.
+        dtype: the dtype to compute in; None for that of the operation.
     """
     operands: dict[int, Tensor] = {}
     numbers = itertools.count()
@@ -284,7 +284,7 @@ def backward_of(
             return [by_number.get(number) for number in range(len(wants))]
         except NotJudged:
             raise
-        except Exception as error:  # no such kernel, or one that wants its neighbours
+        except Exception as error:  # no such kernel, or one that depends on its neighbours
             raise NotJudged(f"no backward of {ran.call.kind} alone") from error
         finally:
             after.restore()
@@ -293,15 +293,15 @@ def backward_of(
 def cancels(
     failure: Failure, gradient: Tensor, size: Tensor | None, roundings: float = ROUNDINGS
 ) -> bool:
-    """Whether an error is that of a sum that cancels: small beside what was summed.
+    """Whether an error comes from a sum that cancels, and is small compared to its terms.
 
-    The gradient of a bias before a normalisation is 0 by right.
+    The gradient of a bias before a normalisation is rightly 0.
 
     Args:
-        failure: with the error, relative to the gradient.
-        gradient: in float64.
-        size: the same where nothing cancels.
-        roundings: how many an error may have.
+        failure: the failure, with the error relative to the gradient.
+        gradient: the gradient in float64.
+        size: the same if nothing cancelled.
+        roundings: how many roundings an error may be.
     """
     if size is None:
         return False

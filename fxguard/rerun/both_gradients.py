@@ -1,6 +1,6 @@
-"""The gradients of a backward in two forms: what hooks note, and how far apart the two are.
+"""The gradients of a backward in two forms, as noted by hooks, and how far apart they are.
 
-An edge is an operand of an operation; its gradient is what this operation alone hands back to it.
+An edge is an operand of an operation; its gradient is what this operation alone returns to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["BackwardOfBoth", "BothGradients", "HookOf"]
 
 
 class Turn(Enum):
-    """Whose backward runs."""
+    """The form whose backward is running."""
 
     MODEL = auto()
     SIZES = auto()
@@ -31,16 +31,16 @@ class Turn(Enum):
 class GradientOfBoth:
     """One gradient in both forms."""
 
-    low: Tensor | None = None  # until it has been compared
-    size: float = 0.0  # the largest magnitude where nothing cancels
-    error: float | None = None  # None where one of the two did not come
+    low: Tensor | None = None  # kept until it has been compared
+    size: float = 0.0  # the largest magnitude if nothing cancelled
+    error: float | None = None  # None if one of the two did not come
 
     def compare(self, reference: Tensor) -> None:
         """Note how far the model's gradient is from that of the reference.
 
-        The error is relative to the largest magnitude of the reference, or to the size where that
-        is larger: a gradient may be small because what is summed cancels, as at a bias before a
-        normalisation, where it is 0 by right.
+        The error is relative to the largest magnitude of the reference, or to the size if that is
+        larger: a gradient may be small because its terms cancel, as at a bias before a
+        normalisation, where it is rightly 0.
         """
         if self.low is None:
             return
@@ -55,19 +55,19 @@ class BackwardOfBoth:
 
     place: Place
     is_differentiable: bool = False
-    # By position among the tensors that it was given.
+    # By position among the tensors of its arguments.
     edges: dict[int, GradientOfBoth] = field(default_factory=lambda: defaultdict(GradientOfBoth))
-    # Of what it made, summed over all that read it; by position.
+    # Of its results, summed over all readers; by position.
     made: dict[int, GradientOfBoth] = field(default_factory=lambda: defaultdict(GradientOfBoth))
 
     @property
     def error(self) -> float | None:
-        """The largest of what it hands back; None where nothing could be compared."""
+        """The largest error of a returned gradient; None if nothing could be compared."""
         return _largest(self.edges.values())
 
     @property
     def error_before(self) -> float:
-        """The largest of what it was given."""
+        """The largest error of an incoming gradient."""
         return _largest(self.made.values()) or 0.0
 
 
@@ -75,18 +75,18 @@ def _largest(gradients: Iterable[GradientOfBoth]) -> float | None:
     return max((each.error for each in gradients if each.error is not None), default=None)
 
 
-# Given a gradient, a hook that notes it; where it returns another one, that goes on.
+# Makes a hook that notes a gradient; if the hook returns another one, that goes on.
 HookOf = Callable[[GradientOfBoth], Callable[[Tensor], Tensor | None]]
 
 
 class BothGradients:
-    """What hooks see of the backward of a model in both forms. One object serves all its graphs.
+    """The backward of a model in both forms, as seen by hooks. One object serves all its graphs.
 
-    How large a gradient would be if nothing cancelled is measured: in a third backward, which draws
+    The magnitude of a gradient if nothing cancelled is measured in a third backward, which draws
     the sign of each element at random wherever a gradient enters an operand.
 
     Attributes:
-        low: what is differentiated with respect to, in the model's form.
+        low: the leaves to differentiate with respect to, in the model's form.
         other: the same in the reference.
     """
 
@@ -97,7 +97,7 @@ class BothGradients:
         self._signs = torch.Generator().manual_seed(0)
 
     def add_input(self, low: Tensor, other: Tensor) -> None:
-        """What is differentiated with respect to: a leaf, in both forms."""
+        """Add a leaf to differentiate with respect to, in both forms."""
         self.low.append(low)
         self.other.append(other)
 
@@ -109,7 +109,7 @@ class BothGradients:
         Args:
             low: what the model returned.
             other: the same in the reference.
-            gradients: what comes in, for each.
+            gradients: the incoming gradient of each output.
         """
         wide = [gradient.to(x.dtype) for gradient, x in zip(gradients, other, strict=True)]
         self._run(Turn.MODEL, low, self.low, gradients)
@@ -139,7 +139,7 @@ class BothGradients:
         return note
 
     def of_reference(self, gradient: GradientOfBoth) -> Callable[[Tensor], Tensor | None]:
-        """A hook for the reference of a gradient, which may return another one."""
+        """A hook for the reference form of a gradient, which may return another one."""
 
         def note(value: Tensor) -> Tensor | None:
             if self._turn is Turn.REFERENCE:

@@ -1,7 +1,7 @@
-"""What a bad value that nothing bad is left of has changed in what leaves the model.
+"""How a bad value that left nothing bad behind changed the outputs of the model.
 
 The batch's graphs run again from the operation on, with another value in its place. What they
-return, and what they write into buffers and caches, is compared with what the model gave.
+return and write into buffers and caches is compared with the model's own results.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ __all__ = ["Replay", "Start", "check_of", "if_other", "if_repaired"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An operation whose result is to be another."""
+    """An operation whose result is to be replaced."""
 
-    key: Key  # of the value
-    wide: Tensor | None = None  # what it would be in float64; None: to be computed
+    key: Key  # key of the value
+    wide: Tensor | None = None  # its float64 value; None if still to be computed
 
 
 @dataclass(slots=True)
 class Replay:
-    """The graphs of a batch, run again with other values.
+    """Runs the graphs of a batch again with other values.
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
-        form_of: given the event of a graph, the second form that it runs in. Called for the graphs
-            in which something starts, and those that read what differs.
+        flow: the data flow of the batch.
+        form_of: given the event of a graph, returns its second form. Called for graphs in which
+            something starts, and graphs that read values that differ.
         starts: the events in which something starts.
-        given: what the values are instead that no operation made.
+        given: replacements for values that no operation made.
 
     Attributes:
-        differences: of what left the model, in order.
-        reached: whether anything that left the model was another, if by roundings only.
+        differences: differences of the model's outputs, in order.
+        reached: whether any output of the model differed, if only by roundings.
     """
 
     batch: Batch
@@ -69,7 +69,7 @@ class Replay:
         """Run what has to run.
 
         Raises:
-            NotJudged: where that is not possible.
+            NotJudged: when that is not possible.
         """
         events, place = self.batch.events, self.flow.place
         for index, event in enumerate(events):
@@ -84,7 +84,7 @@ class Replay:
         return self.differences
 
     def run_graph(self, index: int, run: GraphRun, *, is_last: bool) -> None:
-        """Run one graph, where it has to run."""
+        """Run one graph if it has to run."""
         plan = run.plan
         others: dict[int, Callable[[Tensor], Tensor]] = {}
         for value, known in enumerate(plan.values):
@@ -129,7 +129,7 @@ class Replay:
                 self.compare(one, two)
 
     def compare(self, low: Any, other: Any) -> None:
-        """Note how far what leaves the model is from what it would be."""
+        """Note how far an output of the model is from what it would be."""
         self.reached = True
         found = difference_of(low, other)
         if found is not None:
@@ -137,12 +137,12 @@ class Replay:
 
 
 class _KeepsInputs(Lockstep):
-    """Keeps the graph's inputs to the end: what is written there leaves the graph."""
+    """Keeps the graph's inputs to the end, because writes to them leave the graph."""
 
     def __init__(self, module: Any, second: SecondForm) -> None:
         super().__init__(module, second)
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.memories: set[int | None] = set()  # that were written
+        self.memories: set[int | None] = set()  # memory that was written
         for unused in self.user_to_last_uses.values():
             unused[:] = [node for node in unused if node.op != "placeholder"]
 
@@ -154,7 +154,7 @@ class _KeepsInputs(Lockstep):
 
     @property
     def written(self) -> dict[int, tuple[Any, Any]]:
-        """Inputs that the graph wrote, by position, in both forms, of those that differ."""
+        """Inputs that the graph wrote and that differ, by position, in both forms."""
         return {
             position: (self.env[node], self.others[node])
             for position, node in enumerate(self.placeholders)
@@ -165,13 +165,13 @@ class _KeepsInputs(Lockstep):
 def if_repaired(
     batch: Batch, flow: DataFlow, starts: Sequence[Start]
 ) -> tuple[list[Difference], bool]:
-    """What would be different, had some operations not failed for their precision.
+    """What would be different if some operations had not failed because of precision.
 
     Returns:
         What would be different, and whether nothing would be whatever the numbers are.
 
     Raises:
-        NotJudged: where nobody can tell.
+        NotJudged: when that cannot be determined.
     """
     by_event: dict[int, dict[Place, Tensor | None]] = {}
     for start in starts:
@@ -190,13 +190,13 @@ def if_repaired(
 
 
 def if_other(batch: Batch, flow: DataFlow, keys: Sequence[Key]) -> tuple[list[Difference], bool]:
-    """What depends on the NaN that some values hold.
+    """What depends on the NaN in some values.
 
     Returns:
         What would be different, and whether nothing would be whatever the numbers are.
 
     Raises:
-        NotJudged: where nobody can tell.
+        NotJudged: when that cannot be determined.
     """
     starts: dict[int, dict[Place, Check]] = {}
     given: list[Key] = []
@@ -223,7 +223,7 @@ def if_other(batch: Batch, flow: DataFlow, keys: Sequence[Key]) -> tuple[list[Di
         try:
             with judged():
                 found += replay.run()
-        except RaisedOnOther:  # an index, a Cholesky decomposition
+        except RaisedOnOther:  # such as an index or a Cholesky decomposition
             found.append(Difference(1.0))
         always = always and form.always and not replay.reached
     return found, always and not found
@@ -231,7 +231,7 @@ def if_other(batch: Batch, flow: DataFlow, keys: Sequence[Key]) -> tuple[list[Di
 
 @contextlib.contextmanager
 def judged() -> Iterator[None]:
-    """Whatever else stops a second run is no verdict."""
+    """Turn any other failure of a second run into NotJudged."""
     try:
         yield
     except (NotJudged, RaisedOnOther):
@@ -243,10 +243,10 @@ def judged() -> Iterator[None]:
 
 
 def check_of(batch: Batch, key: Key) -> Check:
-    """Where a value is measured.
+    """The check that measures a value.
 
     Raises:
-        NotJudged: where nobody knows: between graphs, and in a kernel.
+        NotJudged: when there is none: between graphs, and inside a kernel.
     """
     run = batch.run_of(key)
     if run is None:
@@ -258,7 +258,7 @@ def check_of(batch: Batch, key: Key) -> Check:
 
 
 def _read_by(event: Any) -> set[Key]:
-    """What an event has read of earlier ones."""
+    """The values of earlier events that an event read."""
     if isinstance(event, GraphRun):
         return {*event.inputs.values(), *event.derived.values()}
     return {key for _, key in getattr(event, "inputs", ())}

@@ -1,4 +1,4 @@
-"""What a bad value held, and the numbers inside one operation: both need a second run."""
+"""The contents of a bad value and the numbers inside one operation, from a second run."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class _Ended(Exception):  # noqa: N818 - a signal, not an error
 
 
 def detail_of(run: GraphRun, value: int) -> Detail | None:
-    """What a value of a graph held that is not finite.
+    """The non-finite elements of a value of a graph.
 
-    The numbers on the way to it are compared with those of the first run.
+    Earlier numbers are compared with those of the first run.
 
     Returns:
-        None where the second run did not give the numbers of the first: under a compiler whose
-        random numbers differ from eager ones, or after an input was overwritten. Likewise where
-        another second run has failed to already: what a third one holds is another tensor.
+        None if the second run did not repeat the numbers of the first, as under a compiler whose
+        random numbers differ from eager ones, or after an input was overwritten. Also None if an
+        earlier second run failed to repeat them, because a third one would see another tensor.
     """
     wanted, later = run.plan.values[value].slot, run.plan.values[value].later
     if run.args is None or not run.may_repeat or (wanted is None and later is None):
         return None
     expected = run.statistics.tolist()
-    # Not those of integers, nor what came in: a cache that the graph wrote is another one now.
+    # Neither integers nor inputs: a cache that the graph wrote has changed.
     compared = {v.slot for v in run.plan.values if v.can_be_bad and v.role is Role.MADE}
 
     iterations: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
     def look_at_iteration(detail: Detail) -> None:
         last = walk.last
         if not last.iteration:
-            magnitudes.clear()  # the loop around it has begun another iteration
+            magnitudes.clear()  # the loop around it has begun a new iteration
         if detail.severity is not Severity.FINITE:
             iterations.setdefault("loop", last.loop)
             iterations.setdefault("iteration", last.iteration)
@@ -67,7 +67,7 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
             raise _Ended(None)
 
     checks = list(enumerate(run.plan.checks))
-    if later is not None:  # only a second run sees it: it is compared with nothing
+    if later is not None:  # only a second run sees it, so there is nothing to compare
         wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
         with as_before(run):
@@ -76,16 +76,16 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
     except _Ended as ended:
         detail = ended.detail
         return None if detail is None else replace(detail, **iterations)
-    except Exception:  # whatever stops the second run, the report goes out without counts
+    except Exception:  # whatever stops the second run, the report goes out, without counts
         return None
     return None
 
 
 def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
-    """The ranges of values that only a second run can see, where the first one turned bad.
+    """The ranges of values that only a second run can see, if the first run turned bad.
 
     Returns:
-        Value of the plan to its range; empty where all is healthy, or no second run is possible.
+        Value of the plan to its range; empty if the run is healthy, or no second run is possible.
     """
     values = {value.later: i for i, value in enumerate(run.plan.values) if value.later is not None}
     if run.args is None or bool(torch.isfinite(run.statistics).all()):
@@ -100,6 +100,6 @@ def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
         with as_before(run):
             checks = list(enumerate(run.plan.later))
             NodeByNode(run.graph_module, checks, visit).run(*copies_of(run))
-    except Exception:  # the operation around them is blamed then
+    except Exception:  # then the operation around them is blamed
         return {}
     return ranges

@@ -1,4 +1,4 @@
-"""How far apart two forms of a result are: by roundings, or by more."""
+"""How far apart two forms of a result are: only by roundings, or by more."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from fxguard.measure.func_levels import without_levels
 
 __all__ = ["Difference", "are_close", "are_equal", "difference_of", "relative_error"]
 
-# In units of eps: what outputs may differ by, and what two ways to compute one element may.
+# In units of eps: allowed differences of outputs, and of two ways to compute one element.
 ROUNDINGS, ROUNDINGS_OF_ONE = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How what left the model would be another."""
+    """How an output of the model would be different."""
 
-    error: float  # the largest, relative to the largest magnitude; inf where one is infinite
-    # Where it is largest: the index, what the model gave there, and what it would have given. None
-    # where that is no floating-point number.
+    error: float  # the largest, relative to the largest magnitude; inf if one is infinite
+    # Where it is largest: the index, the model's number, and what it would have been. None if these
+    # are not floating-point numbers.
     index: tuple[int, ...] | None = None
     given: float | None = None
     wanted: float | None = None
 
 
 def difference_of(low: Any, other: Any) -> Difference | None:
-    """How far an output is from what it would be; None where that is by roundings only.
+    """How far an output is from what it would be; None if only by roundings.
 
-    Those are 16 eps of the dtype, relative to the largest magnitude, or less than its smallest
+    Roundings are 16 eps of the dtype, relative to the largest magnitude, or less than its smallest
     normal number.
     """
     if not isinstance(low, Tensor):
         return None if low == other else Difference(1.0)
     if low.shape != other.shape:
         return Difference(1.0)
-    other = other.to(low.dtype)  # what did not fit is infinite
+    other = other.to(low.dtype)  # values that do not fit become infinite
     if not is_float(low):
         return None if torch.equal(low, other) else Difference(1.0)
     differs = ~are_equal(low, other)
@@ -48,7 +48,7 @@ def difference_of(low: Any, other: Any) -> Difference | None:
         return None
     wide = torch.complex128 if low.is_complex() else torch.float64
     apart = (low.to(wide) - other.to(wide)).abs().where(differs, 0)
-    apart = apart.where(apart.isfinite() | ~low.isfinite(), math.inf)  # finite in the model only
+    apart = apart.where(apart.isfinite() | ~low.isfinite(), math.inf)  # finite only in the model
     apart = apart.where(low.isfinite(), 0)
     index = torch.unravel_index(apart.argmax(), apart.shape)
     gap, scale = float(apart[index]), max(_largest(low), _largest(other))
@@ -60,14 +60,14 @@ def difference_of(low: Any, other: Any) -> Difference | None:
 
 
 def relative_error(low: Tensor, high: Tensor, size: float = 0.0) -> float:
-    """``max |low - high| / max |high|`` of what is finite in ``high``; inf where it is not in low.
+    """``max |low - high| / max |high|`` where ``high`` is finite; inf if ``low`` is not there.
 
-    It is 1 where ``high`` is 0 throughout, and ``low`` is not.
+    It is 1 if ``high`` is 0 throughout and ``low`` is not.
 
     Args:
-        low: in the model's dtype.
-        high: the same in the reference.
-        size: what the difference is relative to where that is larger.
+        low: the result in the model's dtype.
+        high: the result in the reference.
+        size: a scale for the difference, used if it is larger.
     """
     low, high = without_levels(low).detach(), without_levels(high).detach()
     if not low.is_floating_point() or low.numel() == 0 or low.layout is not torch.strided:
@@ -84,12 +84,12 @@ def relative_error(low: Tensor, high: Tensor, size: float = 0.0) -> float:
 
 
 def are_equal(low: Tensor, other: Tensor) -> Tensor:
-    """Elements that are equal, NaN and NaN too."""
+    """Elements that are equal, counting NaN as equal to NaN."""
     return (low == other) | (low.isnan() & other.isnan())
 
 
 def are_close(low: Tensor, other: Tensor) -> Tensor:
-    """Elements that are equal, or differ by roundings of the way to compute them."""
+    """Elements that are equal, or differ by roundings of different ways to compute them."""
     size = low.abs().to(torch.float64) * ROUNDINGS_OF_ONE + _largest(low)
     gap = (other.to(torch.float64) - low.to(torch.float64)).abs()
     return are_equal(low, other) | (gap <= torch.finfo(low.dtype).eps * size)

@@ -1,4 +1,4 @@
-"""Random operands of the same ranges as those that one operation had."""
+"""Random operands with the same ranges as the operands of one operation."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SEEDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is known of a tensor whose numbers are not told."""
+    """The known properties of a tensor whose numbers are not revealed."""
 
-    low: float  # the smallest finite element, signed; 0 where there is none
+    low: float  # the smallest finite element, signed; 0 if there is none
     high: float
-    # Which share of its elements each of these is: 0, NaN, inf, -inf.
+    # The share of its elements that are 0, NaN, inf, -inf.
     shares: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     @classmethod
     def of(cls, tensor: Tensor) -> Drawn:
-        """Measure a tensor, complex ones by their real part."""
+        """Measure a tensor; complex ones by their real part."""
         x = tensor.detach()
         x = (x.real if x.is_complex() else x).to(torch.float64)
         if not x.numel():
@@ -39,12 +39,12 @@ class Drawn:
         return cls(low, high, (zero, nan, inf, ninf))
 
     def like(self, tensor: Tensor, generator: torch.Generator, *, by_magnitude: bool) -> Tensor:
-        """Random numbers in the shape and dtype of a tensor.
+        """Random numbers with the shape and dtype of a tensor.
 
         Args:
-            tensor: whose shape and dtype it is.
-            generator: that draws.
-            by_magnitude: whether all magnitudes are as likely, rather than all numbers.
+            tensor: a tensor with the shape and dtype.
+            generator: the random generator.
+            by_magnitude: whether all magnitudes are equally likely, rather than all numbers.
         """
         shape = tensor.shape
         if not is_float(tensor):
@@ -66,10 +66,10 @@ class Drawn:
 
 
 def drawn_like(operation: OneOperation) -> Iterator[OneOperation]:
-    """The same operation with random numbers of the ranges of its operands, drawn in several ways.
+    """The same operation on random numbers with its operands' ranges, drawn in several ways.
 
     Args:
-        operation: whose operands have the shapes, dtypes and ranges that are wanted.
+        operation: an operation whose operands have the desired shapes, dtypes and ranges.
     """
     ranges = tuple(map(Drawn.of, operation.tensors))
     for seed in range(SEEDS):

@@ -1,4 +1,4 @@
-"""What a second run notes of a backward: the gradient at each edge of a graph."""
+"""The record of a backward in a second run: the gradient at each edge of a graph."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["BackwardOf", "Edge", "Gradients", "Look", "is_differentiable", "when
 
 @dataclass(slots=True)
 class Edge:
-    """An operand of an operation, and the gradient that the operation handed back to it."""
+    """An operand of an operation, and the gradient that the operation returned to it."""
 
     value: int  # see Gradients.totals
-    position: int  # among the tensors that the operation was given
+    position: int  # among the tensors of the operation's arguments
     label: str  # "input[0]", "weight"
-    range: Range | None = None  # None where no gradient came
+    range: Range | None = None  # None if no gradient came
 
 
 @dataclass(slots=True, eq=False)
@@ -44,18 +44,18 @@ class BackwardOf:
 class Gradients:
     """Every gradient of one backward of a graph."""
 
-    operations: list[BackwardOf] = field(default_factory=list)  # in order of execution, forward
-    # The gradient of each value, summed over all that read it; those that none came to are missing.
+    operations: list[BackwardOf] = field(default_factory=list)  # in the order of the forward
+    # The gradient of each value, summed over all readers; values without a gradient are missing.
     totals: dict[int, Range] = field(default_factory=dict)
-    dtypes: dict[int, str] = field(default_factory=dict)  # of each value, and so of its gradient
-    # Position among the graph's inputs to value, of those that are differentiable.
+    dtypes: dict[int, str] = field(default_factory=dict)  # of each value and its gradient
+    # Position among the graph's inputs to value, for differentiable inputs.
     arguments: dict[int, int] = field(default_factory=dict)
-    outputs: dict[int, int] = field(default_factory=dict)  # likewise, of the gradients that came in
-    # Gradients that are known from the first run, of values to which some came from elsewhere.
+    outputs: dict[int, int] = field(default_factory=dict)  # likewise for incoming gradients
+    # Gradients known from the first run, for values that also got gradients from elsewhere.
     sums: dict[int, Tensor] = field(default_factory=dict)
-    # Of others: what the second run has to make, too. What it has made is taken out.
+    # Samples that the second run has to reproduce for other values; reproduced ones are removed.
     samples: dict[int, Tensor] = field(default_factory=dict)
-    weights: dict[int, str] = field(default_factory=dict)  # value to the name of a weight
+    weights: dict[int, str] = field(default_factory=dict)  # value to the weight's name
 
 
 @dataclass(slots=True, eq=False)
@@ -63,30 +63,30 @@ class Look:
     """A closer look at one operand of an operation, for :func:`gradients_of` to fill in."""
 
     place: Place  # of the operation
-    position: int  # of the operand among the tensors that it was given
+    position: int  # of the operand among the tensors of its arguments
     call: Call | None = None
-    args: tuple[Any, ...] = ()  # what the operation was given
+    args: tuple[Any, ...] = ()  # arguments of the operation
     kwargs: dict[str, Any] = field(default_factory=dict)
-    run: Callable[..., Any] | None = None  # given arguments, computes
+    run: Callable[..., Any] | None = None  # computes the operation on given arguments
     autocast: torch.dtype | None = None  # the dtype of the autocast around it
-    random_state: RandomState | None = None  # before it ran, where it draws random numbers
+    random_state: RandomState | None = None  # before it ran, if it draws random numbers
     result: Any = None
-    # The gradient of each tensor of the result, by its position; those that none came to are
+    # The gradient of each tensor of the result, by position; tensors without a gradient are
     # missing.
     incoming: dict[int, Tensor] = field(default_factory=dict)
-    outgoing: Tensor | None = None  # the gradient that it handed back to the operand
+    outgoing: Tensor | None = None  # the gradient that it returned to the operand
 
 
 def is_differentiable(value: Any) -> bool:
-    """Whether a gradient may come back to a value."""
+    """Whether a value may receive a gradient."""
     return is_float(value) and value.requires_grad
 
 
 def when_it_has_come(value: Tensor, note: Callable[[Tensor], Tensor | None]) -> None:
-    """Call a function with the gradient of a value, summed over all that read it.
+    """Call a function with the gradient of a value, summed over all readers.
 
-    Where the function returns another gradient, the backward goes on with that one. The node of
-    autograd is hooked: hooks on a tensor that is written twice crash torch 2.13.
+    If the function returns another gradient, the backward continues with that. The autograd node is
+    hooked, because hooks on a tensor that is written twice crash torch 2.13.
     """
     node, number = value.grad_fn, value.output_nr
     if node is None:

@@ -1,4 +1,4 @@
-"""A second run that looks at operations which made something bad, and at the same in float64."""
+"""A second run that examines operations with bad results, also in float64."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ __all__ = ["Look", "evidence_in", "samples_of"]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of one operation."""
+    """The evidence on one operation."""
 
-    # None where what a compiler made of the operation has failed, and the operation does not.
+    # None if only the compiled form of the operation failed.
     evidence: Evidence | None
-    # What it makes of wide operands, where it fails on those that the model had.
+    # Its result on wide operands, if it fails on the model's operands.
     wide: Tensor | None = None
-    # With the operands that it had, while the run is open; None where it cannot run alone.
+    # The operation with its operands, while the run is open; None if it cannot run alone.
     operation: OneOperation | None = None
 
 
 def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
-    """What the operations that made some values of a graph have read and made.
+    """What the operations behind some values of a graph read and made.
 
     Args:
-        run: of the graph, still open.
-        values: of its plan.
+        run: the graph run, still open.
+        values: values of its plan.
 
     Returns:
-        By value; without those at which the second run did not arrive, or that are finite in it.
+        Evidence by value; without values that the second run did not reach, or that are finite in
+        it.
     """
     if run.args is None or not run.may_repeat:
         return {}
@@ -73,7 +74,7 @@ def _check_of(run: GraphRun, value: int) -> Check | None:
 
 
 def samples_of(run: GraphRun) -> int | None:
-    """How many samples the batch of the graph's inputs has; None where they do not agree."""
+    """The number of samples in the batch of the graph's inputs; None if inputs disagree."""
     assert run.args is not None
     given = [run.args[position] for position, _ in run.plan.inputs]
     sizes = {x.shape[0] for x in given if isinstance(x, Tensor) and x.dim() > 0}
@@ -81,11 +82,11 @@ def samples_of(run: GraphRun) -> int | None:
 
 
 def _compared_in(run: GraphRun) -> dict[Place, list[tuple[Check, float]]]:
-    """The values that a second run has to repeat, and their largest magnitudes."""
+    """The values that a second run must repeat, with their largest magnitudes."""
     compared: dict[Place, list[tuple[Check, float]]] = {}
     highs = run.statistics[:, 1].tolist()
     for value in run.plan.values:
-        # Not integers, nor what came in: a cache that the graph wrote is another one now.
+        # Neither integers nor inputs: a cache that the graph wrote has changed.
         if value.slot is None or not value.can_be_bad or value.role is not Role.MADE:
             continue
         check = run.plan.checks[value.slot]
@@ -96,7 +97,7 @@ def _compared_in(run: GraphRun) -> dict[Place, list[tuple[Check, float]]]:
 
 @dataclass(slots=True)
 class _Before:
-    """The arguments of an operation in both forms, copied where it writes them."""
+    """The arguments of an operation in both forms, copied if it writes them."""
 
     args: Any
     kwargs: Any
@@ -105,7 +106,7 @@ class _Before:
 
 
 class _Looks(WideForm):
-    """The wide form, and a look at some operations when they have run."""
+    """The wide form, with a look at some operations after they have run."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class _Looks(WideForm):
             if check.node in nodes and not _repeats(step.env[nodes[check.node]], check, high):
                 if begun is not None and self.is_compiled:
                     self.note_unlike(step, node, nodes, begun)
-                raise Ended  # other random numbers, say: what follows are other tensors
+                raise Ended  # such as other random numbers: all later tensors differ
         if begun is None:
             return
         for value, check in self.wanted[place].items():
@@ -165,7 +166,7 @@ class _Looks(WideForm):
     def note_unlike(
         self, step: Lockstep, node: Node, nodes: Mapping[str, Node], begun: _Before
     ) -> None:
-        """Note an operation that is the first to make other numbers than its compiled form has."""
+        """Note the first operation whose numbers differ from its compiled form."""
         for value, check in self.wanted[step.place(node)].items():
             made = nodes.get(check.node)
             operation = None if made is None else _alone(step, node, made, check, begun)
@@ -178,7 +179,7 @@ class _Looks(WideForm):
         low = step.env[made]
         wide = step.others.get(made, low)
         reason = self.taken_over.get(step.place(node), "")
-        same: Any = None  # in float64, of the operands that the model had
+        same: Any = None  # in float64, on the model's operands
         written = _written_argument(node, made)
         ran = step.ran(node, begun.args, begun.kwargs, step.env[node])
         call = ran.call
@@ -213,7 +214,7 @@ class _Looks(WideForm):
             return None
         fits = evidence.same is not None and abs(evidence.same) < limit_of(evidence.dtype)
         if fits and not call.written:
-            with contextlib.suppress(Exception):  # then nothing is known of its inside
+            with contextlib.suppress(Exception):  # otherwise its inside stays unknown
                 evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
         operation = _alone(step, node, made, check, begun)
@@ -223,7 +224,7 @@ class _Looks(WideForm):
 def _alone(
     step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
 ) -> OneOperation | None:
-    """An operation with the arguments that it had; None where it cannot run alone."""
+    """An operation with its arguments; None if it cannot run alone."""
     written = _written_argument(node, made)
     if node.op == "call_module" or (made is not node and written is None):
         return None
@@ -232,12 +233,12 @@ def _alone(
 
 
 def _written_argument(node: Node, made: Node) -> int | None:
-    """The argument that a value stands in, where the operation wrote it there."""
+    """The argument that holds a value, if the operation wrote it there."""
     return next((i for i, x in enumerate(node.args) if x is made), None)
 
 
 def _repeats(made: Any, check: Check, high: float) -> bool:
-    """Whether a value has the range that it had in the first run."""
+    """Whether a value has the same range as in the first run."""
     for index in check.path:
         made = made[index]
     return same_magnitude(float(traceable.abs_min_max(made)[1]), high)

@@ -1,4 +1,4 @@
-"""A graph that raised runs again, up to the operation that does, to see what that had read."""
+"""Reruns a graph that raised, up to the raising operation, to see what that had read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["run_until_it_raises"]
 
 
 def run_until_it_raises(run: GraphRun) -> GraphRun:
-    """The statistics of a graph that raised, as far as it got, and what it stopped at."""
+    """The statistics of a graph up to where it raised, and the operation where it stopped."""
     checks = run.plan.checks
     statistics = torch.full((len(checks), 2), traceable.NOT_RUN, dtype=torch.float64)
 
@@ -36,7 +36,7 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     try:
         with as_before(run):
             second.run(*copies_of(run))
-    except Exception:  # as the first run did; what it stopped at is the question
+    except Exception:  # raised like the first run; where it stopped is the question
         run = replace(run, stopped_at=tuple(_read_by(second, run)[0]))
         run = replace(run, raised=_frame_of(second.last, run))
     return replace(run, measured=statistics)
@@ -64,10 +64,10 @@ def _frame_of(second: NodeByNode, run: GraphRun) -> FramePlan | None:
 
 
 def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
-    """Values that the operation which raised had read, also through integers made of them.
+    """Values that the raising operation had read, also through integers computed from them.
 
     Returns:
-        The values, and whether the operation had read something else that came from outside.
+        The values, and whether the operation had read anything else from outside.
     """
     read: list[int] = []
     from_outside = True
@@ -90,7 +90,7 @@ def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
 
 
 def _holders(second: NodeByNode, run: GraphRun) -> dict[str, list[int]]:
-    """The results of a graph, or of a body, to the values that they hold."""
+    """The results of a graph or a body to the values that they hold."""
     graph: Graph = second.module.graph  # type: ignore[assignment]
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]
     attributes = {str(node.target): node.name for node in graph.nodes if node.op == "get_attr"}

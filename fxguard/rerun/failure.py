@@ -1,4 +1,4 @@
-"""Why a result in a dtype is not what it is in float64, in numbers."""
+"""Why a result in a dtype differs from its float64 result, in numbers."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ __all__ = [
     "share_of",
 ]
 
-ROUNDINGS = 32  # in units of the dtype's eps: an error from here on is none of one operation alone
+ROUNDINGS = 32  # in units of the dtype's eps: a single operation should have a smaller error
 SHARE = 0.5  # of elements that are not 0 in float64, and 0 in the dtype
 
-# Those whose result is one operand where the other one is lost.
+# Operations whose result is one operand if the other one is lost.
 SUMS = frozenset({"add", "sub"})
 SCALES = frozenset({"mul", "div", "true_divide"})
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a result is not what it should be, in numbers."""
+    """Why a result is wrong, in numbers."""
 
     problem: str  # "overflow", "underflow", "rounding" or "nan"
-    dtype: str  # that of the result
-    # The largest magnitude in float64; of an underflow the largest one that is lost.
+    dtype: str  # of the result
+    # The largest magnitude in float64; for an underflow, the largest one that is lost.
     needed: float
     share: float  # of elements
-    error: float  # the largest, relative to the largest magnitude; inf where one is not finite
-    operand: str = ""  # what is lost, "input[1]" or a number; "" where it is the result that fails
+    error: float  # the largest, relative to the largest magnitude; inf if one is not finite
+    operand: str = ""  # what is lost, "input[1]" or a number; "" if the result fails
 
     @property
     def severity(self) -> tuple[int, float]:
-        """Sorts failures: the worst has the largest."""
+        """A sort key: the worst failure has the largest."""
         rank = ("rounding", "underflow", "nan", "overflow").index(self.problem)
         return rank, self.needed if self.problem == "overflow" else self.share
 
@@ -60,10 +60,10 @@ class Failures:
 
     found: dict[Place, Failure] = field(default_factory=dict)
     not_judged: dict[Place, str] = field(default_factory=dict)  # and why
-    kinds: dict[Place, str] = field(default_factory=dict)  # of each that is in one of the two
+    kinds: dict[Place, str] = field(default_factory=dict)  # of each operation in one of the two
 
     def note(self, place: Place, ran: Ran, failure: Failure | None) -> None:
-        """Keep the worst failure of an operation; in a loop it runs many times."""
+        """Keep the worst failure of an operation, which may run many times in a loop."""
         if failure is not None:
             known = self.found.get(place, failure)
             self.found[place] = max(known, failure, key=lambda each: each.severity)
@@ -78,14 +78,14 @@ class Failures:
 def failure_of(
     low: Tensor, wide: Tensor, kind: str = "", literals: tuple[float, ...] = ()
 ) -> Failure | None:
-    """Why a tensor is not what it is in float64; None where it is, but for roundings.
+    """Why a tensor differs from its float64 value; None if only by roundings.
 
     Args:
-        low: in its dtype.
+        low: the tensor in its dtype.
         wide: the same in float64.
-        kind: of the operation that made it: a softmax may make small numbers 0.
-        literals: Python numbers that it was given: an eps that is 0 in the dtype makes one element
-            that becomes 0 an underflow.
+        kind: kind of its operation: a softmax may make small numbers 0.
+        literals: Python numbers among the operation's arguments: with an eps that is 0 in the
+            dtype, a single element that becomes 0 is an underflow.
 
     Example:
         >>> failure_of(torch.tensor([math.inf]).half(), torch.tensor([1e5]).double())
@@ -113,17 +113,17 @@ def failure_of(
 
 
 def lost_operand(ran: Ran, args: Any, kwargs: Any, low: Any, wide: Any) -> Failure | None:
-    """An addend or a factor that the result does not depend on; None where there is none.
+    """An addend or a factor that the result does not depend on; None if there is none.
 
-    Wherever it is no zero (a factor no 1), the result is the other operand, to the bit. In float32
-    at least half of it would count. A Python number that is added is an eps: it may be lost.
+    Wherever it is not 0 (for a factor, not 1), the result is exactly the other operand. In float32
+    at least half of it would count. An added Python number is an eps, which may be lost.
 
     Args:
         ran: the operation.
         args: its arguments in the dtype.
-        kwargs: likewise: an addition with ``alpha`` is left alone.
+        kwargs: likewise; an addition with ``alpha`` is ignored.
         low: its result in the dtype.
-        wide: that in float64.
+        wide: its result in float64.
     """
     kind = plain(ran.call.kind)
     if kind not in SUMS | SCALES or kwargs or len(args) != 2 or ran.call.written:
@@ -137,7 +137,7 @@ def lost_operand(ran: Ran, args: Any, kwargs: Any, low: Any, wide: Any) -> Failu
         if not isinstance(lost, Tensor) and (is_sum or not isinstance(lost, float)):
             continue
         if not position and kind not in (*SUMS, "mul"):
-            continue  # 1 / x is no x
+            continue  # 1 / x is not x
         kept = torch.as_tensor(-other if kind == "sub" and not position else other)
         lost = torch.as_tensor(lost)
         counts = (lost != 0 if is_sum else (lost != 1) & (kept != 0)) & low.isfinite()
@@ -155,5 +155,5 @@ def lost_operand(ran: Ran, args: Any, kwargs: Any, low: Any, wide: Any) -> Failu
 
 
 def share_of(some: Tensor, of: Tensor) -> float:
-    """How many of some elements are others, too."""
+    """The number of elements in ``some``, as a share of those in ``of``."""
     return float(some.sum()) / max(1, int(of.sum()))

@@ -1,9 +1,9 @@
-"""A captured graph once more, node by node in eager mode, for the fingerprints of its values.
+"""Runs a captured graph again, node by node in eager mode, to take fingerprints of its values.
 
-The graph that ran has reductions where the values were, and a compiler may never have made them.
-The second run begins as the first one did, and what it makes is compared with the ranges of the
-first. Where one of them is another, or where no second run is possible, the graph has no
-fingerprints, and a note says why: there is none of another time.
+The first run only kept reductions of the values, and a compiler may never have made the values. The
+second run starts like the first, and its ranges are compared with those of the first run. If one of
+them differs, or no second run is possible, the graph has no fingerprints, and a note says why: a
+fingerprint never belongs to another run.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ RANDOM = "its graph draws random numbers under a compiler"
 MANY_TIMES = "made many times, in a loop"
 NOT_MADE = "a second run did not come to it"
 
-# How many roundings of the largest magnitude the numbers of two eager runs may be apart: kernels
-# that need no gradient add in another order.
+# How many roundings of the largest magnitude may lie between the numbers of two eager runs: kernels
+# without gradients add in another order.
 ROUNDINGS = 64
 
 
 class _Other(Exception):  # noqa: N818 - a signal, not an error
-    """The second run is not the first one again."""
+    """The second run did not repeat the first one."""
 
 
 def take_fingerprints(batch: Batch) -> None:
-    """Note the fingerprints of all that the graphs of a batch have measured.
+    """Note the fingerprints of all values that the graphs of a batch measured.
 
     Args:
-        batch: read, and still open. One that has noted nothing between graphs is given a place for
-            fingerprints.
+        batch: a batch that was read and is still open. If it has noted no fingerprints between
+            graphs, it gets a place for them.
     """
     if batch.fingerprints is None:
         batch.fingerprints = {}
@@ -65,14 +65,14 @@ def take_fingerprints(batch: Batch) -> None:
 
 
 def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerprint]:
-    """The fingerprint of each value of a graph that has a range.
+    """The fingerprint of each value of a graph with a range.
 
     Args:
-        run: of the graph, still open, with its numbers on the host.
+        run: the graph run, still open, with its numbers on the host.
         is_last: whether no other graph and no operation has run since.
 
     Returns:
-        Value of the plan to its fingerprint, or to one that says why there is none.
+        Value of the plan to its fingerprint, or to one with a note that says why there is none.
     """
     measured = {v.slot: i for i, v in enumerate(run.plan.values) if v.slot is not None}
     why = _why_not(run, is_last)
@@ -82,7 +82,7 @@ def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerp
             found = _second_run(run, measured)
         except _Other as other:
             why = str(other)
-        except Exception:  # a collective, no memory, a kernel that is not there
+        except Exception:  # a collective, no memory, or a missing kernel
             why = STOPPED
     missing = Fingerprint(note=why or NOT_MADE)
     overwritten = {
@@ -94,7 +94,7 @@ def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerp
 
 
 def _written_by(run: GraphRun) -> set[int]:
-    """Positions of inputs that the graph wrote, and of which nobody has a copy."""
+    """Positions of inputs that the graph wrote and that were not copied."""
     return {position for position, _ in run.plan.written} - set(run.plan.overwritten)
 
 
@@ -107,13 +107,13 @@ def _why_not(run: GraphRun, is_last: bool) -> str:
 
 
 def _holds_inputs(run: GraphRun, args: Sequence[Any], is_last: bool) -> bool:
-    """Whether what the graph read is still there: ranges do not see every write."""
+    """Whether the inputs of the graph still exist unchanged: ranges do not reveal every write."""
     own = _written_by(run)
     before = run.versions or (None,) * len(args)
     for position, (then, now) in enumerate(zip(before, versions_of(args), strict=True)):
         if position in own or not isinstance(args[position], Tensor):
             continue
-        if then is None and not is_last:  # in inference mode nobody counts
+        if then is None and not is_last:  # in inference mode versions are not counted
             return False
         if then is not None and then != now:
             return False
@@ -132,7 +132,7 @@ def _second_run(run: GraphRun, measured: dict[int, int]) -> dict[int, Fingerprin
             return
         value = run.plan.values[index]
         low, high = map(float, eager.abs_min_max(tensor))
-        # What came in is what it was: a cache that the graph wrote was copied before.
+        # Inputs are unchanged: a cache that the graph wrote was copied before.
         apart = allowed if value.can_be_bad else 0.0
         if value.role is Role.MADE and not _repeats((low, high), first[slot], apart):
             raise _Other(OTHER_NUMBERS)
@@ -141,14 +141,14 @@ def _second_run(run: GraphRun, measured: dict[int, int]) -> dict[int, Fingerprin
 
     with as_before(run):
         NodeByNode(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*copies_of(run))
-        # A compiler may have drawn from a generator of its own: ranges cannot tell.
+        # A compiler may have drawn from its own generator, which ranges cannot reveal.
         if run.is_compiled and _has_drawn(run):
             raise _Other(RANDOM)
     return found
 
 
 def _has_drawn(run: GraphRun) -> bool:
-    """Whether the second run, which has just ended, has drawn random numbers."""
+    """Whether the second run, which has just ended, drew random numbers."""
     begun = run.random_state
     return begun is not None and not RandomState.now(run.args).is_same(begun)
 
@@ -156,8 +156,8 @@ def _has_drawn(run: GraphRun) -> bool:
 def _allowed(run: GraphRun) -> float:
     """How far apart the ranges of two runs may be, relative to the largest magnitude.
 
-    A compiler keeps more digits between fused operations. The coarsest dtype counts for all values:
-    what is computed of rounded numbers is as far apart as these.
+    A compiler keeps more digits between fused operations. The coarsest dtype counts for all values,
+    because results computed from rounded numbers are as far apart as these.
     """
     if run.is_compiled:
         return TOLERANCE
@@ -167,7 +167,7 @@ def _allowed(run: GraphRun) -> float:
 
 
 def _repeats(now: tuple[float, float], before: Sequence[float], allowed: float) -> bool:
-    """Whether two runs made tensors of one range; each has abs min and abs max."""
+    """Whether two runs made tensors with the same range; each has abs min and abs max."""
     (low, high), (low_before, high_before) = now, before
     if not math.isfinite(high) or not math.isfinite(high_before):
         return str(high) == str(high_before)

@@ -1,4 +1,4 @@
-"""The backward of a captured graph once more: the gradient at each operand of each operation."""
+"""Runs the backward of a captured graph again, for the gradient at each operand."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["gradients_of"]
 
 
 def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) -> Gradients:
-    """Run a graph and its backward once more, as they ran.
+    """Run a graph and its backward again as they ran before.
 
-    Users' hooks stay silent: the graph runs on aliases of its arguments.
+    Users' hooks do not run, because the graph runs on aliases of its arguments.
 
     Args:
-        kept: the run, with the gradients that came into what it returned.
-        scale: what these gradients are divided by first.
-        look: what to look at closely, if anything.
+        kept: the run, with the incoming gradients of its outputs.
+        scale: a divisor for these gradients.
+        look: an operand to look at closely, if any.
 
     Raises:
-        NotJudged: where an argument was changed since, or a collective would be issued.
+        NotJudged: when an argument was changed since, or a collective would be issued.
         Exception: whatever the operations raise.
     """
     if not kept.is_unchanged():
@@ -44,7 +44,7 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
                 continue
             alias = copy.detach().requires_grad_()
             aliases.append(alias)
-            # What is a copy already may be written, which no leaf may be.
+            # Copies may be written, which leaves may not be.
             given.append(alias if copy is argument else alias.clone())
         hooked = HookedRun(without_marks(run.graph_module), gradients, (), look)
         for position, value in enumerate(given):

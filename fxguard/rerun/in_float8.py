@@ -1,9 +1,9 @@
-"""A captured graph whose matrix products compute in float8, and nothing else does.
+"""Runs a captured graph with only its matrix products in float8.
 
-Operands are cast with one scale for each tensor, so that its largest element is the largest number
-of the format: nothing overflows. What is far smaller than that becomes 0, or loses its digits. The
-product sums in float64, as kernels do in float32, and its result is cast likewise. It goes on from
-there, unless it fails: then the result without float8 does.
+Operands are cast with one scale per tensor, so that its largest element becomes the largest number
+of the format and nothing overflows. Far smaller elements become 0 or lose their digits. The product
+sums in float64, where kernels use float32, and its result is cast in the same way. The graph
+continues with that result, or, if it fails, with the result without float8.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 WIDE = torch.float64
 
-# In units of the format's eps. Elements of both operands and of the result are each off by half a
-# unit at most: the largest element of a sum that does not cancel is off by one and a half.
+# In units of the format's eps. Elements of both operands and of the result are each off by at most
+# half a unit, so the largest element of a sum that does not cancel is off by one and a half.
 ROUNDINGS = 1.5
 
-# Which argument is only added to the product.
+# The argument that is only added to the product.
 _ADDED: frozenset[int | str] = frozenset({0, "input"})
 _BIAS: frozenset[int | str] = frozenset({2, "bias"})
 
@@ -57,10 +57,10 @@ def is_matrix_product(call: Call) -> bool:
 
 
 def cast_to_float8(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a tensor is in float8 with a scale of its own, in its own dtype again.
+    """A tensor rounded to float8 with its own scale, back in its own dtype.
 
     Args:
-        value: finite, float32 or float64.
+        value: a finite tensor of float32 or float64.
         dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
 
     Example:
@@ -76,15 +76,15 @@ def cast_to_float8(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class InFloat8(AsTheModel):
-    """The graph once more, its matrix products in float8.
+    """The graph with its matrix products in float8.
 
     Args:
         dtype: the format.
 
     Attributes:
         failures: which products fail, and why.
-        products: where all of them stand.
-        island: those whose result without float8 went on.
+        products: the places of all products.
+        island: products whose result without float8 was used.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -112,7 +112,7 @@ class InFloat8(AsTheModel):
             return low
 
     def product(self, place: Place, ran: Ran, args: Any, kwargs: Any) -> Tensor:
-        """What a product is in float8; without float8, where it fails."""
+        """The result of a product in float8, or without float8 if it fails."""
         args, kwargs = widened((args, kwargs), WIDE)
         exact: Tensor = wide_result(ran, args, kwargs, WIDE)
         cast = self.cast_operands(ran.call.kind, args, kwargs)
@@ -134,11 +134,11 @@ class InFloat8(AsTheModel):
         return result
 
     def cast(self, value: Tensor) -> Tensor:
-        """A tensor in float8, in float64 again; itself where it is not finite."""
+        """A tensor rounded to float8, back in float64; unchanged if it is not finite."""
         return cast_to_float8(value, self.dtype) if bool(value.isfinite().all()) else value
 
     def cast_operands(self, kind: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of a product, with its operands in float8."""
+        """The arguments of a product, with operands in float8."""
         beside = _beside(kind)
 
         def cast(slot: int | str, value: Any) -> Any:
@@ -160,7 +160,7 @@ class InFloat8(AsTheModel):
         return Failure("underflow", self.name, largest, share, relative_error(cast, wide), label)
 
     def rounding(self, result: Tensor, exact: Tensor) -> Failure | None:
-        """The failure of a product that is far from what it is without float8."""
+        """The failure of a product that is far from its result without float8."""
         error = relative_error(result, exact)
         if error <= ROUNDINGS * FORMATS[self.name].eps:
             return None
@@ -168,7 +168,7 @@ class InFloat8(AsTheModel):
 
 
 def operands_of(kind: str, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The two matrices of a product, and what rows of frames call them."""
+    """The two matrices of a product, with their labels in frames."""
     beside, number = _beside(kind), 0
     for slot, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Tensor):
@@ -182,17 +182,17 @@ def _beside(kind: str) -> frozenset[int | str]:
 
 
 class BackwardInFloat8(InFloat8):
-    """The graph in float8, and of each product its backward alone.
+    """The graph in float8, with the backward of each product alone.
 
-    A gradient comes in in float8 with a scale of its own, and so do the operands that the backward
+    The incoming gradient is in float8 with its own scale, as are the operands that the backward
     multiplies it with.
 
     Args:
         dtype: the format.
-        made: the gradients of what each operation makes.
+        made: the gradients of the results of each operation.
 
     Attributes:
-        back: what is found. No gradient is beyond the format: each has its scale.
+        back: the findings. No gradient is beyond the format, because each has its own scale.
     """
 
     def __init__(self, dtype: torch.dtype, made: Made) -> None:

@@ -1,4 +1,4 @@
-"""Which operation of an autograd function's own backward made a bad gradient."""
+"""Finds the operation of an autograd function's own backward that made a bad gradient."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Inside", "inside_of", "is_random"]
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """An operation of the backward of a function."""
+    """An operation in the backward of a function."""
 
     source: Source | None
     evidence: Evidence
 
 
 def is_random(look: Look) -> bool:
-    """Whether what was looked at draws random numbers: it does not run again as it ran."""
+    """Whether the examined function draws random numbers, so that it cannot be repeated."""
     assert look.call is not None
     halves = (look.args[half] for half in (FORWARD, BACKWARD)) if is_function(look.run) else ()
     nodes = (node for half in halves for node in half.graph.nodes)
@@ -41,13 +41,13 @@ def is_random(look: Look) -> bool:
 
 
 def inside_of(look: Look) -> Inside | None:
-    """The operation that made something bad of good operands, on the way to a bad gradient.
+    """The operation that made something bad from good operands, on the way to a bad gradient.
 
     Args:
-        look: at a function of which the backward has made a bad gradient.
+        look: the look at a function whose backward made a bad gradient.
 
     Returns:
-        None where what was looked at is no autograd function, or was given something bad.
+        None if it is not an autograd function, or was given something bad.
     """
     if not is_function(look.run):
         return None
@@ -74,13 +74,13 @@ def _zeros(value: Any) -> Any:
 
 
 class _Ran(Interpreter):
-    """Runs a graph, and keeps all that it has made."""
+    """Runs a graph, and keeps all of its results."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
 
     def first_bad(self) -> Node | None:
-        """Where something bad begins that reaches a result; None where none is bad."""
+        """The node where something bad begins that reaches a result; None if nothing is bad."""
         (output,) = self.module.graph.find_nodes(op="output")  # type: ignore[union-attr,operator]
         node: Node | None = output
         bad = self._bad(output.all_input_nodes)

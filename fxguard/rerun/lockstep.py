@@ -1,9 +1,9 @@
-"""A captured graph once more, in two forms of each operation side by side.
+"""Runs a captured graph again, with two forms of each operation side by side.
 
-The first form is the model's: it gives again what the model computed. The second form is another
-way to compute the same, as a :class:`SecondForm` says: in float64 from the beginning, or as the
-model would go on if one value were another. Nothing is kept longer than an operation needs it, so
-that no second copy of the weights is made.
+The first form is the model's and repeats what the model computed. The second form is another way to
+compute the same, defined by a :class:`SecondForm`: in float64 throughout, or as the model would
+continue if one value were different. Nothing is kept longer than an operation needs it, so that no
+second copy of the weights is made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Ended", "Lockstep", "SecondForm", "again", "look_through"]
 
 
 class SecondForm(abc.ABC):
-    """What the second form of a graph is. One object serves a graph and all its bodies."""
+    """Defines the second form of a graph. One object serves a graph and all its bodies."""
 
     @abc.abstractmethod
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
@@ -43,8 +43,8 @@ class SecondForm(abc.ABC):
 
         Args:
             step: the graph that runs.
-            node: that is about to run.
-            differs: whether something that it reads differs in the second form.
+            node: the node that is about to run.
+            differs: whether one of its operands differs in the second form.
         """
 
     @abc.abstractmethod
@@ -54,27 +54,27 @@ class SecondForm(abc.ABC):
         Args:
             step: the graph that runs.
             node: the operation.
-            ran: what it was in the model's form.
-            args: its arguments in the second form; where nothing differs, the same objects.
+            ran: the operation in the model's form.
+            args: its arguments in the second form; the same objects if nothing differs.
             kwargs: likewise.
 
         Returns:
-            Its result; ``ran.result`` itself, as a whole or an item of it, where that is the same.
+            Its result; ``ran.result`` itself, or items of it, if they are the same.
         """
 
     @abc.abstractmethod
     def copy_of(self, memory: Tensor) -> Tensor:
-        """What stands in a piece of memory, copied for the second form: one dimension."""
+        """The contents of a piece of memory, copied for the second form, in one dimension."""
 
     def before(  # noqa: B027 - nothing, unless a form looks at it
         self, step: Lockstep, node: Node, args: Any, kwargs: Any
     ) -> None:
-        """An operation is about to run, with these arguments in the model's form."""
+        """Called before an operation runs with these arguments in the model's form."""
 
     def after(  # noqa: B027 - likewise
         self, step: Lockstep, node: Node, args: Any, kwargs: Any
     ) -> None:
-        """It has run; ``args`` are those of its second form, and read what it wrote."""
+        """Called after it has run; ``args`` are those of its second form, after its writes."""
 
 
 class Lockstep(Interpreter):
@@ -82,12 +82,12 @@ class Lockstep(Interpreter):
 
     Args:
         module: the graph.
-        second: what the second form is.
-        inside: the bodies around it, as in :class:`~fxguard.plan.plan.Check`.
+        second: defines the second form.
+        inside: the bodies around it, see :class:`~fxguard.plan.plan.Check`.
 
     Attributes:
-        env: result of each node that is still needed, in the model's form.
-        others: the same in the second form, of those that differ.
+        env: results of nodes that are still needed, in the model's form.
+        others: those that differ, in the second form.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Lockstep(Interpreter):
         self.node: Node | None = None
 
     def place(self, node: Node) -> Place:
-        """Where a node stands."""
+        """The place of a node."""
         return self.inside, node.name
 
     def call_of(self, node: Node) -> Call:
-        """What a node reads, writes and draws; operands are nodes."""
+        """The call of a node, with nodes as operands."""
         if node not in self.calls:
             self.calls[node] = read_node(node, self.module)  # type: ignore[arg-type]
         return self.calls[node]
@@ -118,15 +118,15 @@ class Lockstep(Interpreter):
         """Run the graph.
 
         Args:
-            args: of the graph, in the model's form. What the graph writes is written.
-            others: in the second form; the same objects where nothing differs.
+            args: arguments of the graph in the model's form, which the graph may write.
+            others: arguments in the second form; the same objects if nothing differs.
 
         Returns:
-            What it returns in the model's form, and in the second one.
+            Its results in the model's form and in the second form.
 
         Raises:
-            NotJudged: where something has no second form, or a collective is reached: none is
-                ever issued again.
+            NotJudged: when something has no second form, or a collective is reached, which is never
+                issued again.
         """
         others = args if others is None else others
         given = iter(zip(args, others, strict=True))
@@ -200,11 +200,11 @@ class Lockstep(Interpreter):
         self.second.after(self, node, others, named)
 
     def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
-        """How to enter a node; None where it runs as one operation."""
+        """How to enter a node; None if it runs as one operation."""
         return higher_order.kind_of(node)
 
     def nested(self, module: GraphModule, inside: tuple[tuple[str, int], ...]) -> Lockstep:
-        """What runs a body."""
+        """The interpreter for a body."""
         return Lockstep(module, self.second, inside)
 
     def run_other(self, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
@@ -228,7 +228,7 @@ class Lockstep(Interpreter):
         return result
 
     def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
-        """Run a higher-order operation, its bodies in two forms as well."""
+        """Run a higher-order operation, with its bodies in two forms as well."""
         entered = _positions(node, kind, self.module)
 
         def body(position: int, *operands: Any) -> Any:
@@ -245,7 +245,7 @@ class Lockstep(Interpreter):
         return kind.run(args, kwargs, higher_order.RunBody(body, stacked))
 
     def materialize(self, written: Sequence[Node]) -> None:
-        """Give what is about to be written, and all that shares its memory, a second form."""
+        """Give a second form to values about to be written, and to all that share their memory."""
         for operand in written:
             low = self.env[operand]
             if operand in self.others or not is_float(low):
@@ -261,33 +261,33 @@ class Lockstep(Interpreter):
 
 
 class Ended(Exception):  # noqa: N818 - a signal, not an error
-    """A second form has seen all that it wanted to see."""
+    """A second form has seen everything that it needs."""
 
 
 def again(run: GraphRun, second: SecondForm) -> tuple[Any, Any]:
-    """Run a graph once more, from the inputs and random numbers that it had, in both forms."""
+    """Run a graph again in both forms, with its original inputs and random numbers."""
     with as_before(run):
         return Lockstep(without_marks(run.graph_module), second).run_both(copies_of(run))
 
 
 def look_through(run: GraphRun, look: SecondForm) -> None:
-    """Run a graph once more for what a form sees of it, as far as that goes.
+    """Run a graph again to let a form look at it, as far as possible.
 
-    Whatever stops the second run, what was seen until then is true.
+    Whatever stops the second run, the findings until then are valid.
     """
     with contextlib.suppress(Exception):
         again(run, look)
 
 
 def _expect_one_rank(value: Any) -> None:
-    """Raise where operations on a tensor may wait for other ranks."""
-    module = sys.modules.get("torch.distributed.tensor")  # not imported: then there is none
+    """Raise if operations on a tensor may wait for other ranks."""
+    module = sys.modules.get("torch.distributed.tensor")  # if not imported, there is none
     if module is not None and isinstance(value, module.DTensor):
         raise NotJudged("operations on a DTensor may be collectives")
 
 
 def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
-    """What stands in a memory, in the copy of that memory."""
+    """The counterpart of a value in the copy of its memory."""
 
     def moved(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.dtype != low.dtype or memory_of(x) != memory:
@@ -298,8 +298,8 @@ def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
 
 
 def _positions(node: Node, kind: higher_order.HigherOrder, module: Any) -> set[int]:
-    """The arguments of a higher-order operation that are bodies to enter."""
+    """The positions of a higher-order operation's arguments that are bodies to enter."""
     try:
         return {body.position for body in kind.bodies(node, module)}
-    except (LookupError, TypeError, ValueError):  # another version's arguments
+    except (LookupError, TypeError, ValueError):  # arguments of another version
         return set()

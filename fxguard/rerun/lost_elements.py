@@ -1,7 +1,7 @@
-"""A captured graph once more: which operations made 0 what is not 0 in float64.
+"""Runs a captured graph again to find operations whose zeros are not 0 in float64.
 
-Each operation has the operands that the model had, so that what an earlier underflow made 0 is
-counted there and not again. A graph runs again only where its first run has seen a 0.
+Each operation runs on the model's operands, so that zeros from an earlier underflow are counted
+only there. A graph runs again only if its first run saw a 0.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ NOT_COPIED = "there was no memory for copies of what the graph writes"
 
 @dataclass(slots=True)
 class LostElements:
-    """What the operations of one graph have lost, by where they stand, in order of execution."""
+    """The losses of the operations of one graph, by place, in order of execution."""
 
     found: dict[Place, Lost] = field(default_factory=dict)
     not_judged: dict[Place, str] = field(default_factory=dict)  # and why
 
 
 def lost_elements_in(run: GraphRun, share: float) -> LostElements:
-    """Run a graph once more, and look where elements became 0.
+    """Run a graph again, and find where elements became 0.
 
     Args:
-        run: of the graph, still open.
-        share: of the elements that are not 0 in float64: from here on an operation is listed.
+        run: the graph run, still open.
+        share: share of the elements that are not 0 in float64, from which an operation is listed.
 
     Returns:
-        The operations that have lost so many, and those of which nobody can tell.
+        The operations with at least this loss, and those that could not be judged.
     """
     suspects = _suspects(run)
     if not suspects:
@@ -56,24 +56,24 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
     form = _SameOperands(share, suspects, samples_of(run))
     try:
         with as_before(run):
-            # Of a weight that requires a gradient, autocast may keep the cast for the model's own
-            # operations: one that was made here would have none.
+            # Autocast may cache the cast of a weight that requires a gradient for the model's own
+            # operations, and one made here would have no gradient.
             args = pytree.tree_map_only(Tensor, Tensor.detach, copies_of(run))
             Lockstep(without_marks(run.graph_module), form).run_both(args)
-    except Exception as error:  # what was seen until then is true
+    except Exception as error:  # the findings until then are valid
         form.lost.not_judged |= dict.fromkeys(suspects.keys() - form.seen, why_not(error))
     return form.lost
 
 
 def _suspects(run: GraphRun) -> dict[Place, None]:
-    """The operations that may have made a 0, as far as the first run has measured."""
+    """The operations that may have made a 0, according to the first run."""
     lows = [] if run.postponed is not None else run.statistics[:, 0].tolist()
     suspects: dict[Place, None] = {}
     for step in run.plan.steps:
         if not step.node or step.kind in KEEPS_ZEROS:
             continue
         for value in map(run.plan.values.__getitem__, step.outputs):
-            # One iteration of a loop says nothing of the others.
+            # One iteration of a loop says nothing about the others.
             is_seen = value.slot is not None and lows and not step.inside
             if value.can_be_bad and not (is_seen and lows[value.slot or 0] > 0):
                 suspects[step.inside, step.node] = None
@@ -81,12 +81,12 @@ def _suspects(run: GraphRun) -> dict[Place, None]:
 
 
 class _SameOperands(SecondForm):
-    """Each operation in float64 on the operands that the model had; nothing goes on from there.
+    """Runs each operation in float64 on the model's operands, and drops the results.
 
     Args:
         share: see :func:`lost_elements_in`.
-        suspects: where operations stand that are to be looked at.
-        samples: how many there are in the batch of the graph's inputs.
+        suspects: places of the operations to examine.
+        samples: the number of samples in the batch of the graph's inputs.
     """
 
     def __init__(self, share: float, suspects: Mapping[Place, None], samples: int | None) -> None:
@@ -95,16 +95,16 @@ class _SameOperands(SecondForm):
         self.samples = samples
         self.lost = LostElements()
         self.seen: set[Place] = set()
-        self._begun: dict[Place, tuple[Any, Any]] = {}  # arguments, as they were before
+        self._begun: dict[Place, tuple[Any, Any]] = {}  # arguments as they were before
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return step.place(node) in self.suspects
 
     def copy_of(self, memory: Tensor) -> Tensor:
-        return memory  # the second form of what is written is the model's own
+        return memory  # writes use the model's own memory
 
     def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        step.others.clear()  # those are the same
+        step.others.clear()  # results are the model's own
         place = step.place(node)
         if place not in self.suspects:
             return
@@ -123,7 +123,7 @@ class _SameOperands(SecondForm):
             wide = wide_result(ran, args, kwargs, dtype)
             if ran.has_floats:
                 return list(zip(leaves(ran.result), leaves(wide), strict=True))
-            given = zip(node.args, args, strict=True)  # nothing is returned: what is written?
+            given = zip(node.args, args, strict=True)  # nothing is returned: check what is written
             return [(step.env[x], y) for x, y in given if isinstance(x, Node) and x in call.written]
 
         try:

@@ -1,4 +1,4 @@
-"""Run a captured graph again, node by node, to look at what only the graph has seen."""
+"""Runs a captured graph again, node by node, to look at values that only the graph has seen."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fxguard.rerun._regions import Regions
 
 __all__ = ["NodeByNode", "Visit"]
 
-# Given the check's number, what is measured, and whether a loop may measure it many times.
+# Called with the check's number, the value, and whether a loop may measure it many times.
 Visit = Callable[[int, Any, bool], None]
 
 
 class NodeByNode(Interpreter):
-    """Runs a graph and the bodies of its higher-order operations, and shows what is measured.
+    """Runs a graph and the bodies of its higher-order operations, and shows measured values.
 
     Args:
         module: the graph.
-        checks: those of this graph and of its bodies, with their numbers.
-        visit: called for each when its value is there.
-        inside: the higher-order operations around this graph, as in :class:`Check`.
-        repeats: whether one of them is a loop.
+        checks: the checks of this graph and of its bodies, with their numbers.
+        visit: called for each check when its value exists.
+        inside: the higher-order operations around this graph, see :class:`Check`.
+        repeats: whether one of these operations is a loop.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NodeByNode(Interpreter):
                 self.after.setdefault(check.after, []).append((slot, check))
         self.pending: dict[str, list[tuple[int, Any]]] = {}  # until their torch.func region ends
         self.regions = Regions()
-        self.node: Node | None = None  # that is running
+        self.node: Node | None = None  # the running node
         self.last_body: NodeByNode | None = None  # a body that has not returned
 
     @property
@@ -64,7 +64,7 @@ class NodeByNode(Interpreter):
         return self if self.last_body is None else self.last_body.last
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph, and leave every region that it entered, also where it raises."""
+        """Run the graph, and leave every region that it entered, even if it raises."""
         try:
             return super().run(*args, **kwargs)
         finally:
@@ -79,7 +79,7 @@ class NodeByNode(Interpreter):
         for slot, check in self.after.get(n.name, ()):
             value = result if check.node == n.name else self.env.get(self.by_name[check.node])
             if value is None:
-                continue  # freed already: nobody reads it any more
+                continue  # freed already, because nobody reads it
             for index in check.path:
                 value = value[index]
             if check.region_end is not None:
@@ -97,7 +97,7 @@ class NodeByNode(Interpreter):
         if kind is None or not any(name == node.name for name, _ in self.bodies):
             return super().call_function(target, args, kwargs)
         repeats = self.repeats or kind.runs_many_times
-        iterations: Counter[int] = Counter()  # of each body, by its position
+        iterations: Counter[int] = Counter()  # for each body, by position
 
         def body(position: int, *operands: Any) -> Any:
             module: Any = args[position]

@@ -1,9 +1,9 @@
-"""A captured graph in a dtype: which of its operations fail for what that dtype holds.
+"""Runs a captured graph in another dtype to find the operations that fail there.
 
-Each operation runs in the dtype, on what earlier ones left, and in float64 on the same operands.
-What fails is replaced by what float64 gives, so that one run finds all of them: the next operation
-does not fail for the one before it. What is bad in both, as log(0) is, failed for the roundings
-before it where a run in float64 from the beginning finds nothing bad there.
+Each operation runs in the dtype on the results of earlier ones, and in float64 on the same
+operands. A failing result is replaced by the float64 result, so that one run finds all failures: an
+operation does not fail because of an earlier one. A result that is bad in both, such as log(0),
+failed because of earlier roundings if a run in float64 throughout finds nothing bad there.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["InDtype", "Reference"]
 
 
 class Reference(WideForm):
-    """The graph in float64 from its beginning: what is bad there is bad by right.
+    """The graph in float64 throughout: results that are bad there are rightly bad.
 
     Attributes:
-        bad: where operations stand, and how many elements of their results are not finite.
-        rows: of each operation, with the ranges that it has here and the dtypes of the graph. In a
-            loop those of its last turn.
+        bad: places of operations, with how many elements of their results are not finite.
+        rows: rows of each operation, with the ranges here and the dtypes of the graph; in a loop,
+            those of its last turn.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Reference(WideForm):
         inputs = rows_of("input", read, tensors_in((ran.args, ran.kwargs)).values())
         result = super().follow(step, node, ran, args, kwargs)
         if place in self.taken_over and not ran.call.written:
-            # What the model made there may be bad for what it was given.
+            # The model's result may be bad because of its operands.
             low = rounded((args, kwargs), (ran.args, ran.kwargs))
             result = widened(_AS_THE_MODEL.follow(step, node, ran, *low), self.dtype)
         self.bad[place] = max(_count_of_bad(result), self.bad.get(place, 0))
@@ -64,11 +64,11 @@ _AS_THE_MODEL = AsTheModel()
 
 
 class InDtype(Repaired):
-    """The graph once more, with what fails in the dtype of its tensors as it is in float64.
+    """The graph in the dtype of its tensors, with failing results replaced by float64 ones.
 
     Args:
-        by_right: where operations stand, and how many bad elements of their results are no fault
-            of the dtype.
+        by_right: places of operations, with how many bad elements of their results are not due to
+            the dtype.
 
     Attributes:
         failures: which operations fail, and why.
@@ -78,7 +78,7 @@ class InDtype(Repaired):
         super().__init__({}, extends=True, dtype=torch.float64)
         self.by_right = by_right
         self.failures = Failures()
-        self._was_lost = False  # what runs now has an underflow
+        self._was_lost = False  # whether the running operation has an underflow
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return True
@@ -128,7 +128,7 @@ class InDtype(Repaired):
         return bool(failures)
 
     def settled(self, low: Any, wide: Any) -> Any:
-        """Also wide where the dtype would make it 0."""
+        """Stays wide also if the dtype would make it 0."""
         result = super().settled(low, wide)
         if not is_float(low) or result.dtype != low.dtype or low.is_complex():
             return result
@@ -138,7 +138,7 @@ class InDtype(Repaired):
 
 
 def _too_large(low: Any, result: Any) -> Failure | None:
-    """The failure of a result that stays wide because its dtype does not hold it."""
+    """The failure of a result that stays wide because its dtype cannot hold it."""
     for one, other in zip(leaves(low), leaves(result), strict=True):
         if not is_float(one) or other.dtype == one.dtype or one.is_complex():
             continue

@@ -1,4 +1,4 @@
-"""The samples of a batch: which inputs hold them, and one in the place of another."""
+"""The samples of a batch: which inputs hold them, and how to replace one by another."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["Samples", "bad_rows", "returned_on_others", "samples_of"]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples of a batch: dimension 0 of what it was given."""
+    """The samples of a batch: dimension 0 of its inputs."""
 
     count: int
-    inputs: tuple[Key, ...]  # that hold them
+    inputs: tuple[Key, ...]  # the inputs that hold them
 
     def healthy(self, bad: Collection[int]) -> int | None:
-        """The first one that is not bad; None where all are."""
+        """The first sample that is not bad; None if all are."""
         return next((i for i in range(self.count) if i not in bad), None)
 
     def index(self, bad: Collection[int], healthy: int) -> list[int]:
-        """Which sample stands in each place where a healthy one stands for each bad one.
+        """The sample in each place after a healthy one has replaced each bad one.
 
         Example:
             >>> Samples(3, ()).index({1}, healthy=0)
@@ -45,7 +45,7 @@ class Samples:
         return [healthy if i in bad else i for i in range(self.count)]
 
     def given(self, index: Sequence[int]) -> dict[Key, Other]:
-        """What the inputs are then."""
+        """The replacements of the inputs for such an index."""
 
         def other(given: Tensor) -> Tensor:
             return given.index_select(0, torch.tensor(index, device=given.device))
@@ -58,12 +58,12 @@ def samples_of(batch: Batch, flow: DataFlow, upto: int | None = None) -> Samples
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
+        flow: the data flow of the batch.
         upto: index of the last event that counts; None for all of them.
 
     Returns:
-        None where the inputs do not agree on how many there are, where there are less than two, or
-        where an operation between graphs reads them: it does not run again.
+        None if the inputs disagree on the number, if there are fewer than two, or if an operation
+        between graphs reads them, which cannot run again.
     """
     found: dict[Key, Tensor] = {}
     events = batch.events if upto is None else batch.events[: upto + 1]
@@ -80,7 +80,7 @@ def samples_of(batch: Batch, flow: DataFlow, upto: int | None = None) -> Samples
                     return None
     read = {key for e in events if isinstance(e, UncapturedOperation) for _, key in e.inputs}
     views = {key for e in events if isinstance(e, GraphRun) for key in e.derived.values()}
-    sizes = {given.shape[0] for given in found.values()} - {1}  # one for all samples
+    sizes = {given.shape[0] for given in found.values()} - {1}  # size 1: shared by all samples
     is_batch = len(sizes) == 1 and any(given.dim() > 1 for given in found.values())
     if not is_batch or (read | views) & found.keys():
         return None
@@ -89,9 +89,9 @@ def samples_of(batch: Batch, flow: DataFlow, upto: int | None = None) -> Samples
 
 
 def bad_rows(value: Tensor) -> tuple[int, ...]:
-    """The indices of dimension 0 that hold something that is not finite.
+    """The indices of dimension 0 with non-finite elements.
 
-    None of a nested or a sparse tensor, whose samples have no common form.
+    Empty for a nested or sparse tensor, whose samples have no common form.
     """
     if value.is_nested or value.layout is not torch.strided:
         return ()
@@ -101,16 +101,16 @@ def bad_rows(value: Tensor) -> tuple[int, ...]:
 
 
 def returned_on_others(batch: Batch, flow: DataFlow, given: Mapping[Key, Other]) -> float | None:
-    """The largest magnitude that the model returns on other inputs.
+    """The largest magnitude that the model returns for other inputs.
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
-        given: what some inputs are instead.
+        flow: the data flow of the batch.
+        given: replacements for some inputs.
 
     Returns:
-        None where no second run is possible, or something that is bad then is not seen in it; inf
-        or NaN where something still is.
+        None if no second run is possible, or if it would not reveal a bad value; inf or NaN if
+        something is still bad.
     """
     replay = Replay(batch, flow, lambda event: AsTheModel(), frozenset(), given)
     with contextlib.suppress(Exception):

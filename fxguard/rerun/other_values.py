@@ -1,7 +1,7 @@
-"""The rest of a graph, as the model would run it if some of its values were others.
+"""Runs the rest of a graph as the model would if some of its values were different.
 
-Two forms: :class:`Repaired` gives an operation that failed for its precision the result that it has
-in float64, :class:`Perturbed` puts finite numbers in place of NaN.
+There are two forms. :class:`Repaired` gives an operation that failed because of precision its
+float64 result. :class:`Perturbed` puts finite numbers in place of NaN.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["AsTheModel", "Perturbed", "RaisedOnOther", "Repaired", "perturbed", 
 
 
 class RaisedOnOther(Exception):  # noqa: N818 - an answer, not an error
-    """An operation raised on other values, and not on the model's: it depends on them."""
+    """An operation raised on other values but not on the model's, so it depends on them."""
 
 
 class AsTheModel(SecondForm):
-    """Operations run as the model runs them, on other values."""
+    """Runs operations as the model does, on other values."""
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return differs
@@ -48,17 +48,17 @@ class AsTheModel(SecondForm):
 
 
 class Perturbed(AsTheModel):
-    """NaN of some operations replaced by numbers below or above all finite ones of their results.
+    """Replaces NaN in results of some operations by numbers below or above all finite ones.
 
     Operations that test for NaN see the NaN.
 
     Args:
-        starts: where the operations stand, and what is measured of each.
-        below: whether the numbers are below the others.
+        starts: places of the operations, and what is measured of each.
+        below: whether the new numbers are below the others.
 
     Attributes:
-        always: whether all that differed has ended in operations that test for NaN: then nothing
-            depends on it, whatever the numbers are.
+        always: whether everything that differed has ended in operations that test for NaN: then
+            nothing depends on the NaN, whatever the numbers are.
     """
 
     def __init__(self, starts: Mapping[Place, Check], *, below: bool) -> None:
@@ -78,7 +78,7 @@ class Perturbed(AsTheModel):
             self.always = self.always and not same_leaves(result, ran.result)
             return result
         if ran.call.written:
-            for operand in ran.call.written:  # all that shares its memory is materialized
+            for operand in ran.call.written:  # everything that shares its memory is materialized
                 low = step.env[operand]
                 if is_float(low):
                     step.others[operand].copy_(perturbed(low, self.below))
@@ -95,7 +95,7 @@ class Perturbed(AsTheModel):
 
 
 def perturbed(value: Tensor, below: bool) -> Tensor:
-    """A tensor with its NaN replaced by a number below or above all of its finite elements."""
+    """A tensor with its NaN replaced by a number below or above all its finite elements."""
     finite = value[value.isfinite()]
     if value.is_complex() or not finite.numel():
         number = -1.0 if below else 1.0
@@ -114,22 +114,22 @@ def _tests_for_nan(step: Lockstep, node: Node) -> bool:
 
 
 class Repaired(AsTheModel):
-    """Operations that failed for their precision give what they give in a wide dtype.
+    """Gives operations that failed because of precision their results in a wide dtype.
 
-    That value stays wide from operation to operation until one is finite in both forms, or fits
-    into the model's dtype. It is rounded then, and the rest runs as the model runs it.
+    Such a value stays wide from operation to operation until a result is finite in both forms, or
+    fits into the model's dtype. It is then rounded, and the rest runs as in the model.
 
     Args:
-        starts: where the operations stand, and what they give; None: to be computed, of the
-            operands that the model had.
-        extends: whether operations that fail later on are repaired, too.
-        harmless: where those stand that fail, and are left alone all the same.
+        starts: places of the operations, and their results; None if to be computed from the model's
+            operands.
+        extends: whether operations that fail later are repaired as well.
+        harmless: places of failing operations that are not to be repaired.
         dtype: the wide one.
 
     Attributes:
         island: the operations that ran in the wide dtype, in order.
-        always: whether all that differed has ended in operations that saturate: then nothing would
-            be different, whatever the numbers are.
+        always: whether everything that differed has ended in operations that saturate: then nothing
+            would be different, whatever the numbers are.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Repaired(AsTheModel):
             result = wide_result(ran, wide_args, wide_kwargs, self.dtype)
         elif ran.call.written:
             raise NotJudged(f"{ran.call.kind} writes in place")
-        if ran.call.written:  # others read the same memory: it stays wide
+        if ran.call.written:  # others read the same memory, so it stays wide
             self.island[place] = None
             return result
         found = pytree.tree_map(self.settled, ran.result, result)
@@ -192,10 +192,10 @@ class Repaired(AsTheModel):
         """Whether an operation is to be repaired.
 
         Args:
-            place: where it stands.
+            place: its place.
             ran: the operation.
-            result: what it made, in the model's dtype.
-            args: what of, likewise.
+            result: its result in the model's dtype.
+            args: its arguments in the model's dtype.
             kwargs: likewise.
         """
 
@@ -206,12 +206,12 @@ class Repaired(AsTheModel):
         return is_bad(result) and not is_bad((args, kwargs))
 
     def writes_wide(self, step: Lockstep, ran: Ran) -> bool:
-        """Whether what it writes is wide; True where it writes nothing."""
+        """Whether what it writes is wide; True if it writes nothing."""
         written = (each for each in ran.call.written if is_float(step.env[each]))
         return all(step.others[each].dtype != step.env[each].dtype for each in written)
 
     def settled(self, low: Any, wide: Any) -> Any:
-        """What goes on: the model's own, the wide one rounded, or the wide one."""
+        """The result to continue with: the model's own, the wide one rounded, or the wide one."""
         if not is_float(low) or low.numel() == 0:
             return low
         rounded, is_exact = wide.to(low.dtype), ~wide.isfinite()
@@ -225,7 +225,7 @@ class Repaired(AsTheModel):
         return torch.where(close, widened(low, self.dtype), wide)
 
     def integers(self, ran: Ran, args: Any, kwargs: Any) -> Any:
-        """Indices and the like, where what was bad in the model is not."""
+        """Integer results, if an operand that was bad in the model is not bad here."""
 
         def mixed(low: Any, other: Any) -> Any:
             if not is_float(low) or other is low:
@@ -245,12 +245,12 @@ def _is_wide(values: Any, low: Any) -> bool:
 
 
 def rounded(values: Any, low: Any) -> Any:
-    """Operands in the dtypes of the model."""
+    """Operands rounded to the dtypes of the model."""
     return pytree.tree_map(lambda y, x: x.to(y.dtype) if is_float(x) else x, low, values)
 
 
 def _where_other(low: Any, other: Any) -> Any:
-    """The other result; the model's own where they are equal."""
+    """The other result, or the model's own if they are equal."""
     if not isinstance(low, Tensor):
         return other
     return low if _is_same(low, other) else other

@@ -1,7 +1,7 @@
-"""A batch once more in another way, up to the operation that made a bad value.
+"""Runs a batch again in another way, up to the operation that made a bad value.
 
-In another dtype from the beginning, in eager mode, or with other samples: what that operation makes
-then is compared, element by element, with what it makes in the model's own form.
+The other way is another dtype throughout, eager mode, or other samples. The result of that
+operation is compared, element by element, with its result in the model's own form.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Other", "Outcome", "in_dtype", "in_eager_mode", "leading_to", "on_others"]
 
-Other = Callable[[Tensor], Tensor]  # what a graph is given to what it is given instead
+Other = Callable[[Tensor], Tensor]  # maps an input of a graph to its replacement
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One value in the model's form, and in another way."""
+    """One value in the model's form and in another way."""
 
-    severity: Severity  # in the model's form; FINITE where a second run shows nothing bad
+    severity: Severity  # in the model's form; FINITE if a second run shows nothing bad
     bad: int  # elements that are bad there
-    rows: tuple[int, ...]  # the indices of dimension 0 that hold them, where there are more
-    size: int  # of that dimension; 0 where it is the only one: it may be that of channels
+    rows: tuple[int, ...]  # the indices of dimension 0 that hold them, if there are several
+    size: int  # of that dimension; 0 if it is the only one, which may be channels
     other: Severity  # the worst of those elements in the other way
-    still: int  # how many of them are bad in the other way too
+    still: int  # how many of them are also bad in the other way
     first: Severity  # the first of them in the other way
-    is_finite: bool  # whether nothing else is bad there that is finite in the model's form
+    is_finite: bool  # whether everything that is finite in the model's form is finite there
     most: float  # the largest finite magnitude in the other way
-    is_whole: bool = True  # whether everything that led to the value ran in the other way
+    is_whole: bool = True  # whether everything leading to the value ran in the other way
 
     @property
     def is_mended(self) -> bool:
-        """Whether nothing of it is bad in the other way."""
+        """Whether no element is bad in the other way."""
         return self.still == 0 and self.is_finite
 
 
 def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
-    """Run a graph again as it was captured, operation by operation.
+    """Run a graph again as captured, operation by operation.
 
     Args:
-        run: of the graph, still open.
-        value: of its plan.
+        run: the graph run, still open.
+        value: a value of its plan.
 
     Returns:
-        None where no second run is possible; ``severity`` is FINITE where nothing bad was made.
+        None if no second run is possible; ``severity`` is FINITE if nothing bad was made.
     """
     check = check_in(run, value)
     if check is None or not _may_run(run):
@@ -77,16 +77,16 @@ def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
 
 
 def in_dtype(batch: Batch, flow: DataFlow, key: Key, dtype: torch.dtype) -> Outcome | None:
-    """Run what led to a value in a wide dtype: from the first graph of the batch on, or the last.
+    """Run what led to a value in a wide dtype: from the first graph of the batch, or the last one.
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
-        key: of a value that an operation of a graph made.
+        flow: the data flow of the batch.
+        key: key of a value that an operation of a graph made.
         dtype: the wide one.
 
     Returns:
-        None where no such run is possible, or where it does not show what the model made.
+        None if no such run is possible, or if it does not show the model's result.
     """
     events, is_all = leading_to(batch, flow, key.event)
     form = WideForm(dtype)
@@ -103,30 +103,30 @@ def in_dtype(batch: Batch, flow: DataFlow, key: Key, dtype: torch.dtype) -> Outc
 def on_others(
     batch: Batch, flow: DataFlow, key: Key, given: Mapping[Key, Other], index: Sequence[int]
 ) -> Outcome | None:
-    """Run what led to a value as the model runs it, with samples in the place of others.
+    """Run what led to a value as the model does, with some samples replaced by others.
 
     Args:
         batch: the batch, still open.
-        flow: the same, put together.
-        key: of a value that an operation of a graph made.
-        given: what some inputs are instead.
-        index: which sample stands in each place then.
+        flow: the data flow of the batch.
+        key: key of a value that an operation of a graph made.
+        given: replacements for some inputs.
+        index: the sample in each place then.
     """
     starts = frozenset({key.event})
     return _replayed(batch, flow, key, AsTheModel(), starts, given, index)
 
 
 def check_in(run: GraphRun, value: int) -> Check | None:
-    """Where a value is measured; None where no operation that a second run enters has made it."""
+    """The check of a value; None if no operation that a second run enters made it."""
     later = run.plan.values[value].later
     check = run.plan.check_of(value) if later is None else run.plan.later[later]
     return None if check is None or check.region_end is not None else check
 
 
 def _may_run(run: GraphRun, dtype: torch.dtype | None = None) -> bool:
-    """Whether a graph may run again, and its inputs fit into what is free twice.
+    """Whether a graph may run again, and its inputs fit into free memory twice.
 
-    Weights are read where they are; of those in another dtype there is one at a time.
+    Weights are read in place; in another dtype, one copy exists at a time.
     """
     if run.args is None or not run.may_repeat:
         return False
@@ -138,7 +138,7 @@ def _may_run(run: GraphRun, dtype: torch.dtype | None = None) -> bool:
 
 
 def leading_to(batch: Batch, flow: DataFlow, event: int) -> tuple[frozenset[int], bool]:
-    """The graph runs that made what one of them reads, and whether nothing else did."""
+    """The graph runs that made the inputs of one of them, and whether nothing else did."""
     found, todo, is_all = set[int](), [event], True
     while todo:
         found.add(index := todo.pop())
@@ -169,19 +169,19 @@ def _replayed(
         return None
     look = _UpTo(form, check, index)
     replay = Replay(batch, flow, lambda event: look if event == key.event else form, starts, given)
-    with contextlib.suppress(Exception):  # whatever stops it, what was seen until then is true
+    with contextlib.suppress(Exception):  # whatever stops it, the findings until then are valid
         replay.run()
     outcome = look.outcome
     return None if outcome is None or outcome.severity is Severity.FINITE else outcome
 
 
 class _UpTo(SecondForm):
-    """Another form, and a look at one value in both: in a loop, at the first that is bad.
+    """Another form, with a look at one value in both; in a loop, at the first bad one.
 
     Args:
-        form: the other form; None for a look at the model's own alone.
+        form: the other form; None to look only at the model's own.
         check: where the value is measured.
-        index: which sample stands in each place in the other form; None: the same as before.
+        index: the sample in each place in the other form; None if unchanged.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class _UpTo(SecondForm):
         self.form = form
         self.check = check
         self.outcome: Outcome | None = None
-        self.infinite: list[Tensor] = []  # of the operands: where they are
+        self.infinite: list[Tensor] = []  # where operands are infinite
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         is_here = step.place(node) == self.check.place
@@ -237,16 +237,16 @@ def outcome_of(
     infinite: Iterable[Tensor] = (),
     index: Sequence[int] | None = None,
 ) -> Outcome | None:
-    """Compare what an operation made with what it makes in another way.
+    """Compare the result of an operation with its result in another way.
 
     Args:
-        low: in the model's form.
-        other: in the other way.
-        infinite: where operands are infinite: what is infinite there was so before.
-        index: which sample of dimension 0 stands in each place in the other way.
+        low: the result in the model's form.
+        other: the result in the other way.
+        infinite: where operands are infinite, so that infinities there are inherited.
+        index: the sample of dimension 0 in each place in the other way.
 
     Returns:
-        None where nobody can tell which elements it made.
+        None if it is unknown which elements it made.
 
     Example:
         >>> outcome_of(torch.tensor([1.0, math.inf]), torch.tensor([1.0, 7e4])).most
@@ -260,13 +260,13 @@ def outcome_of(
         bad = low.isinf()
         for each in infinite:
             if each.dim() > low.dim():
-                return None  # it does not work element by element
+                return None  # it does not work elementwise
             try:
                 bad = bad & ~each.broadcast_to(low.shape)
             except RuntimeError:
                 return None
     where = bad.nonzero()
-    intended = ~(low.isfinite() | bad)  # a mask, or nobody's fault
+    intended = ~(low.isfinite() | bad)  # a mask, or otherwise not a fault
     if index is not None:
         intended = intended[list(index)]
     is_bad = ~(other.isfinite() | intended)

@@ -1,4 +1,4 @@
-"""What an operation reads and makes in another dtype, as rows of a frame."""
+"""The operands and results of an operation in another dtype, as rows of a frame."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Path = tuple[int, ...]
 
 
 def rows_of(name: str, values: Mapping[Path, Tensor], low: Iterable[Tensor]) -> list[Row]:
-    """Rows with the ranges of some tensors, and the dtypes that these have elsewhere.
+    """Rows with the ranges of some tensors and the dtypes of their counterparts.
 
     Args:
-        name: what labels begin with: "input", "output", "grad of input".
-        values: in float64, by where they stand.
+        name: prefix of the labels: "input", "output", "grad of input".
+        values: the tensors in float64, by path.
         low: the same tensors in the dtype.
     """
     rows = []

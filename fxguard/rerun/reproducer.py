@@ -1,4 +1,4 @@
-"""A failing operation, kept with its operands until somebody wants it as a test of its own."""
+"""Keeps a failing operation with its operands, to be written as a test on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fxguard.rerun.shrinking import Sameness, Shrinker, size_of
 
 __all__ = ["KeptOperation", "NotKept", "kept"]
 
-MOST_BYTES = 64 * 2**20  # of operands that are copied
+MOST_BYTES = 64 * 2**20  # of copied operands
 
 WHOLE = "the operands that the operation had, as they were."
 REAL = (
@@ -38,15 +38,15 @@ DRAWN = (
 
 
 def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOperation:
-    """Keep a failing operation: cut its operands, then copy them to the CPU.
+    """Keep a failing operation: slice its operands, then copy them to the CPU.
 
     Args:
-        operation: that has just failed; nobody has written its operands since.
-        sameness: what its failure has to stay.
+        operation: an operation that has just failed; its operands are unwritten since.
+        sameness: the identity of its failure, which has to stay the same.
         problem: what it made, "inf" or "nan".
 
     Raises:
-        NotJudged: where it does not fail by itself, or cannot be kept, with the reason.
+        NotJudged: when it does not fail by itself or cannot be kept, with the reason.
     """
     for x in operation.tensors:
         if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
@@ -57,7 +57,7 @@ def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOpera
     if not shrinker.fails:
         raise NotJudged(f"by itself {operation.kind} does not fail")
     if size_of(operation) > MOST_BYTES:
-        # An index out of range ends a CUDA process: what it is an index into is not cut.
+        # An index out of range ends a CUDA process, so indexed tensors are not sliced.
         if not (any(x.is_cuda for x in operation.tensors) and _has_indices(operation)):
             shrinker.cut(MOST_BYTES)
         if size_of(shrinker.operation) > MOST_BYTES:
@@ -70,7 +70,7 @@ def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOpera
 
 
 def _kept_whole(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOperation:
-    """Keep what fails as a compiler makes it: to cut it would take a compilation for each try."""
+    """Keep an operation that fails when compiled; slicing would need a compilation per try."""
     if size_of(operation) > MOST_BYTES:
         raise NotJudged("its operands have more than 64 MB")
     copied = operation.with_tensors([x.detach().cpu().clone() for x in operation.tensors])
@@ -95,10 +95,10 @@ class KeptOperation:
     """An operation that can be written as a test.
 
     Args:
-        operation: with operands on the CPU.
-        sameness: what its failure has to stay.
+        operation: the operation, with operands on the CPU.
+        sameness: the identity of its failure, which has to stay the same.
         problem: what it makes, "inf" or "nan".
-        device: where it fails.
+        device: the device where it fails.
     """
 
     def __init__(
@@ -114,18 +114,18 @@ class KeptOperation:
         self.device = device
 
     def __reduce__(self) -> Any:
-        """Tensors do not travel with a report: where it is copied or sent, nothing is kept."""
+        """Drop the tensors when a report is copied or sent."""
         return NotKept, ("the operands of this report are in the process that made it",)
 
     def __call__(
         self, folder: str | os.PathLike[str], story: Sequence[str], *, ranges_only: bool = False
     ) -> Path:
-        """Write the test and its operands, and run it in a process of its own.
+        """Write the test and its operands, and run it in a separate process.
 
         Args:
-            folder: where to; made where it is not there. What is there stays.
-            story: the report, in lines.
-            ranges_only: whether to write random numbers of the same ranges in the operands' place.
+            folder: where to write; created if needed. Existing files are kept.
+            story: the report, as lines.
+            ranges_only: whether to write random numbers of the same ranges instead of the operands.
 
         Returns:
             The path of the test.
@@ -199,12 +199,12 @@ class KeptOperation:
 
 
 def _free_name(folder: Path, stem: str) -> str:
-    """The name itself, or with a number where a test of that name is there."""
+    """The name itself, or with a number if a test with that name exists."""
     names = (stem, *(f"{stem}_{number}" for number in range(2, 10_000)))
     return next(name for name in names if not (folder / f"test_{name}.py").exists())
 
 
-FAILED = 41  # no interpreter ends so by itself
+FAILED = 41  # an exit status that no interpreter uses by itself
 
 RUNNER = f"""
 import runpy, sys
@@ -220,10 +220,10 @@ MOST_SECONDS = 300
 
 
 def expect_failure(path: Path) -> None:
-    """Run a test in a process of its own.
+    """Run a test in a separate process.
 
     Raises:
-        NotJudged: where it does not fail there, or cannot run.
+        NotJudged: when it does not fail there, or cannot run.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FXGUARD")

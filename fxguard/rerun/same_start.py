@@ -1,4 +1,4 @@
-"""A second run begins as the first one did, and is compared with it."""
+"""Lets a second run start like the first one, and compares the two."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fxguard.records import Role
 
 __all__ = ["as_before", "copies_of", "same_magnitude"]
 
-# How far the largest magnitudes of the two runs may be apart: compilers keep more digits between
-# fused operations. Other random numbers differ by more.
+# How far apart the largest magnitudes of the two runs may be: compilers keep more digits between
+# fused operations. Different random numbers differ by more.
 TOLERANCE = 0.02
 
 
 @contextlib.contextmanager
 def as_before(run: GraphRun) -> Iterator[None]:
-    """The random state that the run began with, and nothing that anybody else could notice."""
+    """Restore the run's initial random state for the block, without visible side effects."""
     assert run.args is not None
     with (
         random_state_kept(run.args),
@@ -44,12 +44,12 @@ def as_before(run: GraphRun) -> Iterator[None]:
 
 
 def copies_of(run: GraphRun) -> list[Any]:
-    """The graph's inputs, with everything that it may write copied."""
+    """The graph's inputs, with copies of everything that it may write."""
     assert run.args is not None
     if not all(has_memory(a) for a in run.args if isinstance(a, Tensor)):
         raise FxguardError("an input of the graph has been freed")
     writable, may_write_more = written_inputs(run.graph_module)
-    if may_write_more:  # but weights: nobody is known to write one where it cannot be seen
+    if may_write_more:  # except weights, for which unseen writes are unknown
         others = (v.argument for v in run.plan.values if v.role in (Role.INPUT, Role.BUFFER))
         writable |= {argument for argument in others if argument is not None}
     return [
@@ -59,7 +59,7 @@ def copies_of(run: GraphRun) -> list[Any]:
 
 
 def same_magnitude(one: float, other: float) -> bool:
-    """Whether the largest magnitudes of two runs are those of one and the same computation."""
+    """Whether the largest magnitudes of two runs come from the same computation."""
     if math.isfinite(one) and math.isfinite(other):
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-30)
     return str(one) == str(other)

@@ -1,4 +1,4 @@
-"""The smallest operands with which one operation still fails as it did: a slice, simple numbers."""
+"""Finds the smallest operands with which an operation still fails: a slice, simple numbers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fxguard.graph.one_operation import OneOperation
 __all__ = ["Shrinker", "size_of"]
 
 MOST_SECONDS = 20.0
-MOST_TOGETHER = 6  # dimensions of one size, of which every choice is tried
-MOST_ELEMENTS = 64  # of a tensor, of which each element is made simpler by itself
+MOST_TOGETHER = 6  # dimensions of one size for which every combination is tried
+MOST_ELEMENTS = 64  # of a tensor whose elements are simplified one by one
 
-# What a failure is: two that give the same are the same failure.
+# The identity of a failure: equal results mean the same failure.
 Sameness = Callable[[Evidence], Hashable]
 
-Dimension = tuple[int, int]  # of which tensor, which one
+Dimension = tuple[int, int]  # index of the tensor, and of its dimension
 
 
 def size_of(operation: OneOperation) -> int:
-    """How many bytes its operands have."""
+    """The size of its operands in bytes."""
     return sum(x.numel() * x.element_size() for x in operation.tensors)
 
 
@@ -35,22 +35,22 @@ def size_of(operation: OneOperation) -> int:
 class Shrinker:
     """Makes the operands of a failing operation smaller, then simpler.
 
-    Nothing is known of the operation. A change is tried, and kept where the operation fails in the
-    same way as before: the same problem, for the same cause. So what comes out fails, whatever the
+    Nothing is assumed about the operation. A change is tried and kept if the operation fails in the
+    same way as before: the same problem, with the same cause. So the result fails, whatever the
     operation does with its operands.
 
-    1. *Slices.* Dimensions of one size belong together, as the inner ones of a matrix product do,
-       or they do not. Every choice of them is cut, the larger ones first: by half, by a quarter,
-       down to one element, from either end. A cut is a view: nothing is copied.
-    2. *Numbers.* Elements become 0, 1, or a number of fewer digits, many at a time first.
+    1. *Slices.* Dimensions of one size may belong together, like the inner ones of a matrix
+       product. Every combination of them is cut, larger ones first: by half, by a quarter, down to
+       one element, from either end. A cut is a view, so nothing is copied.
+    2. *Numbers.* Elements become 0, 1, or a number with fewer digits; first many at a time.
 
     Args:
-        operation: that fails.
-        sameness: what its failure has to stay.
-        seconds: when to be content with what was found.
+        operation: the failing operation.
+        sameness: the identity of its failure, which has to stay the same.
+        seconds: when to stop with what was found.
 
     Attributes:
-        operation: the smallest that was found.
+        operation: the smallest one that was found.
     """
 
     operation: OneOperation
@@ -63,17 +63,17 @@ class Shrinker:
 
     @property
     def fails(self) -> bool:
-        """Whether the operation fails at all, alone."""
+        """Whether the operation fails at all by itself."""
         return self.failure is not None
 
     def shrink(self) -> None:
-        """Make the operands as small, and their numbers as simple, as can be found."""
+        """Make the operands as small and their numbers as simple as possible."""
         self.cut()
         self.simplify()
-        self.cut()  # what is 0 now may not be needed
+        self.cut()  # elements that are now 0 may not be needed
 
     def cut(self, most_bytes: int = 0) -> None:
-        """Cut the operands, until they have at most so many bytes, or cannot be cut further."""
+        """Cut the operands until they have at most so many bytes, or cannot be cut further."""
         progress = True
         while progress and size_of(self.operation) > most_bytes:
             progress = False
@@ -97,7 +97,7 @@ class Shrinker:
         return {size for x in self.operation.tensors for size in x.shape if size > 1}
 
     def _choices(self, size: int) -> Iterator[Sequence[Dimension]]:
-        """The dimensions of one size, all of them first."""
+        """Combinations of the dimensions of one size, beginning with all of them."""
         tensors = self.operation.tensors
         found = [(i, d) for i, x in enumerate(tensors) for d, n in enumerate(x.shape) if n == size]
         if len(found) > MOST_TOGETHER:
@@ -108,7 +108,7 @@ class Shrinker:
             yield from itertools.combinations(found, count)
 
     def _cut_along(self, dimensions: Sequence[Dimension], most_bytes: int) -> bool:
-        """Cut from either end, by half at first; whether anything could be cut."""
+        """Cut from either end, first by half; returns whether anything could be cut."""
         tensor, dimension = dimensions[0]
         if dimensions[0][1] >= self.operation.tensors[tensor].dim():
             return False
@@ -128,11 +128,11 @@ class Shrinker:
     def _sliced(
         self, dimensions: Sequence[Dimension], size: int, start: int, stop: int
     ) -> Iterator[OneOperation]:
-        """The operation with a part of some dimensions; with numbers that say their size, too."""
+        """The operation with a part of some dimensions; also with numbers that tell their size."""
         tensors = list(self.operation.tensors)
         for tensor, dimension in dimensions:
             if tensors[tensor].shape[dimension] != size:
-                return  # it was cut meanwhile
+                return  # it has been cut since
             tensors[tensor] = tensors[tensor].narrow(dimension, start, stop - start)
         cut = self.operation.with_tensors(tensors)
         yield cut
@@ -141,7 +141,7 @@ class Shrinker:
     # Numbers.
 
     def _simplify_parts(self, position: int) -> None:
-        """Let many elements at a time be 0, then 1: all of a tensor, halves, quarters."""
+        """Set many elements at a time to 0, then to 1: all of a tensor, halves, quarters."""
         for simple in (0, 1):
             count = self.operation.tensors[position].numel()
             length = count
@@ -170,12 +170,12 @@ class Shrinker:
                 self._takes(self._with_part(position, index, 1, simple))
                 for simple in simpler(self.operation.tensors[position].reshape(-1)[index].item())
             ):
-                pass  # a positive number, say, can be made simpler in its turn
+                pass  # a positive number, for example, can then be made simpler
 
     # Trying.
 
     def _takes(self, candidates: Iterator[OneOperation]) -> bool:
-        """Go on with the first candidate that fails as before; whether there is one."""
+        """Continue with the first candidate that fails as before; returns whether there is one."""
         for candidate in candidates:
             if time.monotonic() > self.until:
                 return False
@@ -185,16 +185,16 @@ class Shrinker:
         return False
 
     def _failure_of(self, operation: OneOperation) -> Hashable | None:
-        """What its failure is; None where it does not fail, or does not run."""
+        """The identity of its failure; None if it does not fail or does not run."""
         try:
             evidence = operation.evidence()
             return None if evidence is None else self.sameness(evidence)
-        except Exception:  # whatever it says of operands that nobody meant it to have
+        except Exception:  # any complaint about operands that nobody intended
             return None
 
 
 def simpler(number: float) -> Iterator[float]:
-    """Simpler numbers in place of one, the simplest first: 0, 1, then of fewer digits."""
+    """Simpler numbers in place of one, the simplest first: 0, 1, then with fewer digits."""
     if not isinstance(number, (int, float)) or isinstance(number, bool) or number in (0, 1):
         return
     yield 0

@@ -1,4 +1,4 @@
-"""A batch once more, with the operations that failed in float32: whether that mends it."""
+"""Runs a batch again with the failing operations in float32, to see whether that fixes it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["Trial", "in_float32"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of it."""
+    """The result of a trial."""
 
     steps: tuple[Step, ...]  # the operations that ran in float32, the blamed one first
-    error: float  # of what the graph returned, against float64; relative to its largest magnitude
+    error: float  # of the graph's output against float64, relative to the largest magnitude
 
 
 def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | None:
     """Run the graph of a batch with the operation that made a value in float32.
 
-    What stays too large for the model's dtype goes on in float32, and so does each operation that
-    fails after it.
+    Values that are too large for the model's dtype stay in float32, and each operation that fails
+    later runs in float32 as well.
 
     Args:
-        batch: still open.
-        key: of the value.
-        harmless: of bad values that do no harm.
+        batch: the batch, still open.
+        key: key of the value.
+        harmless: keys of bad values that do no harm.
 
     Returns:
-        None where the model has more than one graph, or where what it returns is not finite then.
+        None if the model has more than one graph, or if its output is still not finite.
     """
     run = batch.run_of(key)
     alone = len(batch.runs) == 1 and not batch.uncaptured()

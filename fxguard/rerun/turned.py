@@ -1,4 +1,4 @@
-"""Whether an operation on intended infinities made another one, out of finite elements."""
+"""Whether an operation on intended infinities made another infinity from finite elements."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["turned_infinite"]
 
 
 def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
-    """Whether an element is infinite although all that it was made of is finite.
+    """Whether an element is infinite although all of its operands are finite.
 
-    The graph runs again. The operations that made the values are taken to work element by element,
-    on operands that are broadcast.
+    The graph runs again. The operations that made the values are assumed to be elementwise on
+    broadcast operands.
 
     Args:
-        run: of a graph, not closed yet.
-        values: of its plan.
+        run: a graph run that is not closed yet.
+        values: values of its plan.
 
     Returns:
-        By value; without those of which nobody can tell: no second run is possible, or nothing is
-        infinite in it.
+        Answers by value; without values that cannot be judged, because no second run is possible,
+        or because nothing is infinite in it.
     """
     found = {value: run.plan.check_of(value) for value in values}
     checks = {value: check for value, check in found.items() if check is not None}
@@ -43,7 +43,7 @@ def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
 
 
 class _Look(SecondForm):
-    """No second form: a look at what one operation reads and makes."""
+    """Not a second form, but a look at what one operation reads and makes."""
 
     def __init__(self, checks: Mapping[int, Check]) -> None:
         self.wanted: dict[Place, dict[int, Check]] = {}
@@ -51,7 +51,7 @@ class _Look(SecondForm):
             self.wanted.setdefault(check.place, {})[value] = check
         self.count = len(checks)
         self.turned: dict[int, bool] = {}
-        self.infinite: list[Tensor] = []  # where the operands of the operation that runs are
+        self.infinite: list[Tensor] = []  # where operands of the running operation are infinite
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
         return step.place(node) in self.wanted
@@ -72,19 +72,19 @@ class _Look(SecondForm):
             made = results[check.node]
             for index in check.path:
                 made = made[index]
-            # Nothing is infinite where the run does not repeat the first one, and in some
-            # iterations of a loop.
+            # Nothing is infinite if the run does not repeat the first one, and in some iterations
+            # of a loop.
             if torch.isinf(made).any():
                 self.turned[value] = self.turned.get(value, False) or self.turns(made)
         if len(self.turned) == self.count and not step.inside:
             raise Ended
 
     def turns(self, made: Any) -> bool:
-        """Whether an element is infinite of which no operand is."""
+        """Whether an element is infinite although none of its operands is."""
         turned = torch.isinf(made)
         for infinite in self.infinite:
             if infinite.dim() > made.dim():
-                return False  # it does not work element by element
+                return False  # it does not work elementwise
             turned = turned & ~infinite.to(made.device).broadcast_to(made.shape)
         return bool(turned.any())
 

@@ -30,10 +30,10 @@ class TwoBackwards(Lockstep):
 
     Args:
         module: the graph.
-        second: what the second form is; differentiable.
-        gradients: what the hooks belong to.
-        operations: where each that runs is added.
-        inside: the bodies around it, as in :class:`~fxguard.plan.plan.Check`.
+        second: defines the second form, which has to be differentiable.
+        gradients: the object that the hooks belong to.
+        operations: list to which each operation that runs is added.
+        inside: the bodies around it, see :class:`~fxguard.plan.plan.Check`.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class TwoBackwards(Lockstep):
         super().__init__(module, second, inside)
         self.gradients = gradients
         self.operations = operations
-        self.levels = 0  # torch.func regions that are open: nothing is hooked in there
-        # The operation that has run in the model's form, and what it was given.
+        self.levels = 0  # open torch.func regions, where nothing is hooked
+        # The operation that ran in the model's form, and its arguments.
         self.found: BackwardOfBoth | None = None
         self.given: tuple[Any, Any] = ((), {})
-        self.read: Any = None  # what it read there, where its derivative jumps
+        self.read: Any = None  # its operands there, if its derivative jumps
 
     def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
         kind = super().kind_of(node)
@@ -97,7 +97,7 @@ class TwoBackwards(Lockstep):
         return _hooked(run, given, written, self.found, self.gradients.of_reference)
 
     def run_choosing(self, node: Node, ran: Ran, given: tuple[Any, Any]) -> Any:
-        """Run an operation whose derivative jumps: with the derivative where the model was.
+        """Run an operation whose derivative jumps with the derivative at the model's operands.
 
         A relu of 1e-9 and one of -1e-9 are close; their gradients are not.
         """
@@ -124,7 +124,7 @@ def _hooked(
 ) -> Any:
     """Run an operation on aliases of its operands with hooks, and hook its results.
 
-    A hook on an alias that is written would be cut off: a copy is written, and copied back.
+    A hook on a written alias would be cut off, so a copy is written and copied back.
     """
     positions = itertools.count()
     copies: list[tuple[Tensor, Tensor]] = []
@@ -152,7 +152,7 @@ def _hooked(
 
 
 def _moved(value: Any, to: Any) -> Any:
-    """A tensor that holds the numbers of another one; gradients flow back to the first."""
+    """A tensor with the numbers of another one; gradients flow back to the first."""
     if not is_float(value) or not isinstance(to, Tensor):
         return value
     return _Moved.apply(value, to)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Values in two forms, while Python code of a higher-order operation handles them."""
+"""Values in two forms, for Python code of higher-order operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Two", "joined", "parts", "same_leaves", "stacked"]
 
 
 class Two:
-    """A value in both forms, while Python code of a higher-order operation handles it."""
+    """A value in both forms, for Python code of a higher-order operation."""
 
     def __init__(self, low: Any, other: Any) -> None:
         self.low = low
@@ -31,7 +31,7 @@ class Two:
 
 
 def stacked(rows: Sequence[Any]) -> Any:
-    """What iterations made, as one tensor in each form."""
+    """The results of iterations, as one tensor in each form."""
     low, other = parts(tuple(rows))
     if all(x is y for x, y in zip(low, other, strict=True)):
         return torch.stack(low)
@@ -40,18 +40,18 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 
 def parts(values: Any) -> tuple[Any, Any]:
-    """Both forms of a value in which some leaves are of two forms."""
+    """Both forms of a value in which some leaves have two forms."""
     low = pytree.tree_map(lambda x: x.low if isinstance(x, Two) else x, values)
     other = pytree.tree_map(lambda x: x.other if isinstance(x, Two) else x, values)
     return low, other
 
 
 def joined(low: Any, other: Any) -> Any:
-    """The other way: leaves of two forms where they differ."""
+    """The inverse: leaves with two forms where they differ."""
     return pytree.tree_map(lambda x, y: x if x is y else Two(x, y), low, other)
 
 
 def same_leaves(low: Any, other: Any) -> bool:
-    """Whether two values are made of the same objects."""
+    """Whether two values consist of the same objects."""
     one, two = pytree.tree_leaves(low), pytree.tree_leaves(other)
     return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))

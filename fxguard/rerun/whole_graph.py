@@ -1,8 +1,8 @@
-"""A graph of which only what left it was measured runs again, fully checked.
+"""Runs a graph again with all checks, after a run that only measured its outputs.
 
-That is what ``replay=True`` does when a batch has turned bad. The second run begins with the
-inputs and the random state of the first one, and its numbers count only if what leaves the graph
-is what left it before.
+This is what ``replay=True`` does when a batch has turned bad. The second run starts with the inputs
+and the random state of the first one, and its numbers count only if its outputs are the same as
+before.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["measure_postponed", "measure_run"]
 
 
 def measure_postponed(batch: Batch) -> None:
-    """Run those graphs of a batch again of which only what left them was measured."""
+    """Run the graphs of a batch again of which only the outputs were measured."""
     for run in batch.postponed:
         measure_run(run)
 
 
 def measure_run(run: GraphRun) -> None:
-    """Give a run the numbers that were put off.
+    """Give a run its postponed numbers.
 
-    Where no second run repeats the first, ``run.may_repeat`` is False from then on, and the run has
-    the numbers of what entered and left it only, and one step that stands for all its operations.
+    If no second run repeats the first, ``run.may_repeat`` is False from then on. The run then has
+    only the numbers of its inputs and outputs, and one step that represents all its operations.
     """
     postponed = run.postponed
     assert postponed is not None
@@ -48,7 +48,7 @@ def measure_run(run: GraphRun) -> None:
         try:
             with as_before(run):
                 *_, statistics = second(*copies_of(run))
-        except Exception:  # what could not be captured again, or ran out of memory
+        except Exception:  # it could not be captured again, or ran out of memory
             continue
         numbers = statistics.cpu()
         expect_rows(numbers, len(run.plan.checks))
@@ -61,7 +61,7 @@ def measure_run(run: GraphRun) -> None:
 
 
 def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
-    """Whether what left the graph has the same range in both runs."""
+    """Whether the outputs of the graph have the same ranges in both runs."""
     leaving = eager.as_tensor(postponed.leaving).tolist()
     for value, (_, before) in zip(postponed.values, leaving, strict=True):
         slot = plan.values[value].slot
@@ -71,9 +71,9 @@ def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:
 
 
 def _forget_overwritten(run: GraphRun, overwritten: Sequence[int]) -> None:
-    """Leave out what the second run could not see: it found there what the first had written.
+    """Leave out inputs that the second run could not see, because the first run had written them.
 
-    Where nothing bad was written over an input that is bad, it was bad before.
+    If nothing bad was written over a bad input, it was bad before.
     """
     plan, highs = run.plan, run.statistics[:, 1].tolist()
     bad = {
@@ -97,7 +97,7 @@ def _forget_overwritten(run: GraphRun, overwritten: Sequence[int]) -> None:
 
 
 def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
-    """One step for the whole graph, with the numbers of what entered and left it."""
+    """Use one step for the whole graph, with the numbers of its inputs and outputs."""
     assert run.args is not None
     plan, rows, name = run.plan, eager.as_tensor(postponed.leaving).tolist(), run.names[1]
     numbers = {
@@ -115,7 +115,7 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
         for index, value in enumerate(listed)
     ]
     slots: dict[int, int] = {value: slot for slot, value in enumerate(numbers)}
-    # What it wrote in place is taken to be as bad as what it read.
+    # Inputs written in place are assumed to be as bad as what it read.
     written = {value for _, value in plan.written if value is not None} - slots.keys()
     notes = dict.fromkeys(postponed.overwritten, "not kept") | dict.fromkeys(written, NOT_MEASURED)
     run.plan = replace(
@@ -132,7 +132,7 @@ def _stand_alone(run: GraphRun, postponed: Postponed) -> None:
         ),
         steps=(Step(WHOLE_GRAPH, name, (*entered, *weights), (*made, *written)),),
         frames=(FramePlan(name, WHOLE_GRAPH, True, tuple(table), step=0, calls=run.calls),),
-        checks=(),  # none of them has made a number: no further run is compared with these
+        checks=(),  # no check made a number, so no further run is compared
         later=(),
     )
     run.statistics = torch.tensor([_row(number) for number in numbers.values()]).view(-1, 2)

@@ -1,4 +1,4 @@
-"""A captured graph in the wide form from its beginning, beside the model's own."""
+"""Runs a captured graph in the wide form throughout, alongside the model's own form."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from fxguard.rerun.lockstep import Lockstep, SecondForm
 
 __all__ = ["WideForm"]
 
-# What these make of operands that are the same in both forms is the same.
+# Results of these are the same in both forms if their operands are.
 EXACT = MOVES | {"embedding"}
 
 
 class WideForm(SecondForm):
-    """Every operation in float64, on what earlier ones made in float64.
+    """Runs every operation in float64, on the float64 results of earlier ones.
 
-    What has no wide form takes over what the model made.
+    Operations without a wide form take over the model's result.
 
     Args:
         dtype: the wide one.
         differentiable: whether gradients flow back through it.
 
     Attributes:
-        taken_over: the operations that have no wide form, and why.
+        taken_over: the operations without a wide form, and why.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float64, *, differentiable: bool = False) -> None:
@@ -69,7 +69,7 @@ class WideForm(SecondForm):
             return step.others[written[0]] if ran.call.in_place and written else ran.result
 
     def _taken_over(self, ran: Ran, args: Any, kwargs: Any, written: list[Node]) -> Any:
-        """What the model made, and its backward: both in the wide dtype."""
+        """The model's result and its backward, both in the wide dtype."""
         if written:
             raise NotJudged(f"{ran.call.kind} writes, and has no {self.dtype} form")
         leaves = nodes.leaves((ran.args, ran.kwargs)), nodes.leaves((args, kwargs))
@@ -83,7 +83,7 @@ class WideForm(SecondForm):
 
 
 class _ModelsOwn(torch.autograd.Function):
-    """What the model made of some operands, in the place of what it would have made of others."""
+    """The model's result on some operands, in place of its result on others."""
 
     @staticmethod
     def forward(
@@ -97,7 +97,7 @@ class _ModelsOwn(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         pairs = zip(ctx.made, gradients, strict=True)
         given = [(x, gradient.to(x.dtype)) for x, gradient in pairs if x.requires_grad]
-        # A frozen weight is differentiable in the wide form only: nobody asks for its gradient.
+        # A frozen weight is differentiable only in the wide form, and its gradient is not needed.
         operands = [x for x in ctx.operands if is_differentiable(x)]
         found: Iterator[Tensor | None] = iter(())
         if given and operands:

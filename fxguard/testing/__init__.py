@@ -1,4 +1,4 @@
-"""Numerical property tests: whether any input makes an operation too large for its dtype.
+"""Numerical property tests: whether any input makes an operation exceed its dtype's range.
 
 Importing this package imports neither torch nor hypothesis: a name does, when it is first used.
 Hypothesis comes with the extra ``testing``.

@@ -1,4 +1,4 @@
-"""One call of a model in two precisions: each graph again when it has run, then the backward."""
+"""Compares one call of a model in two precisions: each graph in turn, then the backward."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Comparison"]
 
 
 class Comparison:
-    """Runs each graph again when it has run, in both precisions.
+    """Runs each graph again, after it has run, in both precisions.
 
     Args:
-        reference: the precision that the model's is held against.
-        backward: whether to compare gradients, too.
+        reference: the precision that the model's precision is compared with.
+        backward: whether to also compare gradients.
 
     Attributes:
         compared: each run of a graph.
@@ -35,12 +35,12 @@ class Comparison:
         self.reference = reference
         self.gradients = BothGradients() if backward else None
         self.compared: list[SideBySide] = []  # one for each run of a graph
-        # What a graph was given or has returned, by `id`.
+        # Tensors that a graph was given or returned, by `id`.
         self.known: dict[int, _Known] = {}
-        self.unread: dict[int, _Known] = {}  # has returned, and no later one was given
+        self.unread: dict[int, _Known] = {}  # returned by a graph and not read by a later one
 
     def hear(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        """Compare one run of a graph that has returned."""
+        """Compare one run of a graph after it has returned."""
         if outputs is None:
             return
         assert run.args is not None
@@ -54,7 +54,7 @@ class Comparison:
                 self.known[id(output)] = self.unread[id(output)] = known
 
     def given(self, argument: Any, copy: Any) -> tuple[Any, Any]:
-        """An argument of a graph for its second run, and the same in the reference."""
+        """An argument of a graph for its second run, and its counterpart in the reference."""
         if not is_float(argument):
             return copy, copy
         known = self.known.get(id(argument))
@@ -63,11 +63,11 @@ class Comparison:
         else:
             self.unread.pop(id(argument), None)
         low = copy if self.gradients is None else known.low
-        # What is no copy is not written.
+        # Arguments that are not copies are not written.
         return low if copy is argument else low.clone(), known.wide.clone()
 
     def begin(self, argument: Tensor) -> _Known:
-        """The reference starts from what an argument of a graph is."""
+        """Start the reference from the value of a graph's argument."""
         low, wide = argument.detach(), converted(argument, self.reference)
         if self.gradients is not None and argument.requires_grad:
             self.gradients.add_input(low.requires_grad_(), wide.requires_grad_())
@@ -79,9 +79,9 @@ class Comparison:
         """Run the backward in both precisions.
 
         Args:
-            output: what the model has returned.
+            output: what the model returned.
             is_cut: whether operations ran between graphs. No gradient gets past them: the backward
-                begins anew at what a graph has returned and none was given.
+                begins anew at tensors that a graph returned and no graph was given.
         """
         assert self.gradients is not None
         returned = {id(x): self.known.get(id(x)) for x in to_differentiate(output)}
@@ -101,7 +101,7 @@ class Comparison:
         )
 
     def deviations(self) -> Iterator[Deviation]:
-        """Those of each operation, in order of execution."""
+        """The deviations of all operations, in order of execution."""
         for both in self.compared:
             yield from both.deviations
         for both in reversed(self.compared):
@@ -111,7 +111,7 @@ class Comparison:
 class _Known(NamedTuple):
     """A tensor that a graph was given or has returned."""
 
-    tensor: Tensor  # the model's; kept, so that no other one gets its identity
+    tensor: Tensor  # the model's; kept alive, so that no other tensor gets its identity
     version: int | None  # how often it had been written
     low: Tensor  # the same in the second run
     wide: Tensor  # the same in the reference

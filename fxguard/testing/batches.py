@@ -16,7 +16,7 @@ from fxguard.testing.strategies import LAYOUTS, tensors
 
 __all__ = ["like"]
 
-DENSE = LAYOUTS[:2]  # what a model can take that calls `view` on its inputs
+DENSE = LAYOUTS[:2]  # layouts for models that call `view` on their inputs
 
 
 def like(
@@ -26,21 +26,21 @@ def like(
     max_value: float | None = None,
     overrides: Mapping[str, SearchStrategy[Any]] | None = None,
 ) -> SearchStrategy[Any]:
-    """Batches that a model takes where it takes this one: other numbers in the same containers.
+    """Batches that a model accepts if it accepts this one: other numbers in the same containers.
 
     - Floating-point tensors are drawn from ``min_value`` to ``max_value``, by default as far from
       zero as the example's own largest magnitude.
-    - Integers are drawn from the example's smallest to its largest one, those below zero only from
-      the ones that the example holds (-100 in labels).
-    - Booleans, and integers that are all 0 or 1 and belong to a name with "mask" in it, are masks:
-      where no row of the example is empty, no drawn row is.
-    - Whatever is no tensor stays. Tensors lie contiguous in memory.
+    - Integers are drawn from the example's smallest to its largest one, negative ones only from
+      those that the example holds (-100 in labels).
+    - Booleans, and integers that are all 0 or 1 under a name with "mask" in it, are masks: if no
+      row of the example is empty, no drawn row is empty.
+    - Anything other than a tensor stays. Tensors are contiguous in memory.
 
     Args:
         example: a tensor, or nested tuples, lists, dicts and dataclasses that torch's pytree knows.
         min_value: for all floating-point tensors.
         max_value: likewise.
-        overrides: strategies for single tensors, by a glob of their place: ``"labels"``,
+        overrides: strategies for single tensors, by a glob for their place: ``"labels"``,
             ``"images.0"``.
 
     Example:
@@ -49,7 +49,7 @@ def like(
         ...     assert_finite(model, **inputs)
     """
     if isinstance(example, Mapping):
-        example = dict(example)  # tokenizers return mappings of their own
+        example = dict(example)  # tokenizers return their own kinds of mapping
     leaves, spec = pytree.tree_flatten_with_path(example)
     drawn = []
     for path, leaf in leaves:

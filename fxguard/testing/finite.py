@@ -1,4 +1,4 @@
-"""No operation of a model makes an inf or a NaN out of these inputs."""
+"""Asserts that no operation of a model makes an inf or a NaN from given inputs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ def assert_finite(
     """Call a model, and fail if an operation in it makes an inf or a NaN.
 
     Args:
-        model: any module, or a function of tensors. It is guarded for the time of the call, and
-            left as it was; the graphs of the last model are kept, so that the next example of a
-            property test does not capture them again.
-        args: what the model is given.
-        strict: whether bad values that reach no output count, too: a square that overflows under a
+        model: any module, or a function of tensors. It is guarded during the call only. The graphs
+            of the last model are kept, so that the next example of a property test does not capture
+            them again.
+        args: positional arguments of the model.
+        strict: whether bad values that reach no output also count: a square that overflows under a
             reciprocal, so that the result is a zero.
         ignore: globs of modules and operations, as for :func:`fxguard.instrument`.
-        backward: whether to differentiate, too: the ``loss`` that the model returns, or the sum of
-            all that it returns, with respect to its weights and to what it is given. No ``.grad``
-            changes.
-        kwargs: what the model is given by name.
+        backward: whether to also differentiate the ``loss`` that the model returns, or else the sum
+            of all its outputs, with respect to weights and inputs. No ``.grad`` changes.
+        kwargs: keyword arguments of the model.
 
     Returns:
         What the model returned.

@@ -27,14 +27,14 @@ COLUMNS = "#  abs min   abs max   over  under  dtype     operation"
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """One operation, and how many more bits its dtype could take."""
+    """One operation, and by how many bits its results could still grow or shrink."""
 
     operation: str  # "encoder.block.0 mul"; "… #2" for the second one of that name
     dtype: str
-    abs_min: float  # the smallest magnitude that it made; it is not compared
-    abs_max: float  # the largest one; inf or NaN where it is bad
-    over: float  # log2(largest number of the dtype / abs_max); 0 where it is bad, and for zeros
-    under: float  # log2(abs_max / smallest normal number); likewise
+    abs_min: float  # the smallest magnitude that it made; not compared
+    abs_max: float  # the largest one; inf or NaN if it is bad
+    over: float  # log2(largest number of the dtype / abs_max); 0 for bad values and for zeros
+    under: float  # log2(abs_max / smallest normal number); 0 likewise
 
     @property
     def is_bad(self) -> bool:
@@ -63,7 +63,7 @@ class Profile:
 
     @classmethod
     def of_file(cls, path: Path) -> Profile:
-        """Read it.
+        """Read a profile from a file.
 
         Raises:
             FxguardError: when it is not a profile.
@@ -81,7 +81,7 @@ class Profile:
 
     @classmethod
     def of_last_batch(cls, guard: Guard) -> Profile:
-        """What the operations of the last call made."""
+        """The profile of the last batch of a guard."""
         batch = guard.recorder.last_batch
         assert batch is not None
         if batch.postponed:
@@ -104,7 +104,7 @@ class Profile:
 
 
 def headroom(operation: str, dtype: str, made: Sequence[Range]) -> Headroom:
-    """How far what an operation made is from the limits of a dtype."""
+    """How far the results of an operation are from the limits of a dtype."""
     limit = FORMATS[dtype]
     worst = max(made, key=lambda stat: (stat.severity, stat.abs_max))
     least, largest = min(stat.abs_min for stat in made), worst.abs_max
@@ -144,25 +144,25 @@ def losses(before: Profile, now: Profile, bits: float) -> Iterator[str]:
 def check_profile(
     model: Model, inputs: Any, path: str | Path, *, bits: float = 1.0, update: bool | None = None
 ) -> None:
-    """Hold the headroom of every operation against that of a file.
+    """Compare the headroom of every operation with the headroom in a file.
 
-    The file has a line for each operation: the smallest and the largest magnitude that it made, how
+    The file has one line per operation: the smallest and the largest magnitude that it made, how
     many bits the largest is below the largest number of its dtype (``over``) and above its smallest
     normal number (``under``), the dtype and the operation. Numbers are rounded to three digits and
-    a tenth of a bit: what machines and versions of torch compute differently is far below one bit.
+    a tenth of a bit: differences between machines and versions of torch are far below one bit.
 
     Args:
         model: any module, or a function of tensors, in the mode it is to be checked in.
-        inputs: one batch: a dict is given by name, a tuple or list by position.
-        path: of the file. Keep it under version control.
+        inputs: one batch: a dict is passed by name, a tuple or list by position.
+        path: path of the file. Keep it under version control.
         bits: how much of its headroom an operation may lose.
-        update: write the file instead of reading it; where not given, what pytest's option
-            ``--fxguard-update`` says.
+        update: write the file instead of reading it; the default is pytest's option
+            ``--fxguard-update``.
 
     Raises:
         NumericsError: an ``AssertionError``, when an operation has lost more than ``bits`` of
-            headroom, makes bad values and did not before, is no longer there or no longer checked;
-            and when there is no such file.
+            headroom, newly makes bad values, or is no longer there or no longer checked; and when
+            there is no such file.
         FxguardError: when the file is not a profile.
 
     Example:

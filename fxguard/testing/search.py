@@ -1,4 +1,4 @@
-"""Search for an input that overflows, and make it as small as possible."""
+"""Searches for an input that overflows, and makes it as small as possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Overflow", "find_overflow"]
 
 @dataclass(frozen=True, repr=False)
 class Overflow:
-    """An input that makes an operation overflow, or make a NaN."""
+    """An input with which an operation overflows or makes a NaN."""
 
     inputs: Any  # as the strategy drew it
     report: Report
@@ -51,17 +51,17 @@ def find_overflow(
     ignore: Iterable[str] = (),
     backward: bool = False,
 ) -> Overflow | None:
-    """Look for an input that makes an operation of a model overflow, and shrink it.
+    """Look for an input with which an operation of a model overflows, and shrink it.
 
     The search prefers inputs that bring an operation nearer to the largest number of its dtype
-    (hypothesis' ``target``). What an input itself holds is not blamed on the model.
+    (hypothesis' ``target``). Bad values in an input itself are not blamed on the model.
 
     Args:
         model: any module, or a function of tensors.
-        strategy: draws a batch: a dict is given by name, a tuple or list by position, anything
-            else as the one argument.
-        max_examples: how many inputs are tried before it gives up.
-        seed: makes the search the same again; a new one where not given. It is printed.
+        strategy: draws a batch: a dict is passed by name, a tuple or list by position, anything
+            else as the only argument.
+        max_examples: how many inputs to try before giving up.
+        seed: repeats a search; a new one if not given. It is printed.
         strict: as for :func:`fxguard.testing.assert_finite`.
         ignore: likewise.
         backward: likewise.
@@ -70,7 +70,7 @@ def find_overflow(
         The smallest input that was found, with its report, or None.
 
     Raises:
-        FxguardError: when ``strategy`` is none.
+        FxguardError: when ``strategy`` is not a strategy.
 
     Example:
         >>> def test_norm():
@@ -126,7 +126,7 @@ def find_overflow(
 
 
 class _FoundError(Exception):
-    """Tells hypothesis that an input is one of those that are looked for."""
+    """Tells hypothesis that an input is one that the search looks for."""
 
 
 def _largest(guard: Guard) -> float:

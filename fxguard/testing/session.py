@@ -1,4 +1,4 @@
-"""What the pytest plugin does for one test, once a test has asked for it."""
+"""The pytest plugin's work for one test, loaded once a test asks for it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def stop(report: Report) -> None:
 
 @contextmanager
 def guarding(options: dict[str, Any]) -> Iterator[Callable[[], list[str]]]:
-    """Guard every outermost module that is called meanwhile; afterwards all are as they were.
+    """Guard every outermost module that is called in the block; afterwards all are restored.
 
     Yields:
-        What gives the coverage of each of them so far.
+        A function that returns the coverage of each of them so far.
     """
     try:
         chosen = Options(**{"on_detect": stop, **options})
-    except UsageError as error:  # pytest takes an exception here for a fault of its own
+    except UsageError as error:  # pytest would treat an exception here as its own fault
         warnings.warn(f"nothing is checked: {error}", stacklevel=4)
         yield list
         return
@@ -64,15 +64,15 @@ class Fixture:
         return getattr(fxguard, name)
 
     def instrument(self, model: Module, **options: Any) -> Module:
-        """As :func:`fxguard.instrument`; what the marker of the test says holds, too."""
+        """Like :func:`fxguard.instrument`, with the options of the test's marker as well."""
         if isinstance(model, Module) and find_guard(model) is not None:
-            fxguard.remove(model)  # by --fxguard, before the test came to this line
+            fxguard.remove(model)  # instrumented by --fxguard before the test reached this line
         fxguard.instrument(model, **{"on_detect": stop, **self._options, **options})
         self._models.append(model)
         return model
 
     def close(self) -> list[str]:
-        """Leave every model as it was; their coverage."""
+        """Restore every model, and return their coverage."""
         guarded = [model for model in self._models if find_guard(model) is not None]
         lines = [coverage_of(fxguard.guard_of(model)) for model in guarded]
         for model in guarded:

@@ -1,7 +1,7 @@
-"""What the command line of pytest has said."""
+"""Settings from the command line of pytest."""
 
 from __future__ import annotations
 
 __all__ = ["update"]
 
-update = False  # whether profiles are written: ``--fxguard-update``
+update = False  # whether to write profiles: ``--fxguard-update``

@@ -1,4 +1,4 @@
-"""One run of a graph in two precisions, operation by operation."""
+"""Runs a graph in two precisions, operation by operation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["Deviation", "SideBySide"]
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far what an operation made is from the same in the reference."""
+    """How far the results of an operation are from those in the reference."""
 
     title: str  # "encoder.block.0 mul"
     error: float  # largest difference, relative to the largest magnitude of the reference
-    error_before: float  # the largest of what it read
+    error_before: float  # the largest error of its operands
     source: Source | None = None
     phase: Literal["forward", "backward"] = "forward"
 
@@ -44,15 +44,15 @@ class Deviation:
 
 
 class SideBySide(WideForm):
-    """One run of a graph, once more in two precisions, in step.
+    """Repeats one run of a graph in two precisions, in step.
 
     Args:
-        run: that has returned.
+        run: a run that has returned.
         reference: the other precision.
-        gradients: where the hooks of its backward note what they see, if it is to have one.
+        gradients: where the hooks of its backward note what they see, if there is to be a backward.
 
     Attributes:
-        deviations: of each operation, in order.
+        deviations: deviation of each operation, in order.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class SideBySide(WideForm):
         self.run_before = run
         self.gradients = gradients
         self.errors: dict[Node, float] = {}
-        self.operations: list[BackwardOfBoth] = []  # that may have a backward, in order of forward
-        self.found: dict[tuple[Place, int], Deviation] = {}  # of the operations, in order
+        self.operations: list[BackwardOfBoth] = []  # may have a backward, in forward order
+        self.found: dict[tuple[Place, int], Deviation] = {}  # deviations of operations, in order
         self.random: set[Place] = set()
         self.steps = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
-        # An operation that has bodies, and the first step in one of them.
+        # An operation with bodies to the first step in one of them.
         self.bodies: dict[Place, Step] = {}
         for step in self.steps.values():
             if step.inside:
                 self.bodies.setdefault((step.inside[:-1], step.inside[-1][0]), step)
-        # What is measured after a node has run, and the operation that made it.
+        # A node to what is measured after it has run, with the operation that made it.
         self.ends: dict[Place, list[tuple[Step, list[Check]]]] = {}
         for step in self.steps.values():
             slots = [run.plan.values[value].slot for value in step.outputs]
@@ -80,14 +80,14 @@ class SideBySide(WideForm):
                 self.ends.setdefault(checks[0].place, []).append((step, checks))
 
     def run(self, given: Sequence[Any], references: Sequence[Any]) -> tuple[Any, Any]:
-        """Run it.
+        """Run the graph in both precisions.
 
         Args:
-            given: its arguments in the model's precision; it may write them.
-            references: the same in the reference.
+            given: its arguments in the model's precision; the graph may write them.
+            references: the same arguments in the reference.
 
         Returns:
-            What leaves it, in both.
+            Its outputs in both precisions.
         """
         if self.run_before.random_state is not None:
             self.run_before.random_state.restore()
@@ -102,12 +102,12 @@ class SideBySide(WideForm):
 
     @property
     def deviations(self) -> list[Deviation]:
-        """Those of each operation, in order."""
+        """The deviations of all operations, in order."""
         return list(self.found.values())
 
     @property
     def deviations_of_backward(self) -> list[Deviation]:
-        """Those of the backward of each operation, in its order."""
+        """The deviations of the backward of all operations, in the order of the backward."""
         found: dict[Place, Deviation] = {}
         for one in reversed(self.operations):
             step = self.steps.get(one.place)
@@ -121,7 +121,7 @@ class SideBySide(WideForm):
 
     @property
     def without_gradient(self) -> int:
-        """Of how many differentiable operations the backward was not compared."""
+        """The number of differentiable operations whose backward was not compared."""
         left = {one.place for one in self.operations if one.is_differentiable}
         seen = {one.place for one in self.operations if one.error is not None}
         return sum(place in self.steps for place in left - seen)
@@ -132,12 +132,12 @@ class SideBySide(WideForm):
 
     @property
     def not_compared(self) -> int:
-        """How many operations were taken over from the run in the other precision."""
+        """How many operations took over the result of the run in the other precision."""
         return len(self.taken_over) + len(self.random)
 
     @property
     def without_kernel(self) -> int:
-        """How many of those draw no random numbers: they have no kernel for the reference."""
+        """How many of those draw no random numbers, but have no kernel for the reference."""
         return sum("random" not in reason for reason in self.taken_over.values())
 
     def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
@@ -158,7 +158,7 @@ class SideBySide(WideForm):
             return
         nodes = {each.name: each for each in step.env}
         for number, (operation, checks) in enumerate(self.ends.get(place, ())):
-            made = [nodes[check.node] for check in checks]  # others, where their memory was written
+            made = [nodes[check.node] for check in checks]  # not the same if written since
             for other in made:
                 self.errors.pop(other, None)
             error = max(self.error(step, other) for other in made)
@@ -172,7 +172,7 @@ class SideBySide(WideForm):
             self.note((place, 0), whole, self.error(step, node), before)
 
     def note(self, key: tuple[Place, int], operation: Step, error: float, before: float) -> None:
-        """Add what an operation made, or made in another round of a loop."""
+        """Add the error of what an operation made, possibly in another turn of a loop."""
         one = Deviation(operation.title, error, before, operation.source)
         self.found[key] = max(self.found.get(key, one), one, key=lambda each: each.error)
 

@@ -1,4 +1,4 @@
-"""One model in two precisions, operation by operation, on the same input."""
+"""Compares one model in two precisions, operation by operation, on the same input."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fxguard.testing.watch import Model, as_module
 
 __all__ = ["Deviation", "Stability", "numerically_stable"]
 
-# The default tolerance: in units of the dtype's eps, and no more than this in all. 32 roundings of
-# bfloat16 would be a quarter of the largest element.
+# The default tolerance in units of the dtype's eps, and its upper bound: 32 roundings of bfloat16
+# would be a quarter of the largest element.
 ROUNDINGS, MOST = 32, 1 / 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stability:
-    """What came of comparing two precisions. True when every operation stayed within ``rtol``."""
+    """The result of comparing two precisions. True if every operation stayed within ``rtol``."""
 
     dtype: torch.dtype
     reference: torch.dtype
     rtol: float
     deviations: tuple[Deviation, ...]  # one for each operation, in order of execution
-    between: int = 0  # operations that ran between graphs, and were not compared
+    between: int = 0  # operations that ran between graphs and were not compared
     taken_over: int = 0  # operations that draw random numbers or have no kernel for the reference
-    # Differentiable operations of which the backward was not compared: no gradient came to them, or
-    # they run inside torch.func.
+    # Differentiable operations whose backward was not compared: no gradient reached them, or they
+    # run inside torch.func.
     without_gradient: int = 0
 
     def __bool__(self) -> bool:
@@ -89,45 +89,45 @@ def numerically_stable(
     backward: bool = False,
     **kwargs: Any,
 ) -> Stability:
-    """Compare every operation of a model in one dtype with the same in a more precise one.
+    """Compare every operation of a model in one dtype with itself in a more precise one.
 
     Weights and floating-point inputs are rounded to ``dtype``; the reference starts from the
-    rounded ones, so that only what the operations lose is counted. Each captured graph runs in
-    both precisions, node by node; in the reference, casts between floating-point dtypes are left
-    out. Integers, booleans and random numbers are taken over from the run in ``dtype``: a mask or
-    an index that comes out differently is no error by itself.
+    rounded ones, so that only the losses of operations count. Each captured graph runs in both
+    precisions, node by node; the reference omits casts between floating-point dtypes. Integers,
+    booleans and random numbers are taken over from the run in ``dtype``: a different mask or index
+    is not an error by itself.
 
     The error of a tensor is ``max |x - reference| / max |reference|``.
 
-    With ``backward=True`` the gradient that each operation hands back to each of its operands is
-    compared, too. The ``loss`` that the model returns is differentiated, with respect to weights
-    and floating-point inputs; where it returns none, all that it returns, with gradients drawn from
-    a normal distribution: those of a sum would be 0 behind a softmax or a layer norm. Where
-    operations ran between graphs, the backward begins anew at what each graph returned to them.
+    With ``backward=True``, the gradients that each operation returns to its operands are compared
+    as well. The backward starts from the ``loss`` that the model returns, or else from all outputs,
+    with gradients drawn from a normal distribution: the gradients of a sum would be 0 behind a
+    softmax or a layer norm. It goes to weights and floating-point inputs. If operations ran between
+    graphs, the backward begins anew at what each graph returned to them.
 
-    The error of a gradient is ``max |g - reference| / max(max |reference|, size)``. Its size is
-    what it would be if nothing cancelled: the largest magnitude in another backward of the
+    The error of a gradient is ``max |g - reference| / max(max |reference|, size)``. The size is the
+    gradient's magnitude if nothing cancelled: the largest magnitude in another backward of the
     reference, with the sign of each element drawn at random wherever a gradient enters an operand.
-    Gradients that are 0 by right, such as that of a bias before a normalisation, have roundings of
+    Gradients that are rightly 0, such as that of a bias before a normalisation, have roundings of
     any relative size.
 
     Args:
-        model: any module, or a function of tensors. A copy of it runs.
-        args: what it is given.
+        model: any module, or a function of tensors. A copy runs.
+        args: positional arguments of the model.
         dtype: the precision that is tested.
-        reference: the precision that it is held against.
-        rtol: the largest error that is allowed; where not given 32 times the dtype's ``eps``, and
-            at most 1/16 (for bfloat16).
-        backward: whether to compare gradients, too.
-        kwargs: what it is given by name.
+        reference: the precision that it is compared with.
+        rtol: the largest allowed error; by default 32 times the dtype's ``eps``, and at most 1/16
+            (for bfloat16).
+        backward: whether to also compare gradients.
+        kwargs: keyword arguments of the model.
 
     Returns:
-        True or False, and as text the first operation whose error is larger.
+        A result that is True or False, and as text the first operation whose error is larger.
 
     Raises:
         FxguardError: when nothing could be compared, or the reference is not more precise. With
-            ``backward=True`` also when nothing that the model returns is differentiable, or an
-            operation that writes in place has no kernel for ``reference``.
+            ``backward=True`` also when no output of the model is differentiable, or an operation
+            that writes in place has no kernel for ``reference``.
 
     Warns:
         RuntimeWarning: when operations were not compared, because they ran between graphs or have
@@ -149,7 +149,7 @@ def numerically_stable(
     guard.install()
     with torch.set_grad_enabled(backward):
         args, kwargs = pytree.tree_map(
-            # No leaves: the model may write them.
+            # Clones are not leaves, so the model may write them.
             lambda x: x.requires_grad_(backward).clone() if is_float(x) else x,
             converted((args, kwargs), dtype),
         )

@@ -1,8 +1,8 @@
-"""Hypothesis strategies for tensors: the whole range of a dtype, with its edges over-represented.
+"""Hypothesis strategies for tensors: a dtype's whole range, with its edges over-represented.
 
-A tensor costs a few draws, however large it is: hypothesis draws a pattern, a handful of numbers
-and a seed, and a generator of torch's fills the tensor with them. It shrinks to a constant tensor
-with as few other elements as will do.
+A tensor costs a few draws, whatever its size: hypothesis draws a pattern, a handful of numbers and
+a seed, and a torch generator fills the tensor with them. It shrinks to a constant tensor with as
+few other elements as possible.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fxguard.errors import UsageError
 
 __all__ = ["LAYOUTS", "elements", "shapes", "tensors"]
 
-# How the elements lie in memory, simplest first.
+# Memory layouts of the elements, simplest first.
 LAYOUTS = ("contiguous", "offset", "transposed", "sliced", "expanded")
 
 LARGEST_SEED = 2**32 - 1
-PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of a complex number
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # of complex numbers
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 def elements(
@@ -39,13 +39,13 @@ def elements(
 ) -> SearchStrategy[Any]:
     """One element of a tensor.
 
-    Floating-point numbers are drawn from the whole range, and many of them from its edges: the
-    limits, zeros, subnormals, 1 ± eps, the smallest normal number, the largest one, its square root
-    and its logarithm, and float16's 65504 and 65520.
+    Floating-point numbers are drawn from the whole range, many of them from its edges: the limits,
+    zeros, subnormals, 1 ± eps, the smallest normal number, the largest number, its square root and
+    its logarithm, and float16's 65504 and 65520.
 
     Args:
         dtype: any floating-point, integer or boolean dtype.
-        min_value: no element is smaller; the dtype's own limit where not given.
+        min_value: no element is smaller; by default the dtype's own limit.
         max_value: no element is larger.
         allow_nan: whether NaN is drawn.
         allow_infinity: whether infinities are drawn.
@@ -68,11 +68,11 @@ def elements(
     return _floats(dtype, low, high, *special)
 
 
-@functools.cache  # hypothesis looks at each new strategy for a while
+@functools.cache  # hypothesis takes a while to examine each new strategy
 def _floats(dtype: torch.dtype, low: float, high: float, *special: float) -> SearchStrategy[float]:
     drawn = _between(dtype, low, high)
-    # Each is a range, because hypothesis can go on from a number of a narrow range to simpler ones
-    # of the wide range, and not from one that was picked out of a list.
+    # Each is a range, because hypothesis can move from a number in a narrow range to simpler ones
+    # in the wide range, but not from one that was picked from a list.
     edges = [
         _between(dtype, max(a, low), min(b, high))
         for a, b in [(low, low), (high, high), *_edges(dtype)]
@@ -83,7 +83,7 @@ def _floats(dtype: torch.dtype, low: float, high: float, *special: float) -> Sea
 
 
 def _between(dtype: torch.dtype, low: float, high: float) -> SearchStrategy[float]:
-    """Numbers of a dtype, between two of them."""
+    """Numbers of a dtype between two bounds."""
     widths: dict[torch.dtype, Literal[16, 32, 64]] = {torch.float64: 64, torch.float16: 16}
     drawn = st.floats(low, high, width=widths.get(dtype, 32))
     if dtype in (*widths, torch.float32):
@@ -94,7 +94,7 @@ def _between(dtype: torch.dtype, low: float, high: float) -> SearchStrategy[floa
 def shapes(
     *, min_dims: int = 0, max_dims: int = 3, min_side: int = 0, max_side: int = 8
 ) -> SearchStrategy[tuple[int, ...]]:
-    """Shapes of tensors, those of scalars and of empty tensors among them."""
+    """Shapes of tensors, including scalars and empty tensors."""
     sides = st.integers(min_side, max_side)
     return st.lists(sides, min_size=min_dims, max_size=max_dims).map(tuple)
 
@@ -117,19 +117,18 @@ def tensors(
     Args:
         draw: given by hypothesis.
         dtype: floating-point, complex, integer or boolean.
-        shape: of the tensors; None for any of :func:`shapes`.
-        elements: what elements are drawn from; with it the next four arguments have no meaning.
+        shape: shape of the tensors; None for any of :func:`shapes`.
+        elements: the strategy for elements; if given, the next four arguments have no effect.
         min_value: as for :func:`fxguard.testing.elements`.
         max_value: likewise.
         allow_nan: likewise.
         allow_infinity: likewise.
-        layouts: which ways to lie in memory are allowed: ``"contiguous"``, ``"offset"`` (not at
-            the beginning of the storage), ``"transposed"``, ``"sliced"`` (every other element of a
-            storage), ``"expanded"`` (stride 0: the elements share memory, and cannot be written).
+        layouts: the allowed memory layouts: ``"contiguous"``, ``"offset"`` (not at the beginning of
+            the storage), ``"transposed"``, ``"sliced"`` (every other element of a storage),
+            ``"expanded"`` (stride 0: the elements share memory and cannot be written).
 
     Raises:
-        FxguardError: for a layout that is not known, and as
-            :func:`fxguard.testing.elements` does.
+        FxguardError: for an unknown layout, and as in :func:`fxguard.testing.elements`.
 
     Example:
         >>> @given(tensors(torch.float16, (4, 64), min_value=-10, max_value=10))
@@ -160,7 +159,7 @@ def _laid_out(
     elements: SearchStrategy[Any] | None,
     given: dict[str, Any],
 ) -> Tensor:
-    held = list(size)  # without what is expanded afterwards
+    held = list(size)  # without dimensions that are expanded afterwards
     if layout == "expanded" and 0 not in size and size:
         held[draw(st.integers(0, len(size) - 1))] = 1
     values = _filled(draw, math.prod(held), dtype, elements, given).reshape(held)
@@ -168,7 +167,7 @@ def _laid_out(
 
 
 def _rearranged(values: Tensor, layout: str) -> Tensor:
-    """The same elements, lying in memory in another way."""
+    """The same elements in another memory layout."""
     if layout == "offset":
         memory = values.new_zeros(values.numel() + 1)
         memory[1:] = values.flatten()
@@ -189,14 +188,14 @@ def _filled(
     own: SearchStrategy[Any] | None,
     given: dict[str, Any],
 ) -> Tensor:
-    """So many elements: a pattern of a few drawn numbers, and some single ones."""
+    """A given number of elements: a pattern of a few drawn numbers, and some single ones."""
     one = elements(dtype, **given) if own is None else own
     wide = torch.float64 if dtype.is_floating_point else dtype
     patterns = ["constant", "several"]
     if own is None and dtype.is_floating_point:
         patterns += ["between", "magnitudes"]
     pattern = draw(st.sampled_from(patterns)) if count > 1 else "constant"
-    # Hypothesis takes what needs fewer draws for simpler: the constant has to need the fewest.
+    # Hypothesis considers fewer draws simpler, so the constant has to need the fewest.
     first = draw(one)
     values = torch.tensor([first], dtype=wide).repeat(count)
     if pattern != "constant":
@@ -218,7 +217,7 @@ def _filled(
 
 
 def _any_magnitude(largest: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Numbers of either sign whose logarithms are spread evenly, from subnormal ones on."""
+    """Numbers of either sign with evenly spread logarithms, from subnormal numbers on."""
     share = torch.rand(largest.shape, generator=generator, dtype=torch.float64)
     signs = torch.randint(2, largest.shape, generator=generator) * 2 - 1
     bits = (largest.abs() / _smallest(dtype)).log2().clamp(min=0)
@@ -231,7 +230,7 @@ def _edges(dtype: torch.dtype) -> list[tuple[float, float]]:
     largest, tiny = info.max, info.smallest_normal
     found = [(_next(x, -1, dtype), _next(x, 1, dtype)) for x in (0.0, 1.0, tiny)]
     found += [(_next(largest, -1, dtype), largest), (_smallest(dtype), _smallest(dtype))]
-    # A square and an exponential overflow from here on, and what is cast to float16.
+    # From here on a square and an exponential overflow, and casts to float16 do.
     for x in (math.sqrt(largest), math.log(largest)):
         found.append((_rounded(x, dtype), _next(_rounded(x, dtype), 1, dtype)))
     if largest > 65520:
@@ -247,7 +246,7 @@ def _smallest(dtype: torch.dtype) -> float:
 def _bounds(
     dtype: torch.dtype, min_value: float | None, max_value: float | None
 ) -> tuple[float, float]:
-    """The smallest and the largest number of a dtype that are within limits."""
+    """The smallest and the largest number of a dtype within limits."""
     largest = torch.finfo(dtype).max
     low = -largest if min_value is None else max(float(min_value), -largest)
     high = largest if max_value is None else min(float(max_value), largest)

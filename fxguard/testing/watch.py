@@ -1,4 +1,4 @@
-"""Run a model or a function under a guard, once or many times, and leave it as it was."""
+"""Runs a model or a function under a guard, once or many times, and leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Model = Module | Callable[..., Any]
 
 
 class Function(Module):
-    """A function as a module, because it is modules that are guarded."""
+    """A function as a module, because only modules are guarded."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -45,16 +45,16 @@ class Function(Module):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one call."""
+    """The outcome of one call."""
 
-    output: Any  # None where forward raised because of a bad value
-    report: Report | None  # None when all was well
+    output: Any  # None if the forward raised because of a bad value
+    report: Report | None  # None if the call was healthy
     guard: Guard
 
 
 @dataclass(slots=True)
 class _Kept:
-    """The model that was watched last: the next example finds its graphs captured."""
+    """The model that was watched last, so that the next example finds its graphs captured."""
 
     model: Any
     options: Options
@@ -69,15 +69,15 @@ _last: _Kept | None = None
 def watch(
     model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], **options: Any
 ) -> Outcome:
-    """Call a model, and see what its guard says.
+    """Call a model under a guard, and return what the guard found.
 
     Args:
-        model: any module, a compiled one too, or a function of tensors. It is guarded for the
-            time of the call; where it is instrumented already, by its own guard.
+        model: any module, possibly compiled, or a function of tensors. It is guarded during the
+            call; an instrumented model uses its own guard.
         args: what it is given.
         kwargs: likewise.
-        options: those of :func:`fxguard.instrument`. With ``backward=True`` what it returned is
-            differentiated, too.
+        options: options of :func:`fxguard.instrument`. With ``backward=True``, its outputs are also
+            differentiated.
     """
     backward = options.get("backward", False)
     if isinstance(model, Module) and (own := find_guard(unwrapped(model))) is not None:
@@ -101,14 +101,14 @@ def watch(
 def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, backward: bool) -> Any:
     """Call a module, and differentiate what it returns.
 
-    No gradient is accumulated anywhere: weights and inputs keep theirs.
+    No gradient is accumulated: weights and inputs keep their gradients.
 
     Args:
         model: the module.
         args: what it is given.
         kwargs: likewise.
-        backward: whether to differentiate: its ``loss`` where it returns one, else the sum of all
-            that is floating-point, with respect to weights and floating-point inputs.
+        backward: whether to differentiate its ``loss`` if it returns one, else the sum of all
+            floating-point outputs, with respect to weights and floating-point inputs.
 
     Returns:
         What the module returned.
@@ -135,10 +135,10 @@ def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bac
 
 @contextmanager
 def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[Report]]]:
-    """Guard a model for a while. What was captured of the last one is kept for the next time.
+    """Guard a model for a while. The captured graphs of the last model are kept for the next time.
 
     Yields:
-        What to call, its guard, and the reports, of which nothing is printed.
+        The module to call, its guard, and the reports, which are not printed.
     """
     global _last
     wanted = Options(**{"backward": False, **options})
@@ -156,7 +156,7 @@ def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[
 
 
 def as_module(model: Model) -> Module:
-    """A module as it is, a function as one."""
+    """A module unchanged, a function wrapped in one."""
     return model if isinstance(model, Module) else Function(model)
 
 
@@ -169,13 +169,13 @@ def _keep(model: Model, options: Options) -> _Kept:
 
 
 def forget() -> None:
-    """Let go of the model that was watched last."""
+    """Drop the model that was watched last."""
     global _last
     _last = None
 
 
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as arguments: a mapping by name, a tuple or a list by position, else one argument."""
+    """A batch as arguments: a mapping by name, a tuple or list by position, else one argument."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):

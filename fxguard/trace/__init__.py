@@ -1,6 +1,6 @@
-"""Traces: frames of whole batches, kept.
+"""Traces: frames of whole batches, kept in files.
 
 **In**: frames of whole batches.
 
-**Out**: files, and where two of them part. Nothing here knows torch.
+**Out**: files, and where two of them diverge. Nothing here knows torch.
 """

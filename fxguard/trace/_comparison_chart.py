@@ -1,4 +1,4 @@
-"""Error against depth as a drawing: own and inherited, and the first significant operation.
+"""Draws error against depth: own and inherited error, and the first significant operation.
 
 Knows nothing of torch.
 """
@@ -17,14 +17,14 @@ __all__ = ["chart"]
 
 WIDTH, HEIGHT = 1080, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 90, 44, 58
-LOWEST = 1e-12  # an error below it is drawn there
-SHORT = 46  # letters of a title in the chart
-FEW = 80  # operations: so many have a dot each
+LOWEST = 1e-12  # smaller errors are drawn here
+SHORT = 46  # characters of a title in the chart
+FEW = 80  # up to this many operations have a dot each
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From operations and errors to places in the drawing."""
+    """Maps operations and errors to positions in the drawing."""
 
     count: int
     low: int  # decades
@@ -34,7 +34,7 @@ class _Scale:
         return LEFT + (WIDTH - LEFT - RIGHT) * (index + 0.5) / self.count
 
     def y(self, error: float) -> float:
-        """A decade below the lowest for 0, half a decade above the highest for inf and NaN."""
+        """The height of an error: 0 is a decade below the rest, inf and NaN half a decade above."""
         if error == 0:
             decade = self.low - 1.0
         elif not math.isfinite(error):
@@ -115,7 +115,7 @@ def _dots(
 
 
 def _ends(curves: dict[str, list[float | None]], scale: _Scale) -> Iterator[str]:
-    """The name of each curve at its end; apart where both end at one place."""
+    """The name of each curve at its end, moved apart if both end in the same place."""
     ends: dict[str, float] = {}
     for name, errors in curves.items():
         last = next((e for e in reversed(errors) if e is not None), None)

@@ -1,7 +1,7 @@
 """Two models on one HTML page: the verdict, error against depth, a table. Knows nothing of torch.
 
-The page has no script: the chart is drawn here, and says its numbers where the mouse rests. All
-that comes from a model is escaped.
+The page has no script: the chart is drawn here and shows numbers as tooltips. All text from a model
+is escaped.
 """
 
 from __future__ import annotations

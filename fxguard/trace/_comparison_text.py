@@ -1,4 +1,4 @@
-"""What two models have in common, element by element, as words and as a table.
+"""The comparison of two models, element by element, as words and as a table.
 
 Knows nothing of torch.
 """
@@ -20,7 +20,7 @@ NOT_ROUNDINGS = "not roundings"
 
 
 class Parts(Protocol):
-    """What words are made of; see :class:`~fxguard.trace.comparison.Comparison`."""
+    """The input of these functions; see :class:`~fxguard.trace.comparison.Comparison`."""
 
     @property
     def a(self) -> str: ...
@@ -90,7 +90,7 @@ def _numbers(first: Compared) -> Iterator[str]:
         a, b = first.errors
         yield f"  from float64:    A {number(a)}, B {number(b)}: {_nearer(first)}"
     elif first.part == "weight":
-        pass  # nothing computed with it
+        pass  # nothing was computed with it
     elif first.weights or first.only_in or first.reason.startswith(NOT_ROUNDINGS):
         yield "  from float64:    each agrees with it: A and B compute different things"
 
@@ -101,7 +101,7 @@ def _apart_text(apart: Apart) -> str:
 
 
 def cosine_text(cosine: float) -> str:
-    """A cosine with the digits that tell it from 1."""
+    """A cosine with enough digits to tell it from 1."""
     away = 1 - cosine
     return f"1 - {away:.1e}" if 0 < away < 1e-4 else f"{cosine:.5g}"
 
@@ -165,12 +165,12 @@ def _not_compared(found: Parts) -> Iterator[str]:
 
 
 def number(value: float) -> str:
-    """A number as verdict, table and page show it."""
+    """A number as shown in the verdict, the table and the page."""
     return "0" if value == 0 else f"{value:.1e}" if value == value and value < 1e300 else str(value)
 
 
 def table(everything: Sequence[Compared], tablefmt: str, most: int | None) -> str:
-    """One row for each thing that was compared; see ``Comparison.to_table``."""
+    """One row for each item that was compared; see ``Comparison.to_table``."""
     from tabulate import tabulate
 
     rows = [_row(each) for each in everything][:most]

@@ -1,4 +1,4 @@
-"""Two batches next to each other on an HTML page. Knows nothing of torch."""
+"""Two batches side by side on an HTML page. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sheet_of(batch: BatchDiff) -> Sheet:
 
 
 def _side_by_side(match: Match) -> tuple[list[Row], list[Row | None]]:
-    """The rows of the first trace, and for each of them that of the second, if it is there."""
+    """The rows of the first trace, and for each the row of the second, if there is one."""
     if match.a is None:
         rows = match.frame.rows
         return [Row(row.label, note="-", dtype=row.dtype) for row in rows], list(rows)

@@ -1,4 +1,4 @@
-"""What two traces have in common, as words and as a table. Knows nothing of torch."""
+"""The differences between two traces, as words and as a table. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["difference_text", "names_text", "table", "verdict_lines"]
 
 
 def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
-    """Where two traces part: the first operation that differs, and the one that differs most.
+    """Where two traces diverge: the first operation that differs, and the one that differs most.
 
     Args:
         batches: at least one.
@@ -38,7 +38,7 @@ def verdict_lines(batches: Sequence[BatchDiff]) -> list[str]:
 
 
 def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
-    """Every operation that differs, a row for each value that it made; see ``Diff.to_table``."""
+    """Every operation that differs, with a row for each value it made; see ``Diff.to_table``."""
     from tabulate import tabulate
 
     rows = [
@@ -66,7 +66,7 @@ def table(batches: Sequence[BatchDiff], tablefmt: str, most: int | None) -> str:
 
 
 def difference_text(difference: float | None) -> str:
-    """A difference as verdict, table and page show it; ``-`` where nothing could be compared."""
+    """A difference as shown everywhere; ``-`` if nothing could be compared."""
     if difference is None:
         return "-"
     return "0" if difference == 0 else f"{difference:.1e}"
@@ -97,7 +97,7 @@ def _rows(match: Match) -> Iterator[str]:
 
 
 def _reason(match: Match, batch: BatchDiff) -> str:
-    """What the first difference is made of."""
+    """The reason of the first difference."""
     if held := [pair.a.label for pair in match.of(RowRole.PARAMETER) if pair.differs]:
         return f"its {names_text(held)} differs already"
     read = [pair for pair in match.of(RowRole.INPUT) if pair.differs]
@@ -124,7 +124,7 @@ def _counts(batches: Sequence[BatchDiff]) -> str:
 
 
 def _alone(batches: Sequence[BatchDiff]) -> Iterator[str]:
-    """What has another name, and what is in one of the traces only."""
+    """The operations with another name, and those in only one of the traces."""
     aligned = [match for batch in batches for match in batch.aligned]
     renamed = [f"{m.frame.title} -> {m.renamed_to}" for m in aligned if m.renamed_to]
     only_in_a = [match.frame.title for batch in batches for match in batch.only_in_a]

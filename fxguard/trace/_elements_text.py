@@ -1,4 +1,4 @@
-"""What two traces say of elements, by their fingerprints, as words. Knows nothing of torch."""
+"""What the fingerprints of two traces tell about elements, as words. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["compared", "reason", "rows"]
 RANGES = "compared: smallest and largest magnitudes"
 NOT_ELEMENTS = f"{RANGES}; not compared: elements"
 FINGERPRINTS = f"{RANGES}, and fingerprints (mean, norm, two sums with seeded signs)"
-NOT_TAKEN = "no fingerprint was taken"  # of gradients, steps of optimizers, and in older files
+NOT_TAKEN = "no fingerprint was taken"  # of gradients, of optimizer steps, and in older files
 EAGER_RUN = "its graphs once more in eager mode, not what a compiler made of them"
 
 
 def compared(batches: Sequence[BatchDiff]) -> tuple[str, list[str]]:
-    """What was compared, as the subject of a sentence and in lines.
+    """What was compared, as the subject of a sentence and as lines.
 
     Args:
         batches: at least one.
@@ -55,7 +55,7 @@ def _why_none(side: tuple[str, Sequence[Row]]) -> str:
 
 
 def _reasons(lacking: Sequence[RowPair]) -> str:
-    """Why values have no fingerprint, the reason of the first trace before that of the second."""
+    """Why values have no fingerprint, with the first trace's reason before the second's."""
     return _counted(
         next(why for row in (pair.a, pair.b) if (why := _why(row))) for pair in lacking
     ).removeprefix("; ")
@@ -67,12 +67,12 @@ def _counted(reasons: Iterable[str]) -> str:
 
 
 def _why(row: Row) -> str:
-    """Why a row has no fingerprint; "" where it has one."""
+    """Why a row has no fingerprint; "" if it has one."""
     return NOT_TAKEN if row.fingerprint is None else row.fingerprint.note
 
 
 def reason(match: Match) -> str:
-    """Why the first difference is one, where what was read does not differ."""
+    """Why the first difference counts although its inputs do not differ."""
     read = [pair for pair in match.of(RowRole.INPUT) if pair.distance is not None]
     both = bool(read) and all(pair.elements is not None for pair in read)
     what = "ranges and fingerprints" if both else "ranges"
@@ -86,7 +86,7 @@ def reason(match: Match) -> str:
 
 
 def rows(pair: RowPair) -> Iterator[str]:
-    """Both fingerprints of a value, where it is by them that it differs most."""
+    """Both fingerprints of a value, if it differs most by them."""
     if pair.differs and pair.elements == pair.distance:
         for name, row in (("A", pair.a), ("B", pair.b)):
             assert row.fingerprint is not None

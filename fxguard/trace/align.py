@@ -1,10 +1,10 @@
-"""Which frame of one trace is which frame of another.
+"""Aligns the frames of two traces.
 
-First by name, as ``git diff`` aligns lines: equal ends, then frames that are unique in both
+Names come first, as in ``git diff``: equal ends, then frames that are unique in both traces
 (patience diff, Bram Cohen), then the same between them. In loops no frame is unique; they are
 aligned by the fewest insertions and deletions (Eugene Myers, "An O(ND) Difference Algorithm and Its
-Variations", 1986). The remaining frames stand where the models differ: a frame may have another
-name there, or correspond to several, and the numbers help to decide. Knows nothing of torch.
+Variations", 1986). The remaining frames are where the models differ: a frame may have another name
+there, or correspond to several, and the numbers help to decide. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fxguard.records import Frame
 
 __all__ = ["align"]
 
-LARGE = 100_000  # pairs of frames between two anchors; more are not weighed one by one
+LARGE = 100_000  # pairs of frames between two anchors; more are not weighed individually
 MOST_EDITS = 400  # insertions and deletions in a loop; with more, its steps are counted
 
-# Weights of the evidence that two frames are the same. Order is always kept. Evidence below SURE
-# counts only if the numbers agree too.
+# Weights of the evidence that two frames correspond. Order is always kept. Evidence below SURE
+# counts only if the numbers agree as well.
 SAME_KIND, SAME_NAME, SAME_LAST_NAME, SAME_CODE, SAME_NUMBERS = 4, 4, 2, 2, 1
 SURE = 6
 
@@ -35,11 +35,11 @@ def align(a: Sequence[Frame], b: Sequence[Frame], same_numbers: SameNumbers) -> 
 
     Args:
         a: the frames of one batch, in order of execution.
-        b: those of the other.
-        same_numbers: whether two frames made the same numbers; asked where names do not decide.
+        b: those of the other batch.
+        same_numbers: whether two frames made the same numbers; called where names do not decide.
 
     Returns:
-        Indices into both, rising in both. A frame that is in no pair is in one trace only.
+        Pairs of indices, rising in both. A frame without a pair is in only one trace.
     """
     rename = _renaming(a, b)
     keys_a = [(rename(frame.name), frame.kind_and_phase, frame.is_op) for frame in a]
@@ -62,13 +62,13 @@ def _last_name(frame: Frame) -> tuple[str, str, bool]:
 
 
 def _renaming(a: Sequence[Frame], b: Sequence[Frame]) -> Callable[[str], str]:
-    """How a module of the first is called in the second: a wrapper adds or takes a first name."""
+    """Maps a module name of the first to the second: a wrapper adds or removes a first part."""
     names_a, names_b = {frame.name for frame in a}, {frame.name for frame in b}
     renamings: list[Callable[[str], str]] = [lambda name: name]
     for first in sorted({name.partition(".")[0] for name in names_b} - {""}):
         renamings.append(lambda name, first=first: f"{first}.{name}".rstrip("."))  # type: ignore[misc]
     for first in sorted({name.partition(".")[0] for name in names_a} - {""}):
-        renamings.append(  # what does not begin with it keeps its name
+        renamings.append(  # other names stay
             lambda name, first=first: (  # type: ignore[misc]
                 "" if name == first else name.removeprefix(f"{first}.")
             )
@@ -77,7 +77,7 @@ def _renaming(a: Sequence[Frame], b: Sequence[Frame]) -> Callable[[str], str]:
 
 
 def _gaps(pairs: Sequence[Pair], end_a: int, end_b: int) -> Iterator[tuple[int, int, int, int]]:
-    """What lies between pairs, where there is something on both sides."""
+    """The gaps between pairs that have frames on both sides."""
     low_a = low_b = 0
     for i, j in [*pairs, (end_a, end_b)]:
         if i > low_a and j > low_b:
@@ -99,7 +99,7 @@ def _common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pa
             pairs.append((high_a, high_b))
         part_a, part_b = a[low_a:high_a], b[low_b:high_b]
         anchors = _longest_rising(_unique(part_a), _unique(part_b))
-        if not anchors:  # a loop: the same names again and again
+        if not anchors:  # a loop: the same names over and over
             fewest = _fewest_edits(part_a, part_b)
             if fewest is not None:
                 pairs += [(low_a + i, low_b + j) for i, j in fewest]
@@ -127,7 +127,7 @@ def _numbered(keys: Sequence[Hashable]) -> dict[Any, int]:
 
 
 def _fewest_edits(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair] | None:
-    """The pairs of a longest common subsequence, None where there is little in common."""
+    """The pairs of a longest common subsequence; None if there is little in common."""
     reached = {1: 0}  # on each diagonal, i - j, the furthest i
     history = []
     for edits in range(min(len(a) + len(b), MOST_EDITS) + 1):
@@ -143,7 +143,7 @@ def _fewest_edits(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair] | 
 
 
 def _furthest(reached: dict[int, int], diagonal: int, edits: int) -> int:
-    """Where an edit leads to on a diagonal: a deletion in the first, or in the second."""
+    """How far an edit leads on a diagonal: a deletion in the first or in the second."""
     below = reached.get(diagonal - 1, -1)
     above = reached.get(diagonal + 1, -1)
     return above if diagonal == -edits or (diagonal != edits and below < above) else below + 1
@@ -161,10 +161,10 @@ def _backtracked(history: list[dict[int, int]], i: int, diagonal: int) -> list[P
 
 
 def _longest_rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
-    """Most pairs of the same key that rise in both: a longest increasing subsequence."""
-    pairs = [(i, b[key]) for key, i in a.items() if key in b]  # rises in the first already
-    ends: list[int] = []  # the smallest last position of a sequence of each length
-    places: list[int] = []  # and the pair that it is of
+    """The most pairs of equal keys that rise in both: a longest increasing subsequence."""
+    pairs = [(i, b[key]) for key, i in a.items() if key in b]  # already rising in the first
+    ends: list[int] = []  # for each length of a sequence, the smallest last position
+    places: list[int] = []  # and its pair
     before = [-1] * len(pairs)
     for n, (_, j) in enumerate(pairs):
         length = bisect_left(ends, j)
@@ -182,8 +182,8 @@ def _longest_rising(a: dict[Any, int], b: dict[Any, int]) -> list[Pair]:
 def _best_alignment(
     a: Sequence[Frame], b: Sequence[Frame], rename: Callable[[str], str], same_numbers: SameNumbers
 ) -> list[Pair]:
-    """The pairs, rising in both, for which most speaks (Needleman and Wunsch)."""
-    best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]  # of what follows
+    """The pairs, rising in both, with the most evidence (Needleman and Wunsch)."""
+    best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]  # best total weight from here on
     weights = [[_weight(x, y, rename, same_numbers) for y in b] for x in a]
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
@@ -192,7 +192,7 @@ def _best_alignment(
     pairs = []
     i = j = 0
     while i < len(a) and j < len(b):
-        if best[i][j] == best[i + 1][j]:  # of several that are as good the last: it ends a group
+        if best[i][j] == best[i + 1][j]:  # the last of equally good pairs: it ends a group
             i += 1
         elif best[i][j] == best[i][j + 1]:
             j += 1
@@ -203,7 +203,7 @@ def _best_alignment(
 
 
 def _weight(x: Frame, y: Frame, rename: Callable[[str], str], same_numbers: SameNumbers) -> int:
-    """How much speaks for two frames being the same; 0 where it is not enough."""
+    """The weight of the evidence that two frames correspond; 0 if it is not enough."""
     if x.phase != y.phase:
         return 0
     weight = SAME_KIND * (x.kind.lower() == y.kind.lower())  # nn.GELU or the function gelu

@@ -1,4 +1,4 @@
-"""Two batches next to each other: which frames are the same, and how far apart their numbers.
+"""Compares two batches: which frames correspond, and how far apart their numbers are.
 
 Knows nothing of torch.
 """
@@ -17,9 +17,9 @@ from fxguard.trace.trace import TracedBatch
 
 __all__ = ["BatchDiff", "Match", "RowPair", "compare_batches", "distance"]
 
-# How far apart two magnitudes of the same operation may be, see `distance`: a few times what
-# rounding made of them on the way through the models of the tests. A number that was rounded to a
-# coarse dtype stays so: the coarsest of both traces counts.
+# How far apart two magnitudes of the same operation may be, see `distance`: a few times the effect
+# of rounding on the way through the models of the tests. A number that was rounded to a coarse
+# dtype stays coarse, so the coarsest dtype of both traces counts.
 TOLERANCES = {
     "float64": 1e-5,  # a trace file keeps six digits
     "complex128": 1e-5,
@@ -28,7 +28,7 @@ TOLERANCES = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-COARSER = 0.5  # float8, and whatever else has few bits
+COARSER = 0.5  # float8 and other dtypes with few bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,47 +37,47 @@ class RowPair:
 
     a: Row
     b: Row
-    # The larger of the differences of ranges and fingerprints; None where one has no number.
+    # The larger of the differences of ranges and of fingerprints; None if one has no number.
     distance: float | None
-    differs: bool  # more than is tolerated
-    # See `distance_of_elements`; None where one of them has no fingerprint.
+    differs: bool  # by more than the tolerance
+    # See `distance_of_elements`; None if one of them has no fingerprint.
     elements: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One operation, or one call of a module, in both traces, or in one of them only."""
+    """One operation, or one call of a module, in both traces or in only one."""
 
-    a: Frame | None  # None where it is in the second trace only
+    a: Frame | None  # None if it is only in the second trace
     b: Frame | None
     rows: tuple[RowPair, ...] = ()
 
     @property
     def frame(self) -> Frame:
-        """The first trace's, where it is there."""
+        """The frame of the first trace, or else of the second."""
         frame = self.a or self.b
         assert frame is not None
         return frame
 
     @property
     def renamed_to(self) -> str | None:
-        """Its title in the second trace, where that is another one."""
+        """The title in the second trace, if it is different."""
         if self.a is None or self.b is None or self.a.title == self.b.title:
             return None
         return self.b.title
 
     def of(self, role: RowRole) -> list[RowPair]:
-        """The pairs of one role: what it read, made, or holds."""
+        """The pairs of one role: what the operation read, made, or holds."""
         return [pair for pair in self.rows if pair.a.role is role]
 
     @property
     def distance(self) -> float:
-        """The largest difference between the values that it made."""
+        """The largest difference between the values that the operation made."""
         return max((pair.distance or 0.0 for pair in self.of(RowRole.OUTPUT)), default=0.0)
 
     @property
     def differs(self) -> bool:
-        """Whether ranges or fingerprints of what it made differ by more than is tolerated."""
+        """Whether ranges or fingerprints of what it made differ by more than the tolerance."""
         return any(pair.differs for pair in self.of(RowRole.OUTPUT))
 
     @property
@@ -88,20 +88,20 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class BatchDiff:
-    """Two batches next to each other."""
+    """The comparison of two batches."""
 
     a: TracedBatch
     b: TracedBatch
-    matches: tuple[Match, ...]  # in order; what is in one only stands where it would run
+    matches: tuple[Match, ...]  # in order; one in a single trace is where it would run
 
     @property
     def aligned(self) -> list[Match]:
-        """The matches that are in both."""
+        """The matches that are in both traces."""
         return [match for match in self.matches if match.a is not None and match.b is not None]
 
     @property
     def differing(self) -> list[Match]:
-        """The matches in both whose outputs differ."""
+        """The matches in both traces whose outputs differ."""
         return [match for match in self.matches if match.differs]
 
     @property
@@ -116,13 +116,14 @@ class BatchDiff:
 
 
 def compare_batches(a: TracedBatch, b: TracedBatch, tolerance: float | None) -> BatchDiff:
-    """Align two batches and compare what is in both.
+    """Align two batches, and compare the frames that are in both.
 
     Args:
         a: a batch.
         b: another one.
         tolerance: how far apart two ranges may be, see :func:`distance`, and two fingerprints, see
-            :func:`~fxguard.trace.fingerprints.distance_of_elements`; None: what rounding makes.
+            :func:`~fxguard.trace.fingerprints.distance_of_elements`; None for the effect of
+            rounding.
     """
     allowed = _rounding(a, b) if tolerance is None else tolerance
 
@@ -143,14 +144,14 @@ def compare_batches(a: TracedBatch, b: TracedBatch, tolerance: float | None) -> 
 
 
 def _rounding(a: TracedBatch, b: TracedBatch) -> float:
-    """What rounding to the coarsest dtype may make of a number."""
+    """The possible effect of rounding a number to the coarsest dtype."""
     dtypes = {row.dtype for batch in (a, b) for frame in batch.frames for row in frame.rows}
     inexact = [dtype for dtype in dtypes if "float" in dtype or "complex" in dtype]
     return max((TOLERANCES.get(d, COARSER) for d in inexact), default=TOLERANCES["float32"])
 
 
 def _rows(x: Frame, y: Frame, tolerance: float) -> Iterator[RowPair]:
-    """Rows by label; those that a graph numbers otherwise by order, where there are as many."""
+    """Pair rows by label; rows that graphs number differently by order, if counts are equal."""
     labels = {row.label: row for row in y.rows}
     for role in (RowRole.INPUT, RowRole.OUTPUT):
         in_x = [row for row in x.rows if row.role is role]
@@ -174,10 +175,10 @@ def _row_pair(a: Row, b: Row, tolerance: float) -> RowPair:
 def distance(a: Row, b: Row) -> float | None:
     """The difference between two ranges: 0 if they are equal, 1 if one is many times the other.
 
-    ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``: the smallest magnitude of a
-    large tensor is an accident, and counts as much as it is felt next to the largest. 0 also where
-    both hold the largest number of their dtypes, which masks are made of. Infinite where one of
-    them is worse than the other (finite < inf < NaN); None where one has no number.
+    ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``: the smallest magnitude of a large
+    tensor is accidental, so it counts only relative to the largest one. 0 also if both hold the
+    largest number of their dtypes, which masks are made of. Infinite if one is worse than the other
+    (finite < inf < NaN); None if one has no number.
     """
     low_a, high_a, low_b, high_b = a.abs_min, a.abs_max, b.abs_min, b.abs_max
     if low_a is None or high_a is None or low_b is None or high_b is None:

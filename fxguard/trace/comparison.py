@@ -1,4 +1,4 @@
-"""Two models next to each other, element by element. Knows nothing of torch."""
+"""The comparison of two models, element by element. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Comparison"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Displayed):
-    """Two models that ran on the same inputs: how far apart the elements of each operation are.
+    """How far apart the elements of each operation are, for two models on the same inputs.
 
     Example:
         >>> found = fxguard.compare(model, other, x)
@@ -31,26 +31,26 @@ class Comparison(Displayed):
 
     a: str  # class and dtype of the first model, and whether it is compiled
     b: str
-    operations: tuple[Compared, ...]  # that are in both, in order of execution
-    # What graphs returned, where that was not what their operations give in eager mode.
+    operations: tuple[Compared, ...]  # those in both models, in order of execution
+    # What graphs returned, if their operations return something else in eager mode.
     graphs: tuple[Compared, ...]
     outputs: tuple[Compared, ...]  # what the models returned
-    gradients: tuple[Compared, ...]  # of each weight and input, and of operations to blame
-    ranges: Diff  # smallest and largest magnitudes of all that was measured, also where compiled
+    gradients: tuple[Compared, ...]  # of each weight and input, and of blamed operations
+    ranges: Diff  # smallest and largest magnitudes of all measured values, also in compiled graphs
     not_compared: tuple[tuple[str, str], ...] = ()  # what, and why
-    weights: tuple[Compared, ...] = ()  # that differ, and that nothing that was compared reads
+    weights: tuple[Compared, ...] = ()  # those that differ and that no compared operation reads
     only_in_a: tuple[str, ...] = ()  # operations, by title
     only_in_b: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # on what the elements are those of
+    notes: tuple[str, ...] = field(default=())  # on which runs the elements come from
 
     @property
     def everything(self) -> tuple[Compared, ...]:
-        """All that was compared, in the order in which it is to be read."""
+        """Everything that was compared, in reading order."""
         return (*self.operations, *self.weights, *self.graphs, *self.outputs, *self.gradients)
 
     @property
     def significant(self) -> tuple[Compared, ...]:
-        """What differs by more than the dtypes explain."""
+        """The items that differ by more than the dtypes explain."""
         return tuple(each for each in self.everything if each.is_significant)
 
     @property
@@ -86,7 +86,7 @@ class Comparison(Displayed):
 
     @property
     def verdict(self) -> list[str]:
-        """Where they part and why, in lines."""
+        """Where the models diverge, and why, in lines."""
         return verdict_lines(self)
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Comparison(Displayed):
 
         Args:
             tablefmt: any table format that tabulate knows.
-            most: only so many rows, the first ones.
+            most: the number of rows to show, from the first one on.
         """
         return table(self.everything, tablefmt, most)
 
@@ -125,14 +125,14 @@ class Comparison(Displayed):
         yield "gradients", self.gradients
 
     def to_json(self, indent: int | None = None) -> str:
-        """The same as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
+        """The comparison as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
         return strict_json(self.to_dict(), indent)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: error against depth, own and inherited.
 
         Args:
-            path: of the file; written over.
+            path: path of the file; overwritten if it exists.
         """
         Path(path).write_text(page_of(self), encoding="utf-8")
 

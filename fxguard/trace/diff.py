@@ -1,4 +1,4 @@
-"""Where two traces part. Knows nothing of torch."""
+"""Finds where two traces diverge. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ Traced = Trace | TracedBatch | Sequence[Frame] | str | Path
 
 @dataclass(frozen=True, slots=True)
 class Diff(Displayed):
-    """Two traces next to each other: where they part.
+    """The comparison of two traces: where they diverge.
 
-    What is compared are ranges, the smallest and largest magnitude of each tensor, and fingerprints
-    where both traces have them: mean, norm, and two sums of the elements with seeded signs. Files
-    of traces have fingerprints; files of earlier versions, and frames that were never in a file,
-    have none. The verdict says what was compared. Tensors whose ranges agree may have other
-    elements, such as the same ones in another order. If their fingerprints agree too, other
-    elements are unlikely, and not impossible: two exchanged elements of a large tensor are less
-    than a tolerance.
+    It compares ranges, the smallest and largest magnitude of each tensor, and fingerprints if both
+    traces have them: mean, norm, and two sums of the elements with seeded signs. Trace files have
+    fingerprints; files of earlier versions, and frames that were never in a file, have none. The
+    verdict says what was compared. Tensors with equal ranges may have different elements, such as
+    the same ones in another order. If their fingerprints agree as well, different elements are
+    unlikely but not impossible: two swapped elements of a large tensor are below the tolerance.
 
     Example:
         >>> found = fxguard.diff("traces/before.jsonl", "traces/after.jsonl")
@@ -42,7 +41,7 @@ class Diff(Displayed):
         ...     print(found)
     """
 
-    a: str  # what the first trace is called: its path, or its model's class
+    a: str  # name of the first trace: its path, or its model's class
     b: str
     batches: tuple[BatchDiff, ...]  # at least one
     tolerance: float | None = None  # None: by dtype
@@ -59,12 +58,12 @@ class Diff(Displayed):
 
     @property
     def differs(self) -> bool:
-        """Whether any operation in both made values of different ranges or fingerprints."""
+        """Whether any operation in both traces made values of different ranges or fingerprints."""
         return self.first is not None
 
     @property
     def compared(self) -> int:
-        """How many frames are in both and have numbers in both."""
+        """How many frames have numbers in both traces."""
         return sum(match.compared for batch in self.batches for match in batch.aligned)
 
     @property
@@ -77,18 +76,18 @@ class Diff(Displayed):
 
     @property
     def verdict(self) -> list[str]:
-        """Where they part, in lines."""
+        """Where the traces diverge, in lines."""
         return verdict_lines(self.batches)
 
     def __str__(self) -> str:
         return "\n".join([*self._sides, "", *self.verdict])
 
     def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
-        """Every operation that differs as one table, a row for each value that it made.
+        """Every operation that differs, as one table with a row for each value that it made.
 
         Args:
             tablefmt: any table format that tabulate knows.
-            most: only so many rows, the first ones.
+            most: the number of rows to show, from the first one on.
         """
         return table(self.batches, tablefmt, most)
 
@@ -115,10 +114,10 @@ class Diff(Displayed):
         }
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that needs no network: where they part, and both curves.
+        """Write a page that needs no network: where the traces diverge, and both curves.
 
         Args:
-            path: of the file; written over.
+            path: path of the file; overwritten if it exists.
         """
         Path(path).write_text(self._page(), encoding="utf-8")
 
@@ -154,29 +153,29 @@ class Diff(Displayed):
         return [f"A: {self.a}", f"B: {self.b}"]
 
     def to_json(self, indent: int | None = None) -> str:
-        """The same as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
+        """The differences as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
         return strict_json(self.to_dict(), indent)
 
 
 def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
     """Compare two traces, operation by operation.
 
-    Batches are paired by their numbers; where each trace has one batch, or one was given, these
-    two are. Frames are aligned by name and order, and may be inserted, removed, renamed or fused.
+    Batches are paired by number; if each side has only one batch, the two are paired. Frames are
+    aligned by name and order, and may be inserted, removed, renamed or fused.
 
     Args:
         a: a :class:`~fxguard.Trace` or one batch of it, a file that ``trace_to`` wrote, or the
             frames of a batch (:meth:`Guard.frames`).
         b: likewise.
         tolerance: how far apart two ranges may be, relative to the larger one:
-            ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``. None allows what
-            rounding makes of them: 1e-5 for float64, 1e-4 for float32, 1e-2 for float16, 5e-2 for
-            bfloat16, by the coarsest dtype in either trace. It holds for fingerprints, too, whose
-            differences are relative to the largest magnitude, or to five times the root mean
-            square if that is less.
+            ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``. None allows for the
+            effect of rounding: 1e-5 for float64, 1e-4 for float32, 1e-2 for float16, 5e-2 for
+            bfloat16, by the coarsest dtype in either trace. It also applies to fingerprints, whose
+            differences are relative to the largest magnitude, or to five times the root mean square
+            if that is less.
 
     Raises:
-        FxguardError: when a file is not a trace, or no batch of one is in the other.
+        FxguardError: when a file is not a trace, or the traces have no batch in common.
 
     Example:
         >>> trace = fxguard.load_trace("traces/T5ForConditionalGeneration-0.jsonl")
@@ -193,7 +192,7 @@ def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
 
 
 def _read(traced: Traced) -> tuple[str, Sequence[TracedBatch]]:
-    """What a trace is called, and its batches."""
+    """The name of a trace, and its batches."""
     if isinstance(traced, (str, Path)):
         return str(traced), load_trace(traced).batches
     if isinstance(traced, Trace):

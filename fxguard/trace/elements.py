@@ -18,38 +18,38 @@ Part = Literal["operation", "backward", "weight", "gradient", "output", "compile
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How far two tensors of one shape are apart."""
+    """How far apart two tensors of one shape are."""
 
-    # Largest |a - b|: 0 where both are the same inf or NaN, inf where only one is finite.
+    # Largest |a - b|: 0 if both are the same inf or NaN, inf if only one is finite.
     absolute: float
-    relative: float  # that, relative to the largest finite magnitude in A; inf beside a 0
-    cosine: float | None = None  # of the two as vectors; None where one is 0 or not finite
+    relative: float  # the same relative to the largest finite magnitude in A; inf if that is 0
+    cosine: float | None = None  # of the two as vectors; None if one is 0 or not finite
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One operation of both models, or one of what leaves them: how far apart, and why.
+    """One operation or output of both models: how far apart the results are, and why.
 
-    The *own* error is what the operation of B makes of the operands that A's operation had, rounded
-    to B's dtypes, against what A's made of them. The *inherited* error is the rest: what the
-    operation of B made of its own operands, against what it makes of A's.
+    The *own* error is the difference between the result of B's operation on A's operands, rounded
+    to B's dtypes, and the result of A's operation. The *inherited* error is the rest: the
+    difference between the results of B's operation on its own operands and on A's.
     """
 
     title: str  # "encoder.block.0 mul", the name of a weight, "output 0"
     part: Part = "operation"
-    kind: str = ""  # "mul", "linear"; "" where it is no operation
+    kind: str = ""  # "mul", "linear"; "" if it is not an operation
     module: str = ""  # qualified name; "" for the root module
     source: Source | None = None
     dtypes: tuple[str, str] = ("", "")  # of the results, in A and in B
-    own: Apart | None = None  # None where there is none of its own, as of an output
+    own: Apart | None = None  # None if it has no error of its own, such as an output
     inherited: Apart | None = None
-    total: Apart | None = None  # of the values that the two models really made
-    # Largest error of A's and of B's result, each relative to the largest magnitude of the same in
-    # float64 on A's operands. None where float64 has no answer, or its answers differ.
+    total: Apart | None = None  # of the values that the two models actually made
+    # Largest error of A's and of B's result, each relative to the largest magnitude of the float64
+    # result on A's operands. None if float64 has no answer, or its answers differ.
     errors: tuple[float, float] | None = None
     only_in: Literal["", "A", "B"] = ""
-    reason: str = ""  # why the divergence is significant; "" where it is not
-    weights: tuple[str, ...] = field(default=())  # which differ: "linear.weight: negated"
+    reason: str = ""  # why the divergence is significant; "" if it is not
+    weights: tuple[str, ...] = field(default=())  # those that differ: "linear.weight: negated"
 
     @property
     def is_significant(self) -> bool:
@@ -58,7 +58,7 @@ class Compared:
 
     @property
     def nearer(self) -> Literal["A", "B"] | None:
-        """Which side is nearer to float64; None where neither is, or nobody can tell."""
+        """Which side is nearer to float64; None if neither is, or it is unknown."""
         if self.errors is None or self.errors[0] == self.errors[1]:
             return None
         if any(math.isnan(error) for error in self.errors):
@@ -67,13 +67,13 @@ class Compared:
 
     @property
     def heading(self) -> str:
-        """Title, phase, and where it is if that is in one model only."""
+        """Title and phase, and the model if it is in only one."""
         title = self.title + BACKWARD * (self.part == "backward")
         title = {"gradient": "gradient of ", "weight": "weight "}.get(self.part, "") + title
         return f"{title} (only in {self.only_in})" if self.only_in else title
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The record as plain data."""
         source = None if self.source is None else vars_of(self.source)
         return {
             "title": self.title,

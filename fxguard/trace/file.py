@@ -1,11 +1,11 @@
-"""Traces in files: which frames there are, once, and the numbers of each batch.
+"""Reads trace files, which hold frames once and the numbers of each batch.
 
-A file holds JSON lines. The first says what the file is; a ``plan`` line lists frames with the
-labels of their rows, and is written again only when a batch has other frames; a ``batch`` line
-holds the numbers, and the fingerprints beside them. Files of earlier versions have none, and
-earlier versions pass over them. Each line is written when its batch has finished, so that a file is
-readable up to the point of a crash. The frames of its loss and of its backward come later, in lines
-of their own. Here they are read; :mod:`fxguard.trace.writer` writes them. Knows nothing of torch.
+A file holds JSON lines. The first line identifies the file. A ``plan`` line lists frames with the
+labels of their rows; it is written again only when a batch has other frames. A ``batch`` line holds
+the numbers and the fingerprints. Files of earlier versions have no fingerprints, and earlier
+versions ignore them. Each line is written when its batch has finished, so that a file is readable
+up to the point of a crash. Frames of the loss and of the backward follow in lines of their own.
+:mod:`fxguard.trace.writer` writes these files. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["SCHEMA", "load_trace"]
 
 _T = TypeVar("_T")
 
-SCHEMA = 1  # what the first line says
+SCHEMA = 1  # version in the first line
 
 
 def load_trace(path: str | Path, *, on_progress: Callable[[float], object] | None = None) -> Trace:
-    """Read a file that ``trace_to`` wrote. Needs no torch, and runs nothing that is in the file.
+    """Read a file that ``trace_to`` wrote. Needs no torch, and executes nothing from the file.
 
     Args:
-        path: of the file.
-        on_progress: is called again and again with the share that was read, from 0 to 1.
+        path: path of the file.
+        on_progress: called repeatedly with the share that was read, from 0 to 1.
 
     Raises:
-        FxguardError: when it is not such a file, or a line of it is damaged. A last line that
-            was cut off is left out, and :attr:`Trace.cut` says so. Also where it cannot be read.
+        FxguardError: when it is not such a file, when it cannot be read, or when a line is damaged.
+            A last line that was cut off is left out, and :attr:`Trace.cut` says so.
         OSError: when there is no such file.
     """
     with collector_paused():
@@ -121,7 +121,7 @@ def _layout(entry: dict[str, Any]) -> Layout:
 
 
 def _add(batches: list[TracedBatch], batch: TracedBatch, *, is_later: bool) -> None:
-    """Add what a line says to the batches of a file: another one, or more frames of one of them."""
+    """Add a line to the batches of a file: a new batch, or more frames of an earlier one."""
     places = [i for i, known in enumerate(batches) if is_later and known.number == batch.number]
     if not places:
         batches.append(batch)
@@ -162,7 +162,7 @@ def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
 def _row(label: str, dtype: str, numbers: Any) -> Row:
     if type(numbers) is list and len(numbers) == 2:
         least, largest = numbers
-        # Most are two numbers, and there are millions of them.
+        # Most rows are two numbers, and there are millions of rows.
         if type(least) is float and type(largest) is float and least >= 0 and largest >= 0:
             return Row(label, least, largest, "", dtype)
     if isinstance(numbers, str):

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors in traces: how a file holds them, and how far apart two are.
+"""Fingerprints of tensors in traces: their form in files, and how far apart two are.
 
 Knows nothing of torch; :mod:`fxguard.measure.fingerprints` takes them.
 """
@@ -15,20 +15,20 @@ from fxguard.report.frames_json import of_type
 
 __all__ = ["SIGNS", "distance_of_elements", "fingerprints_of", "read_fingerprints"]
 
-SIGNS = 1  # which sequences of signs: sums with others say nothing about each other
+SIGNS = 1  # version of the sign sequences: sums with different ones cannot be compared
 OTHER_SIGNS = "a fingerprint of another version of fxguard"
 
-# Elements that are off by roundings, each by itself: the difference of two sums of n elements, over
-# sqrt(n), has the standard deviation of one rounding. Of a million such differences one is larger
+# If elements are off by independent roundings, the difference of two sums of n elements, over
+# sqrt(n), has the standard deviation of one rounding. One in a million such differences is larger
 # than five times that.
 DEVIATIONS = 5.0
 
 
 def fingerprints_of(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """The fingerprints of a batch as its line of a file holds them; None where it has none.
+    """The fingerprints of a batch for its line in a file; None if it has none.
 
-    For each row ``[count, left out, mean, norm, projection, projection]``, with one item more, 1,
-    for one of an eager run; the note that stands in their place; or null.
+    Each row has ``[count, left out, mean, norm, projection, projection]``, with one more item, 1,
+    for an eager run; or the note in place of the numbers; or null.
     """
     listed = [_as_json(row.fingerprint) for row in rows]
     return {"signs": SIGNS, "rows": listed} if any(each is not None for each in listed) else None
@@ -46,10 +46,10 @@ def _as_json(found: Fingerprint | None) -> Any:
 
 
 def read_fingerprints(data: Any, row_count: int) -> list[Fingerprint | None]:
-    """The fingerprint of each row; what another version took is a note.
+    """The fingerprint of each row; fingerprints of another version become a note.
 
     Raises:
-        ValueError: when this is not what :func:`fingerprints_of` gave.
+        ValueError: when the data did not come from :func:`fingerprints_of`.
         KeyError: likewise.
     """
     entry = of_type(data, dict)
@@ -80,18 +80,19 @@ def _read(data: Any) -> Fingerprint | None:
 def distance_of_elements(a: Row, b: Row) -> float | None:
     """The difference between two fingerprints, on the scale of the difference of two ranges.
 
-    The largest of ``|a.mean - b.mean|``, ``|a.rms - b.rms|`` and of the same of each projection,
-    over the scale of the elements: the largest magnitude, or five times their root mean square if
-    that is less. Why that compares with what one rounding may do to the largest magnitude: let each
-    of ``n`` elements be off by ``e`` times the root mean square, independently. Then
-    ``sum(s_i * x_i)`` is off by about ``sqrt(n) * e * rms``, a projection, which is that over
-    ``sqrt(n)``, by ``e * rms`` for every ``n``, and the mean by less. Where all are off in one
-    direction, a projection is off by ``e`` times itself, so that it counts for the scale, too.
+    This is the largest of ``|a.mean - b.mean|``, ``|a.rms - b.rms|`` and the same for each
+    projection, over the scale of the elements: the largest magnitude, or five times their root mean
+    square if that is less. It is comparable to the effect of one rounding on the largest magnitude,
+    for the following reason. Let each of ``n`` elements be off by ``e`` times the root mean square,
+    independently. Then ``sum(s_i * x_i)`` is off by about ``sqrt(n) * e * rms``. A projection,
+    which is that sum over ``sqrt(n)``, is off by ``e * rms`` for every ``n``, and the mean by less.
+    If all elements are off in one direction, a projection is off by ``e`` times itself, so it
+    counts for the scale as well.
 
     Returns:
-        0 where fingerprints are equal; 1 where tensors have other numbers of elements; where other
-        numbers of elements were left out (NaN, inf, masks), how far apart these are, relative to
-        the larger one. None where a row has no fingerprint.
+        0 if fingerprints are equal; 1 if tensors have different numbers of elements; if different
+        numbers of elements were left out (NaN, inf, masks), the difference of these numbers,
+        relative to the larger one. None if a row has no fingerprint.
     """
     one, other = a.fingerprint, b.fingerprint
     if one is None or other is None or one.note or other.note:
@@ -111,5 +112,5 @@ def distance_of_elements(a: Row, b: Row) -> float | None:
 def _scale(row: Row, found: Fingerprint) -> float:
     spread, largest = DEVIATIONS * found.rms, row.abs_max
     if largest is None or not math.isfinite(largest) or is_mask(row.dtype, largest):
-        return spread  # it was left out
+        return spread  # the largest magnitude was left out
     return min(spread, largest)

@@ -29,9 +29,9 @@ class TracedBatch:
 
     number: int
     frames: tuple[Frame, ...]
-    optimizer_step: int | None = None  # steps made before; None where nobody said
-    verdict: tuple[str, ...] = ()  # of a detection: its lines; () where the batch was healthy
-    blamed: tuple[int, ...] = ()  # of a detection: indices of the frames of its origins
+    optimizer_step: int | None = None  # steps made before; None if unknown
+    verdict: tuple[str, ...] = ()  # lines of a detection; () if the batch was healthy
+    blamed: tuple[int, ...] = ()  # indices of the frames of a detection's origins
 
     @property
     def returned_bad(self) -> bool:
@@ -41,13 +41,13 @@ class TracedBatch:
 
     @property
     def root(self) -> Frame | None:
-        """The frame of the model; None where its forward raised."""
+        """The frame of the model; None if its forward raised."""
         forward = [frame for frame in self.frames if frame.phase == "forward"]
         last = forward[-1] if forward else None
         return None if last is None or last.name or last.is_op else last
 
     def sheet(self) -> Sheet:
-        """The batch as it stands on a page."""
+        """The batch as a page shows it."""
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
         label = f"{self.number}{step}"
         looked_at = self.blamed
@@ -64,7 +64,7 @@ class TracedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Trace(Displayed):
-    """What a trace file holds.
+    """The contents of a trace file.
 
     Example:
         >>> trace = fxguard.load_trace("traces/T5ForConditionalGeneration-0.jsonl")
@@ -73,10 +73,10 @@ class Trace(Displayed):
     """
 
     model: str  # name of its class
-    rank: int | None  # of the process that wrote it; None without a process group
+    rank: int | None  # rank of the process that wrote it; None without a process group
     torch: str  # its version
     batches: tuple[TracedBatch, ...]
-    cut: bool = False  # the last line is incomplete: the process ended while it wrote
+    cut: bool = False  # the last line is incomplete: the process ended while writing
 
     @property
     def verdict(self) -> list[str]:
@@ -104,7 +104,7 @@ class Trace(Displayed):
         """Write a page that needs no network: every frame of every batch, with a slider.
 
         Args:
-            path: of the file; written over.
+            path: path of the file; overwritten if it exists.
 
         Raises:
             FxguardError: when the trace has no batch.
@@ -130,7 +130,7 @@ class Trace(Displayed):
         )
 
     def _of_verdict(self) -> int:
-        """Index of the batch that the verdict names first."""
+        """The index of the batch that the verdict names first."""
         found = [index for index, batch in enumerate(self.batches) if batch.verdict]
         bad = [index for index, batch in enumerate(self.batches) if batch.returned_bad]
         return (found or bad or [0])[0]
@@ -139,9 +139,9 @@ class Trace(Displayed):
         """Draw the magnitudes of one batch over depth, with matplotlib.
 
         Args:
-            batch_number: which batch; None for the first in which something was found, else the
-                first.
-            ax: where to; None makes a new figure.
+            batch_number: which batch; None for the first one with a detection, or else the first
+                one.
+            ax: where to draw; None makes a new figure.
 
         Returns:
             The axes; ``ax.figure.savefig("ranges.png")`` writes them.
@@ -192,7 +192,7 @@ def _place(frame: Frame) -> str:
 
 
 def _nearest_lines(batches: Sequence[TracedBatch]) -> list[str]:
-    """The operation that came nearest to the limit of its dtype."""
+    """The operation that came closest to the limit of its dtype."""
     closest = nearest(frame for batch in batches for frame in batch.frames)
     if closest is None:
         return []

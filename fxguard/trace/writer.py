@@ -1,4 +1,4 @@
-"""Writes traces into files of JSON lines, of which :mod:`fxguard.trace.file` says what they hold.
+"""Writes traces to files of JSON lines; :mod:`fxguard.trace.file` describes their contents.
 
 Knows nothing of torch.
 """
@@ -25,14 +25,14 @@ LONGEST = 50  # characters of a class name in a file name, which has at most 255
 
 
 class TraceWriter:
-    """Writes the batches of one guarded model into a file of its own.
+    """Writes the batches of one guarded model to its own file.
 
-    A batch is in the file as a whole or not at all. If it cannot be written, the batches before it
-    stay readable, and the next batch is tried again. Threads write one after the other. A forked
-    process writes a file of its own.
+    A batch is in the file completely or not at all. If it cannot be written, earlier batches stay
+    readable, and the next batch is tried again. Threads write one after the other. A forked process
+    writes its own file.
 
     Args:
-        folder: where to; made when the first batch is written.
+        folder: where to write; created when the first batch is written.
         model: name of the model's class.
         torch: its version.
     """
@@ -44,13 +44,13 @@ class TraceWriter:
         _writers.add(self)
 
     def _begin(self) -> None:
-        """There is no file yet."""
-        self.path: Path | None = None  # once a batch is in it
-        self._size = 0  # of what was written whole, in bytes
-        self._plans: dict[str, int] = {}  # as it stands in the file: its number
+        """Start without a file."""
+        self.path: Path | None = None  # set once a batch is in it
+        self._size = 0  # of the complete batches, in bytes
+        self._plans: dict[str, int] = {}  # a plan's text in the file to its number
 
     def after_fork(self) -> None:
-        """The file is the parent's, and a thread of it may have had the lock."""
+        """Start anew: the file is the parent's, and one of its threads may have held the lock."""
         self._begin()
         self.lock = threading.Lock()
 
@@ -58,12 +58,12 @@ class TraceWriter:
         """Add a batch to the file.
 
         Args:
-            batch: with all of its frames.
-            rank: of this process, None without a process group.
-            is_later: whether these frames belong to a batch of that number that is there already.
+            batch: a batch with all of its frames.
+            rank: rank of this process; None without a process group.
+            is_later: whether these frames belong to a batch that is already in the file.
 
         Raises:
-            OSError: when that is not possible; the file is what it was.
+            OSError: when that is not possible; the file is unchanged.
         """
         with self.lock:
             self._write(batch, rank, is_later)
@@ -96,22 +96,22 @@ class TraceWriter:
         self._plans[plan] = of_plan
 
     def _is_gone(self) -> bool:
-        """Whether somebody else has taken the file away, or a part of it."""
+        """Whether somebody else has removed the file or a part of it."""
         try:
             return self.path is not None and self.path.stat().st_size < self._size
         except OSError:
             return True
 
     def _append(self, text: bytes, rank: int | None) -> None:
-        """Write all of it, or leave the file as it was."""
+        """Write the whole text, or leave the file unchanged."""
         path = self._new_file(rank) if self.path is None else self.path
         try:
             with path.open("r+b") as file:
-                file.truncate(self._size)  # what an earlier try may have left
+                file.truncate(self._size)  # removes what an earlier try may have left
                 file.seek(self._size)
                 file.write(text)
             self.path, self._size = path, self._size + len(text)
-        except BaseException:  # also an interrupt
+        except BaseException:  # including an interrupt
             with contextlib.suppress(OSError):
                 if self.path is None:
                     path.unlink()
@@ -122,14 +122,14 @@ class TraceWriter:
     def _new_file(self, rank: int | None) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if rank is None else f"-rank{rank}"
-        # A class may have any name: none leads out of the folder, or is too long for it.
+        # A class may have any name: none may lead out of the folder or be too long.
         name = re.sub(r"[^\w.-]", "_", self.model)[:LONGEST].strip(".") or "model"
         for number in itertools.count():
             path = self.folder / f"{name}-{number}{suffix}.jsonl"
             with contextlib.suppress(FileExistsError):
-                path.open("xb").close()  # nothing is written over
+                path.open("xb").close()  # nothing is overwritten
                 return path
-        raise AssertionError  # it counts for ever
+        raise AssertionError  # the counter never ends
 
 
 _writers: weakref.WeakSet[TraceWriter] = weakref.WeakSet()
@@ -140,5 +140,5 @@ def _after_fork() -> None:
         writer.after_fork()
 
 
-if hasattr(os, "register_at_fork"):  # where there is fork
+if hasattr(os, "register_at_fork"):  # if the system can fork
     os.register_at_fork(after_in_child=_after_fork)

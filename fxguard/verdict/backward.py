@@ -1,6 +1,6 @@
-"""Where the first bad gradient of a backward came from, and why.
+"""Finds where the first bad gradient of a backward came from, and why.
 
-Knows the gradients of a second run, and nothing of hooks.
+Knows the gradients of a second run, but not hooks.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ __all__ = [
     "suspects_in",
 ]
 
-# A constant of this size that multiplies a loss is there to scale its gradients.
+# A constant of at least this size that multiplies a loss is there to scale its gradients.
 LARGE_FACTOR = 2.0**8
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Where good gradients made a bad one."""
+    """A place where good gradients turned into a bad one."""
 
     severity: Severity
-    operation: BackwardOf | None = None  # whose backward did; None where it is a sum
-    edge: Edge | None = None  # of the operation
-    # A value whose readers handed back finite gradients that have no finite sum.
+    operation: BackwardOf | None = None  # the operation whose backward did; None for a sum
+    edge: Edge | None = None  # the operand of the operation
+    # A value whose readers returned finite gradients without a finite sum.
     summed: int | None = None
 
 
 def suspects_in(gradients: Gradients, starts: Iterable[int]) -> list[Suspect]:
-    """The places where bad gradients begin that reach some values, in order of the backward.
+    """The places where bad gradients that reach some values begin, in order of the backward.
 
     Args:
-        gradients: of one graph.
+        gradients: the gradients of one graph.
         starts: values whose gradients are bad.
     """
     readers: dict[int, list[tuple[BackwardOf, Edge]]] = {}
@@ -78,11 +78,11 @@ def _severity(gradients: Gradients, value: int) -> Severity:
 
 
 def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
-    """Why a backward made a bad gradient, as :attr:`~fxguard.findings.Origin.cause` says it.
+    """Why a backward made a bad gradient, as in :attr:`~fxguard.findings.Origin.cause`.
 
     Args:
         seen: the operation and its gradient, at the first bad element.
-        factor: a constant that scales all gradients of the loss; 1 where there is none.
+        factor: a constant that scales all gradients of the loss; 1 if there is none.
     """
     gradient, forward = seen.gradient, seen.forward
     if seen.inside is not None:
@@ -109,21 +109,21 @@ def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
 
 
 def _is_sound(gradient: Evidence) -> bool:
-    """Whether the operands of the wide form have a gradient."""
+    """Whether the gradient is sound on the operands of the wide form."""
     return gradient.wide is not None and math.isfinite(gradient.wide)
 
 
 def limit_of_backward(seen: BackwardEvidence) -> float:
-    """The largest gradient that fits the dtypes in which a backward computes."""
+    """The largest gradient that fits the dtypes of a backward."""
     forms = (format_of(seen.gradient.dtype), format_of(seen.computed_in))
     return min((form.max for form in forms if form is not None), default=math.inf)
 
 
 def largest_factor(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> float:
-    """The largest constant that scales the gradients which came to an operation.
+    """The largest constant that scales the incoming gradients of an operation.
 
-    That is the gradient of a loss itself, or a number that something after the operation was
-    multiplied by.
+    It is the gradient of the loss itself, or a number that multiplied something after the
+    operation.
     """
     return max([1.0, *_factors(kept, gradients, suspect)])
 

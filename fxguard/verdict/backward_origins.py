@@ -1,4 +1,4 @@
-"""Where a bad gradient began, for the user to read: origins, and frames of the backward."""
+"""Describes for the user where a bad gradient began: origins, and frames of the backward."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ MOST_NAMES = 3  # of leaves
 
 @dataclass(frozen=True, slots=True)
 class BadLeaf:
-    """A weight, or an input, whose gradient was bad."""
+    """A weight or an input whose gradient was bad."""
 
     name: str  # "weight fc.weight", "x"
     severity: Severity
 
 
 class Backward:
-    """A second run of the backward of one graph: its operations, and their frames.
+    """A second run of the backward of one graph: its operations and their frames.
 
     Args:
-        kept: the run of the graph.
-        gradients: of the second run.
+        kept: the graph run.
+        gradients: the gradients of the second run.
         first: index of its first frame among those of the whole backward.
     """
 
@@ -67,15 +67,15 @@ class Backward:
         for index, step in enumerate(self.plan.steps):
             if step.counts:
                 self._steps[step.inside, step.node] = index, step
-            for depth, (name, _) in enumerate(step.inside):  # what stands in bodies is there, too
+            for depth, (name, _) in enumerate(step.inside):  # operations in bodies are included
                 self._steps.setdefault((step.inside[:depth], name), (index, step))
 
     def step_of(self, operation: BackwardOf) -> tuple[int, Step] | None:
-        """The operation as the plan knows it."""
+        """The operation's step in the plan."""
         return self._steps.get(operation.place)
 
     def frame_of(self, operation: BackwardOf) -> Frame:
-        """What came in and what it handed back."""
+        """The frame of an operation: its incoming and returned gradients."""
         known = self.step_of(operation)
         module = "" if known is None else self.kept.event.running_name(known[1].module)
         made, gradients = operation.made, self.gradients
@@ -98,7 +98,7 @@ class Backward:
         )
 
     def frames(self, up_to: BackwardOf | None) -> Iterator[Frame]:
-        """In order of the backward, to an operation and with it; all of them where it is None."""
+        """Frames in order of the backward, up to and including an operation; all if it is None."""
         for operation in self.order:
             if operation is up_to or (
                 any(edge.range is not None for edge in operation.edges) and self.step_of(operation)
@@ -115,7 +115,7 @@ def _row(label: str, found: Range | None, dtype: str) -> Row:
 
 
 def seen_of(backward: Backward, suspect: Suspect) -> BackwardEvidence | None:
-    """A closer look at where a bad gradient began; None where nobody could look."""
+    """A closer look at where a bad gradient began; None if that is impossible."""
     operation, edge = suspect.operation, suspect.edge
     if operation is None or edge is None:
         return None
@@ -130,12 +130,12 @@ def origin_of(
     leaves: Sequence[BadLeaf],
     seen: BackwardEvidence | None,
 ) -> Origin:
-    """Where a bad gradient began, described for the user.
+    """Describe for the user where a bad gradient began.
 
     Args:
-        backward: of the graph.
+        backward: the backward of the graph.
         suspect: one of :func:`~fxguard.verdict.backward.suspects_in`.
-        leaves: whose gradients were bad.
+        leaves: leaves with bad gradients.
         seen: of :func:`seen_of`.
     """
     operation, edge = suspect.operation, suspect.edge
@@ -174,7 +174,7 @@ def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:
 
 
 def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:
-    """The numbers at the bad element: of forward, where something was bad there already."""
+    """The numbers at the bad element: those of the forward if something was already bad there."""
     if seen.inside is not None:
         source = seen.inside.source
         line = "" if source is None else f" ({source.place}: {source.code})"
@@ -215,7 +215,7 @@ def _smaller_scale(seen: BackwardEvidence, factor: float) -> str:
 
 
 def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count: int) -> Origin:
-    """Finite gradients that have no finite sum."""
+    """The origin for finite gradients without a finite sum."""
     makers = (o for o in backward.gradients.operations if suspect.summed in o.made)
     maker = next(makers, None)
     number = backward.kept.batch_number
@@ -240,11 +240,11 @@ def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count
 
 
 def origin_of_function(function: KeptFunction, leaves: Sequence[BadLeaf]) -> Origin | None:
-    """Where an autograd function outside of every graph made a bad gradient; None where it did not.
+    """The origin for a bad gradient from an autograd function outside every graph, else None.
 
     Args:
-        function: with the gradients of this backward.
-        leaves: whose gradients were bad.
+        function: the function, with the gradients of this backward.
+        leaves: leaves with bad gradients.
     """
     incoming, handed_back = function.rows()
     bad = next((row for row in handed_back if row.is_bad), None)
@@ -273,12 +273,12 @@ def origin_of_function(function: KeptFunction, leaves: Sequence[BadLeaf]) -> Ori
 def origin_of_leaves(
     leaves: Sequence[BadLeaf], came_in: tuple[int, Severity] | None, batch_number: int
 ) -> Origin:
-    """The same where no operation can be accused.
+    """The same if no operation can be blamed.
 
     Args:
-        leaves: whose gradients were bad.
-        came_in: the output of the model whose gradient came in bad, and how bad; None for none.
-        batch_number: of the batch.
+        leaves: leaves with bad gradients.
+        came_in: the output of the model whose incoming gradient was bad, and how bad; None if none.
+        batch_number: number of the batch.
     """
     if came_in is not None:
         position, severity = came_in

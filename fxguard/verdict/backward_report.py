@@ -1,4 +1,4 @@
-"""A backward whose gradients turned bad to its report: which operation did it, and why."""
+"""Reports on a backward whose gradients turned bad: which operation did it, and why."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 
-NOT_KNOWN = "which operation made it is not known: "  # how the operands of an origin begin
+NOT_KNOWN = "which operation made it is not known: "  # prefix of the operands of an origin
 
-# Parts of a backward where nobody has seen gradients.
+# Parts of a backward whose gradients nobody has seen.
 GAPS = "operations between graphs did not run again"
 OUTSIDE = "the backward went through no graph of the model"
 COMPILED = "compiled autograd shows gradients of weights and inputs alone"
@@ -51,26 +51,26 @@ COMPILED = "compiled autograd shows gradients of weights and inputs alone"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is known of a backward that has ended."""
+    """The known facts about a backward that has ended."""
 
-    kept: Sequence[KeptRun]  # runs of graphs that gradients came to, in the order of their forward
-    leaves: Sequence[BadLeaf]  # whose gradients were bad
-    unseen: str = ""  # the part of it where nobody has seen gradients, as :data:`GAPS`
-    functions: Sequence[KeptFunction] = ()  # outside of graphs, in the order of the backward
+    kept: Sequence[KeptRun]  # graph runs that gradients reached, in the order of their forward
+    leaves: Sequence[BadLeaf]  # leaves with bad gradients
+    unseen: str = ""  # the part whose gradients nobody has seen, such as :data:`GAPS`
+    functions: Sequence[KeptFunction] = ()  # outside graphs, in the order of the backward
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a second run of the graphs of one backward has shown."""
+    """The findings of a second run of the graphs of one backward."""
 
     origins: tuple[Origin, ...]  # of the first bad gradients
     frames: tuple[Frame, ...]
-    is_certain: bool  # whether every graph that matters ran again
-    came_in: tuple[int, Severity] | None = None  # the output whose gradient came in bad
-    not_searched: str = ""  # why a graph did not run again, the last one first
+    is_certain: bool  # whether every relevant graph ran again
+    came_in: tuple[int, Severity] | None = None  # the output whose incoming gradient was bad
+    not_searched: str = ""  # why a graph did not run again, beginning with the last
     operations: int = 0  # in the graphs that ran again
-    first: First | None = None  # where the first of the origins began
-    most: float = 0.0  # the largest finite gradient of what the graphs were given
+    first: First | None = None  # where the first origin began
+    most: float = 0.0  # the largest finite gradient of the graphs' inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ReportOfBackward:
     """Finds the operation whose backward made the first bad gradient, and describes it."""
 
     max_frames: int = 21  # of a report
-    gather: Gather = nothing_gathered  # weights that a second run reads
+    gather: Gather = nothing_gathered  # gathers weights that a second run reads
 
     def __call__(
         self,
@@ -88,17 +88,17 @@ class ReportOfBackward:
         batch_number: int,
         loss_scale: float | None = None,
     ) -> tuple[Report | None, tuple[Origin, ...]]:
-        """The report on a backward that has ended.
+        """Report on a backward that has ended.
 
         Args:
-            ended: with one bad leaf at least.
-            earlier: the last frames of forward.
-            batch_number: that the report is about.
-            loss_scale: the scale of the loss, where somebody unscales gradients and skips steps.
+            ended: the backward, with at least one bad leaf.
+            earlier: the last frames of the forward.
+            batch_number: number of the batch of the report.
+            loss_scale: the scale of the loss, if gradients are unscaled and bad steps are skipped.
 
         Returns:
-            The report, or None where the scale alone is why gradients are bad: the step is
-            skipped, and the operations that force it are notes.
+            The report, or None if only the scale makes gradients bad: then the step is skipped, and
+            the operations that overflow are notes.
         """
         kept, leaves = ended.kept, ended.leaves
         found = search(kept, leaves, self.gather)
@@ -116,7 +116,7 @@ class ReportOfBackward:
         origins, frames = found.origins, list(found.frames)
         if not origins:
             origins = (_origin_elsewhere(ended, found, batch_number),)
-            # What shows a bad gradient came after it.
+            # Frames that show a bad gradient came after it.
             before = itertools.takewhile(lambda frame: not _shows_bad(frame), frames)
             frames = [*before, origins[0].frame]
         nothing: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class ReportOfBackward:
     def _why(
         self, ended: Ended, found: Searched, origin: Origin, loss_scale: float | None
     ) -> tuple[str, ...]:
-        """What the first bad gradient is in another way."""
+        """The first bad gradient, computed in other ways."""
         if found.first is not None:
             with self.gather(found.first.kept.freed_weights()):
                 return why_of_backward(found.first, origin, loss_scale)
@@ -147,13 +147,13 @@ class ReportOfBackward:
 
 
 def _operation_of(found: Searched) -> OneOperation | None:
-    """The operation whose backward made the first bad gradient, with what it had."""
+    """The operation whose backward made the first bad gradient, with its operands."""
     first = found.first
     return None if first is None or first.seen is None else first.seen.operation
 
 
 def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
-    """An origin outside of what ran again."""
+    """An origin outside the graphs that ran again."""
     for function in ended.functions:
         origin = origin_of_function(function, ended.leaves)
         if origin is not None:
@@ -165,16 +165,16 @@ def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origi
 
 
 def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
-    """Every frame of a backward, in its order; one that says so for a graph that cannot run again.
+    """All frames of a backward, in order; a graph that cannot run again has one frame to say so.
 
     Args:
-        kept: the runs of graphs that gradients came to, in the order of their forward.
+        kept: the graph runs that gradients reached, in the order of their forward.
     """
     frames: list[Frame] = []
     for run in reversed(kept):
         try:
             frames += Backward(run, gradients_of(run), len(frames)).frames(None)
-        except Exception as error:  # the trace says what stopped it
+        except Exception as error:  # the trace shows what stopped it
             row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {_in_one_line(error)}")
             number = run.batch_number
             frames.append(
@@ -186,20 +186,20 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
 def search(
     kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], gather: Gather, scale: float = 1.0
 ) -> Searched:
-    """Run graphs and their backward again, the last one first, until one makes a bad gradient.
+    """Run graphs and their backward again, from the last one on, until one makes a bad gradient.
 
     Args:
         kept: the runs, in the order of their forward.
-        leaves: whose gradients were bad.
-        gather: makes weights whole that were freed since.
-        scale: what the gradients that came in are divided by.
+        leaves: leaves with bad gradients.
+        gather: gathers weights that were freed since.
+        scale: the divisor for the incoming gradients.
     """
     found = Searched((), (), is_certain=not all(run.of_tape for run in kept))
     for run in reversed(kept):
         try:
             with gather(run.freed_weights()):
                 found = _search_in(run, found, leaves, scale)
-        except Exception as error:  # whatever stops the second run, the report goes out
+        except Exception as error:  # whatever stops the second run, the report still goes out
             why = found.not_searched or _in_one_line(error)
             found = replace(found, not_searched=why, is_certain=found.is_certain and run.of_tape)
         if found.origins:
@@ -208,7 +208,7 @@ def search(
 
 
 def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float) -> Searched:
-    """The same with one run more."""
+    """The same with one more run."""
     backward = Backward(run, gradients_of(run, scale), before.operations)
     gradients = backward.gradients
     starts = [v for v in gradients.arguments.values() if _is_bad(gradients.totals.get(v))]

@@ -1,8 +1,8 @@
-"""How large the finite elements beside intended infinities may be. Knows nothing of torch.
+"""Bounds on the finite elements next to intended infinities. Knows nothing of torch.
 
-A tensor that holds an infinity on purpose has no largest magnitude. Whether another element of it
-overflowed shows in a bound on its finite elements, which follows from what the operations read:
-while that is within the limit of the dtype, nothing can have turned infinite.
+A tensor with an intended infinity has no largest magnitude. Whether another element overflowed can
+be told from a bound on its finite elements, computed from the operands: while the bound is within
+the limit of the dtype, no element can have turned infinite.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fxguard.records import Range
 
 __all__ = ["RULES", "Bounds"]
 
-# Rounding to bfloat16, which has the fewest digits, makes a result larger by less than this; to
-# the smallest number of float16 by less than the other.
+# Rounding to bfloat16, which has the fewest digits, enlarges a result by less than this share;
+# rounding to the smallest number of float16 adds less than the other.
 ROUNDING = 2.0**-7
 SMALLEST = 2.0**-24
 
@@ -30,37 +30,37 @@ Rule = Callable[[Step, Sequence[Range]], float]
 
 class _Link(NamedTuple):
     step: Step
-    value: int  # that it made
-    is_excused: bool = False  # whether it may be beyond the limit of its dtype
+    value: int  # the value that it made
+    is_excused: bool = False  # whether it may exceed the limit of its dtype
 
 
 class Bounds:
-    """Upper bounds of the finite elements of values that hold intended infinities.
+    """Upper bounds on the finite elements of values with intended infinities.
 
     Args:
-        values: of the batch.
-        finite_part: the range of the finite elements of a value, as far as it was measured.
+        values: the values of the batch.
+        finite_part: gives the range of the finite elements of a value, if it was measured.
 
     Attributes:
-        numbers: the ranges that bounds were computed from.
+        numbers: the ranges from which bounds were computed.
     """
 
     def __init__(self, values: Sequence[Value], finite_part: Callable[[int], Range]) -> None:
         self.values = values
         self.finite_part = finite_part
         self.numbers: dict[int, Range] = {}
-        self._highs: dict[int, float] = {}  # of values that were made of intended infinities
+        self._highs: dict[int, float] = {}  # of values computed from intended infinities
         self._links: list[_Link] = []
 
     def follow(self, step: Step, value: int) -> bool:
-        """Compute the bound of what an operation made.
+        """Compute the bound for a result of an operation.
 
         Args:
             step: an operation that read or made intended infinities.
-            value: one of its results, which holds some.
+            value: one of its results, which holds intended infinities.
 
         Returns:
-            Whether no element can be infinite that was made of finite ones.
+            Whether no element made from finite ones can be infinite.
         """
         is_known = step.kind in RULES or step.kind in KEEPS or step.kind in FILLS
         for operand in step.inputs if is_known else ():
@@ -70,7 +70,7 @@ class Bounds:
         return self._add(self._links[-1], self._highs, self.numbers)
 
     def excuse(self) -> None:
-        """What was followed last may be beyond the limit: nobody asks for its elements."""
+        """Let the last followed value exceed the limit, because its elements do not matter."""
         self._links[-1] = self._links[-1]._replace(is_excused=True)
 
     def of(self, value: int) -> float:
@@ -78,13 +78,13 @@ class Bounds:
         return self._highs[value]
 
     def limits(self) -> dict[int, Range] | None:
-        """What the numbers may be in another batch, so that no bound is too large there.
+        """The ranges that the numbers may have in another batch without too large a bound.
 
         Returns:
-            As :attr:`numbers`, wider; None where a bound is too large now.
+            Wider ranges for :attr:`numbers`; None if a bound is already too large.
         """
         for factor in FACTORS:
-            for divisor in (math.inf, factor):  # where nothing is divided, the smallest is free
+            for divisor in (math.inf, factor):  # without a division, the smallest may be anything
                 wider = {
                     value: Range(_over(each.abs_min, divisor), each.abs_max * factor)
                     for value, each in self.numbers.items()
@@ -101,13 +101,13 @@ class Bounds:
         step, limit = link.step, limit_of(self.values[link.value].dtype)
         known = [(i, numbers[i]) for i in step.inputs if i in numbers]
         read = [Range(each.abs_min, highs.get(i, each.abs_max)) for i, each in known]
-        # A write to a part of a larger tensor has read and made that, too: last, and together.
+        # A write to a part of a larger tensor also reads and makes that tensor: last, and together.
         count = len(step.inputs) - len(step.outputs) + 1
         rule = RULES.get(step.kind)
         fits = True
         if rule is not None:
             high = rule(step, read[:count]) * (1 + ROUNDING) + SMALLEST
-            high = math.inf if math.isnan(high) else high  # 0 times what nobody knows
+            high = math.inf if math.isnan(high) else high  # 0 times an unknown number
             fits = not high > limit or link.value != step.outputs[0]
             high = max([high, *(each.abs_max for each in read[count:])])
         elif step.kind in KEEPS or step.kind in FILLS:
@@ -116,17 +116,17 @@ class Bounds:
             high = max((*(each.abs_max for each in read), *given), default=0.0)
         else:
             high = math.inf
-        highs[link.value] = min(high, limit)  # where no element turned infinite
+        highs[link.value] = min(high, limit)  # if no element turned infinite
         return fits
 
 
-# The largest magnitude that an operation makes out of finite elements.
+# The largest magnitude that an operation makes from finite elements.
 
 
 def _sum(step: Step, read: Sequence[Range]) -> float:
     terms = [*(each.abs_max for each in read), *map(abs, step.literals)]
     if len(terms) < 2:
-        return math.inf  # an operand is not known
+        return math.inf  # an operand is unknown
     return (terms[0] + terms[1]) * max((1.0, *terms[2:]))  # the third is alpha
 
 
@@ -140,7 +140,7 @@ def _quotient(step: Step, read: Sequence[Range]) -> float:
     if len(operands) < 2:
         return math.inf
     dividend, divisor = reversed(operands) if step.number_first else operands
-    # torch computes 2 / x as the reciprocal of x, in its dtype, times 2.
+    # Torch computes 2 / x as the reciprocal of x, in its dtype, times 2.
     least = 1.0 if step.number_first else 0.0
     return max(dividend.abs_max, least) * _inverse(divisor)
 
@@ -168,7 +168,7 @@ def _logarithm(operand: Range) -> float:
 
 
 def _near(step: Step, read: Sequence[Range]) -> float:
-    """Less than twice as large, and the logarithm of how many elements there are."""
+    """Less than twice as large, plus the logarithm of the number of elements."""
     return 2 * max((each.abs_max for each in read), default=math.inf) + 64
 
 
@@ -195,7 +195,7 @@ def _of_one(names: str, function: Callable[[Range], float]) -> dict[str, Rule]:
     return _all(names, lambda step, read: function(read[0]) if read else math.inf)
 
 
-# Of operations that work element by element, as far as it matters whether one turned infinite.
+# Rules for operations that are elementwise, as far as it matters for turned infinities.
 RULES: Mapping[str, Rule] = {
     **_all("add add_ sub sub_ subtract subtract_", _sum),
     **_all("mul mul_ multiply multiply_", _product),
@@ -209,7 +209,7 @@ RULES: Mapping[str, Rule] = {
     **_of_one("reciprocal reciprocal_", _inverse),
     **_of_one("rsqrt rsqrt_", lambda x: math.sqrt(_inverse(x))),
     **_of_one("log log_ log2 log2_ log10 log10_", _logarithm),
-    # No magnitude says how near an argument is to a pole.
+    # A magnitude does not tell how near an argument is to a pole.
     **_of_one("addcdiv atanh digamma erfinv lgamma log1p logit tan", lambda x: math.inf),
     **_all(
         """

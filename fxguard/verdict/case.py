@@ -1,4 +1,4 @@
-"""One origin as the rules for fixes see it: its numbers, and words for their texts.
+"""One origin as the rules for fixes see it: its numbers, and words for the texts of fixes.
 
 Knows nothing of torch.
 """
@@ -21,30 +21,30 @@ __all__ = ["Case"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One origin: its cause, what was seen of it, and what stands around it.
+    """One origin: its cause, the evidence, and its surroundings.
 
-    The methods are signs in its numbers; those in the graph are functions of
+    The methods are signs in its numbers; signs in the graph are functions of
     :mod:`~fxguard.verdict.signs`. The properties are words for the texts of fixes.
     """
 
     cause: str
-    evidence: Evidence | None  # None where nobody could look closer
+    evidence: Evidence | None  # None if there was no closer look
     around: Surroundings
 
     @property
     def name(self) -> str:
-        """Of the operation, plain."""
+        """The plain name of the operation."""
         return plain(self.around.step.kind)
 
     @property
     def where(self) -> str:
-        """The module in which it stands, else the operation."""
+        """The module that contains it, or else the operation."""
         module = self.around.step.module
         return f"`{module}`" if module else f"this {self.name}"
 
     @property
     def dtype(self) -> str:
-        """Of its result."""
+        """The dtype of its result."""
         known = self.around.values[self.around.made].dtype
         return known if self.evidence is None else self.evidence.dtype
 
@@ -55,22 +55,22 @@ class Case:
 
     @property
     def largest_root(self) -> float:
-        """The largest number whose square fits."""
+        """The largest number whose square fits the dtype."""
         return math.sqrt(self.limit)
 
     @property
     def largest_exponent(self) -> int:
-        """The largest integer whose exp fits."""
+        """The largest integer whose exp fits the dtype."""
         return math.floor(math.log(self.limit))
 
     @property
     def wider(self) -> str:
-        """Dtypes that hold more."""
+        """Dtypes with a larger range."""
         return "float32 or bfloat16" if self.dtype == "float16" else "float32"
 
     @property
     def scale(self) -> str:
-        """``* 0.125``: what the result of a product is scaled by."""
+        """``* 0.125``: the factor that scales the result of a product."""
         step = next(filter(self.is_scale, self.around.read_by))
         sign = "*" if plain(step.kind) == "mul" else "/"
         return f"{sign} {step.literals[-1]:.4g}" if step.literals else f"{sign} scale"
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def eps(self) -> str:
-        """``1e-08 in clamp (pool.py:12)``: an eps that is lost, and where it stands."""
+        """``1e-08 in clamp (pool.py:12)``: an eps that is lost, and its place."""
         found = self._lost_eps()
         assert found is not None
         eps, step = found
@@ -93,15 +93,15 @@ class Case:
 
     @property
     def near_zero(self) -> str:
-        """An eps that the dtype holds, with its square root and its reciprocal."""
+        """An eps that the dtype can hold, with its square root and its reciprocal."""
         return "1e-4" if self.dtype == "float16" else "1e-12"
 
     @property
     def near_one(self) -> str:
-        """An eps that the dtype can take from 1."""
+        """An eps that the dtype can subtract from 1."""
         return f"{4 * FORMATS[self.dtype].eps:.0e}" if self.dtype in FORMATS else "eps"
 
-    # What the numbers are.
+    # Signs in the numbers.
 
     def reads_infinity(self) -> bool:
         """An operand is infinite."""
@@ -109,18 +109,18 @@ class Case:
         return any(math.isinf(each.low) or math.isinf(each.high) for each in found)
 
     def inherits_infinity(self) -> bool:
-        """An operand is infinite only because something before did not fit."""
+        """An operand is infinite only because an earlier value did not fit."""
         found = () if self.evidence is None else self.evidence.operands
         inherited = (o for o in found if math.isinf(o.low) or math.isinf(o.high))
         return any(o.wide is not None and math.isfinite(o.wide) for o in inherited)
 
     def lost_mask(self) -> bool:
-        """It read a row that is masked only because a sum did not fit beside the mask's number."""
+        """It read a row that is masked only because a sum with the mask's number did not fit."""
         is_masked = self.evidence is not None and self.evidence.masked_row
         return is_masked and self.name in SOFTMAXES and self.inherits_infinity()
 
     def reads_mask(self) -> bool:
-        """An operand is -inf because somebody wrote it: a number, a mask, an input."""
+        """An operand is -inf on purpose: a number, a mask, an input."""
         if self.evidence is None:
             return False
         tensors = [operand for operand in self.evidence.operands if operand.dtype]
@@ -138,7 +138,7 @@ class Case:
         return any(is_mask(self.dtype, abs(each.low)) for each in found)
 
     def has_number_beyond(self) -> bool:
-        """It was given a number that the dtype of its result does not hold."""
+        """It was given a number that the dtype of its result cannot hold."""
         found = () if self.evidence is None else self.evidence.operands
         return any(self.limit < abs(operand.low) < math.inf for operand in found)
 
@@ -165,7 +165,7 @@ class Case:
         return not self.is_half()
 
     def is_scale(self, step: Step) -> bool:
-        """Whether an operation makes what it reads smaller, all of it alike."""
+        """Whether an operation makes its operand smaller by one factor."""
         name, literals = plain(step.kind), step.literals
         if is_scaling(step):
             return abs(literals[-1]) < 1 if name == "mul" else abs(literals[-1]) > 1

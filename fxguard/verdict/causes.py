@@ -30,26 +30,27 @@ from fxguard.verdict.surroundings import ROOTS, Surroundings
 
 __all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
 
-# By how much float64 may miss the border of a domain, relative to the number or to 1.
+# How far float64 may miss the border of a domain, relative to the number or to 1.
 ROUNDED = 1e-9
-# A kernel may round up to infinity what is just below the limit.
+# A kernel may round numbers just below the limit up to infinity.
 NEARLY = 0.99
 
-# Of a float64: what is larger was no logarithm of 0. What overflowed may have been scaled since.
+# The largest magnitude of a logarithm in float64: a larger number is not a log(0). A number that
+# overflowed may have been scaled since.
 LARGEST_LOGARITHM = 745
 
 
 def cause_of_given(role: Role) -> str:
-    """The cause where no operation made the bad value: ``"weight"`` or ``"data"``."""
+    """The cause if no operation made the bad value: ``"weight"`` or ``"data"``."""
     return "data" if role is Role.INPUT else "weight"
 
 
 def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
-    """Why an operation made something bad, as :attr:`~fxguard.findings.Origin.cause` says it.
+    """Why an operation made something bad, as in :attr:`~fxguard.findings.Origin.cause`.
 
     Args:
         evidence: the operation, at the first bad element.
-        around: the graph around it, where it is known: a root of an eps that is 0 shows there.
+        around: the graph around it, if known: it reveals a root of an eps that is 0.
 
     Example:
         >>> x, y = Operand(454.0, 454.0, dtype="float16"), Operand(485.0, 485.0, dtype="float16")
@@ -78,11 +79,11 @@ def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
 
 
 def is_lost(operand: Operand, dtype: str) -> bool:
-    """Whether an operand is 0 only because its dtype cannot hold a number so small.
+    """Whether an operand is 0 only because its dtype cannot hold such a small number.
 
     Args:
-        operand: what the operation read.
-        dtype: of the operation's result, where the operand has none.
+        operand: an operand of the operation.
+        dtype: dtype of the operation's result, used if the operand has none.
     """
     if operand.wide_low is None or operand.wide_high is None or operand.low or operand.high:
         return False
@@ -92,19 +93,19 @@ def is_lost(operand: Operand, dtype: str) -> bool:
 
 
 def lost_eps(evidence: Evidence) -> float | None:
-    """The eps of an operation that is 0 in its dtype, whether it was given or is torch's own."""
+    """The eps of an operation that is 0 in its dtype, given or torch's default."""
     form = format_of(evidence.dtype)
     literals = [operand.low for operand in evidence.operands if not operand.dtype]
-    has_eps = any(0 < x < 0.1 for x in literals)  # others are dimensions, and powers
+    has_eps = any(0 < x < 0.1 for x in literals)  # others are dimensions and powers
     own = None if has_eps else DEFAULT_EPS.get(plain(evidence.kind))
     lost = (eps for eps in (*literals, own) if eps is not None and form and form.loses(eps))
     return next(lost, None)
 
 
 def _is_root_of_nothing(evidence: Evidence, around: Surroundings) -> bool:
-    """Whether an operand is 0 because an eps or a square is 0 of which it is the root.
+    """Whether an operand is 0 because it is the root of an eps or a square that is 0.
 
-    An eps that was added to it counts as well.
+    An eps that was added to the operand counts as well.
     """
     form = format_of(evidence.dtype)
     roots = (step for step in around.culprit_made_by if plain(step.kind) in ROOTS)
@@ -118,7 +119,7 @@ def _is_root_of_nothing(evidence: Evidence, around: Surroundings) -> bool:
 
 
 def _is_rounded_out(evidence: Evidence) -> bool:
-    """Whether operands are outside of a domain by roundings, of which float64 has its own.
+    """Whether operands are outside a domain only by roundings, possibly those of float64.
 
     The cosine of two equal vectors is 1.001 in float16, and may be 1.0000000000000002 in float64.
     """
@@ -141,12 +142,12 @@ def _is_beyond(number: float, dtype: str) -> bool:
 
 
 def _cause_inside(evidence: Evidence) -> str:
-    """Of a kernel that fails though its exact result is an ordinary number."""
+    """The cause in a kernel that fails although its exact result is an ordinary number."""
     if evidence.inner is not None:
         return cause_of(evidence.inner)
     form = format_of(evidence.dtype)
     read = [(_magnitude(each), each.count) for each in evidence.operands if "float" in each.dtype]
-    # The largest number that sums of squares and of products may hold on the way.
+    # The largest number that sums of squares and products may reach on the way.
     if any(_is_beyond(max(x, x * x) * count, evidence.dtype) for x, count in read):
         return "overflow"
     divides = plain(evidence.kind) in DEFAULT_EPS
@@ -164,7 +165,7 @@ def _is_finite(operand: Operand) -> bool:
 
 
 def _overflows_everywhere(evidence: Evidence) -> bool:
-    """Whether finite operands at no pole gave an infinity, or infinities that cancel in a sum."""
+    """Whether finite operands away from poles gave an infinity, or infinities that cancel."""
     if not all(map(_is_finite, evidence.operands)):
         return False
     made = evidence.number if evidence.same is None else evidence.same
@@ -173,7 +174,7 @@ def _overflows_everywhere(evidence: Evidence) -> bool:
 
 
 def _overflowed_before(operand: Operand) -> bool:
-    """Whether an operand is infinite only because something before did not fit the dtype."""
+    """Whether an operand is infinite only because an earlier value did not fit the dtype."""
     if _is_finite(operand) or operand.wide_low is None or operand.wide_high is None:
         return False
     wide = max(abs(operand.wide_low), abs(operand.wide_high))
@@ -181,11 +182,11 @@ def _overflowed_before(operand: Operand) -> bool:
 
 
 def _law_of(evidence: Evidence) -> str:
-    """What exact arithmetic says of the operands that the model had; "" where nothing is wrong."""
+    """The verdict of exact arithmetic on the model's operands; "" if nothing is wrong."""
     name, operands = plain(evidence.kind), evidence.operands
     tensors = [operand for operand in operands if operand.dtype]
     if name in LAWS:
-        # A softmax by hand subtracts the row's maximum.
+        # A handwritten softmax subtracts the row's maximum.
         is_row = evidence.masked_row and all(operand.high == -math.inf for operand in tensors)
         return "masked row" if is_row and name == "sub" else _elementwise(name, operands)
     if any(operand.count == 0 for operand in tensors):
@@ -193,14 +194,14 @@ def _law_of(evidence: Evidence) -> str:
     if evidence.masked_row and name in SOFTMAXES:
         return "masked row"
     if name in MEANS and any(math.isnan(operand.low) for operand in tensors):
-        return "empty"  # nanmean leaves NaN out
+        return "empty"  # nanmean ignores NaN
     if any(not _is_finite(operand) for operand in tensors):
         rows = tensors[:1] if name in SOFTMAXES else []
         return "masked row" if any(row.high == -math.inf for row in rows) else "domain"
     if name == "ctc_loss":
         return "no alignment"
     if evidence.same is None and any(operand.count > 1 for operand in tensors):
-        return ""  # a kernel's inside may have failed
+        return ""  # the inside of a kernel may have failed
     if name in DEFAULT_EPS or name in SINGULAR:
         return "zero divisor"
     means_nothing = name in SPREADS | MEANS | LOSSES_OF_TARGETS and math.isnan(evidence.number)
@@ -210,7 +211,7 @@ def _law_of(evidence: Evidence) -> str:
 def _elementwise(name: str, operands: Sequence[Operand]) -> str:
     law = LAWS[name]
     numbers = [(operand.low, operand.high) for operand in operands]
-    # 1 / x outside a graph is read as div(x, 1), and 2 ** x as pow(x, 2).
+    # Outside graphs, 1 / x is read as div(x, 1), and 2 ** x as pow(x, 2).
     reversed_ = numbers[: law.arity][::-1]
     reads_backwards = name in ("div", "pow") and any(not each.dtype for each in operands[1:2])
     return law.verdict(numbers) or (law.verdict(reversed_) if reads_backwards else "")

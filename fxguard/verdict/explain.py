@@ -1,4 +1,4 @@
-"""What led to an origin, and what came of it, read off one batch's numbers."""
+"""What led to an origin, and its consequences, from the numbers of one batch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fxguard.verdict.origins import Blame, Verdict
 
 __all__ = ["beyond", "climb_to", "spread_of", "with_counts"]
 
-MOST_STEPS = 3  # that a climb tells of
-LEAST_GROWTH = 1.5  # that is worth telling
+MOST_STEPS = 3  # named in a climb
+LEAST_GROWTH = 1.5  # worth telling
 MOST_NAMES = 3  # of operations that a bad value spread to
 
 
 def climb_to(flow: DataFlow, blame: Blame) -> tuple[Climb, ...]:
     """The operations that contributed most to the magnitude that overflowed.
 
-    Walks back from the origin along the largest operand of each operation, and keeps the steps
-    whose output is largest compared with what they read, in order of execution.
+    The walk goes back from the origin along the largest operand of each operation, and keeps the
+    steps whose output is largest compared with their operands, in order of execution.
     """
     steps = list(_walk(flow, blame))
     steps.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
@@ -35,7 +35,7 @@ def climb_to(flow: DataFlow, blame: Blame) -> tuple[Climb, ...]:
 
 
 def with_counts(origin: Origin, detail: Detail) -> Origin:
-    """An origin with what its bad tensor holds."""
+    """An origin with the counts of its bad tensor."""
     return replace(
         origin,
         numel=detail.numel,
@@ -54,7 +54,7 @@ def beyond(flow: DataFlow, blame: Blame, abs_max: Callable[[int], float]) -> lis
 
     Args:
         flow: the batch.
-        blame: what the operation made, in the dtype that autocast chose.
+        blame: the result of the operation, in the dtype that autocast chose.
         abs_max: largest magnitude of a value.
     """
     if blame.step is None:
@@ -83,7 +83,7 @@ def _walk(flow: DataFlow, blame: Blame) -> Iterator[tuple[int, Climb]]:
 
 
 def _largest(flow: DataFlow, step: Step) -> int | None:
-    """The operand of largest finite magnitude, weights aside."""
+    """The operand with the largest finite magnitude, except weights."""
     operands = [v for v in step.inputs if flow.values[v].role in (Role.MADE, Role.INPUT)]
     known = [value for value in operands if _magnitude(flow, value) is not None]
     return max(known, key=lambda value: _magnitude(flow, value) or 0.0, default=None)
@@ -100,7 +100,7 @@ def spread_of(flow: DataFlow, verdict: Verdict, blame: Blame) -> tuple[tuple[str
     """The operations that a bad value reached.
 
     Returns:
-        Titles of the first of them, how many there are, and whether the model returned it.
+        Titles of the first ones, how many there are, and whether the model returned the value.
     """
     reached = []
     for index, step in enumerate(flow.steps):

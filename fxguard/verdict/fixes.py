@@ -1,4 +1,4 @@
-"""What to do about an origin: a table of rules, keyed by the cause and what stands around it.
+"""What to do about an origin: a table of rules, keyed by the cause and the surroundings.
 
 A new fix is one entry in :data:`RULES`. Knows nothing of torch.
 """
@@ -33,22 +33,22 @@ MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One fix, and when it fits."""
+    """One fix, and when it applies."""
 
     causes: str  # "underflow, rounding"
     names: frozenset[str] | None  # plain names of operations; None for any
     kind: str  # "exact" or "advice", as in :class:`~fxguard.findings.Fix`
-    text: str  # `c` stands for the case: "{c.name}"
+    text: str  # `c` is the case: "{c.name}"
     fits: Callable[[Case], bool] = lambda case: True
-    last: bool = False  # said only where nothing else fits
+    last: bool = False  # used only if nothing else applies
 
     def applies(self, case: Case) -> bool:
-        """Whether it fits an origin."""
+        """Whether the rule applies to an origin."""
         is_named = self.names is None or case.name in self.names
         return is_named and case.cause in self.causes.split(", ") and self.fits(case)
 
     def fix(self, case: Case) -> Fix:
-        """The fix in the words of that origin."""
+        """The fix, worded for that origin."""
         return Fix(self.kind, self.text.format(c=case))
 
 
@@ -56,12 +56,12 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
     """What to do about an operation that made something bad, the best first.
 
     Args:
-        cause: as :func:`~fxguard.verdict.causes.cause_of` says it.
-        evidence: the operation, at the first bad element; None where nobody could look closer.
+        cause: the result of :func:`~fxguard.verdict.causes.cause_of`.
+        evidence: the operation, at the first bad element; None if there was no closer look.
         around: the graph around it.
 
     Returns:
-        Exact fixes before advice, three at most.
+        Exact fixes before advice, at most three.
     """
     case = Case(cause, evidence, around)
     if case.lost_mask():
@@ -77,13 +77,13 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
 def fixes_of_given(
     role: Role, name: str, *, is_all_bad: bool = False, row: int | None = None
 ) -> tuple[Fix, ...]:
-    """What to do about a weight or an input that was bad when the model got it.
+    """What to do about a weight or an input that was already bad when the model got it.
 
     Args:
-        role: what it is to the model.
-        name: what the user calls it.
-        is_all_bad: whether every element is.
-        row: the first bad sample, of an input.
+        role: its role in the model.
+        name: the user's name for it.
+        is_all_bad: whether every element is bad.
+        row: the first bad sample of an input.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
@@ -111,7 +111,7 @@ _LOSSES = LOSSES_OF_TARGETS | _names("kl_div")
 _NORMS = frozenset(DEFAULT_EPS) - {"weight_norm"}
 _KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
 
-# How an argument is kept inside of its domain, or away from a pole.
+# How to keep an argument inside its domain or away from a pole.
 _BOUNDED = {
     "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "acosh": "acosh(x.clamp(min=1 + {c.near_one}))",
@@ -131,7 +131,7 @@ _BOUNDED = {
 
 _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
 
-# How an argument is kept away from where a derivative is infinite.
+# How to keep an argument away from an infinite derivative.
 _SMOOTHED = {
     "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
     "asin": "asin(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
@@ -141,7 +141,7 @@ _SMOOTHED = {
 }
 
 RULES = (
-    # Logarithms of what exponentials made, and small numbers beside 1.
+    # Logarithms of exponentials, and small numbers next to 1.
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
          "take log_softmax(x, dim) instead of log(softmax(x, dim))", signs.is_of_softmax),
     Rule("zero divisor, underflow, rounding", _names("div"), "exact",
@@ -171,7 +171,7 @@ RULES = (
     Rule("rounding, domain", None, "exact",
          "take the mean of (x - mean)² instead of E[x²] - E[x]², which cancels",
          signs.is_difference_of_squares),
-    # Overflows that another order of operations avoids.
+    # Overflows avoided by another order of operations.
     Rule("overflow", _EXPS, "exact", "take softplus(x) instead of log(1 + exp(x))",
          signs.is_softplus),
     Rule("overflow", _EXPS, "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
@@ -199,7 +199,7 @@ RULES = (
     Rule("overflow", None, "advice",
          "rescale all that is added to this stream: the norm that follows{c.norm} divides it out",
          lambda case: signs.norm_follows(case) and not signs.only_norm_follows(case)),
-    # Overflows that another dtype avoids, or a bound on an argument; never one on the result.
+    # Overflows avoided by another dtype or a bound on an argument; never a bound on the result.
     Rule("overflow", None, "advice",
          "square in float32, x.float().pow(2): {c.dtype} holds squares of up to "
          "{c.largest_root:.3g}", signs.is_square),
@@ -219,7 +219,7 @@ RULES = (
     Rule("overflow", None, "advice",
          "look at what its operands grew from: {c.dtype} ends at {c.limit:.3g}", Case.is_wide,
          last=True),
-    # Divisors that are 0, and an eps that was to keep them from it.
+    # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
          "take n.clamp(min=1): the divisor counts a mask that may be empty",
          signs.is_count_of_mask),
@@ -246,7 +246,7 @@ RULES = (
          Case.is_wide, last=True),
     Rule("zero divisor", SINGULAR, "advice",
          "add eps to the diagonal: the matrix is singular"),
-    # Derivatives that are infinite, of numbers that are not.
+    # Infinite derivatives at finite numbers.
     Rule("singular gradient, domain", None, "exact",
          "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
          "gradient, and 0 * inf is NaN", signs.is_chosen_after),
@@ -257,7 +257,7 @@ RULES = (
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
     Rule("singular gradient", None, "advice",
          "keep the argument of {c.name} away from where its derivative is infinite", last=True),
-    # Infinities that somebody wrote.
+    # Intended infinities.
     Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
          Case.reads_mask),
@@ -272,7 +272,7 @@ RULES = (
          last=True),
     Rule("masked row", None, "advice",
          "drop the row in which everything is masked, or unmask one position of it"),
-    # Nothing to work on.
+    # Empty operands.
     Rule("empty", SPREADS, "advice",
          "take {c.name}(..., correction=0), or more than one element"),
     Rule("empty", LOSSES_OF_TARGETS, "advice",

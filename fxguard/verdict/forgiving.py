@@ -1,4 +1,4 @@
-"""A rule that fails on numbers which nobody had thought of hides no report."""
+"""Keeps a rule that fails on unexpected numbers from hiding a report."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 __all__ = ["or_else"]
 
-RAISES = False  # in fxguard's own tests it is True: there a failure is to be seen
+RAISES = False  # True in fxguard's own tests, which must see such failures
 
 Answer = TypeVar("Answer")
 
 
 def or_else(default: Answer, rule: Callable[..., Answer], *args: Any) -> Answer:
-    """What a rule says; the default where it raises."""
+    """The answer of a rule; the default if the rule raises."""
     try:
         return rule(*args)
     except Exception:

@@ -1,4 +1,4 @@
-"""One batch, judged: the rules of :mod:`~fxguard.verdict.origins` on numbers and tensors."""
+"""Judges one batch: the rules of :mod:`~fxguard.verdict.origins` on numbers and tensors."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Judgment:
     """The verdict on a batch that is not closed yet.
 
     Args:
-        batch: the batch; its tensors are looked at where numbers do not suffice.
-        flow: the same, put together.
-        is_ignored: whether the user asked not to hear of an operation.
+        batch: the batch; its tensors are read where numbers do not suffice.
+        flow: the data flow of the batch.
+        is_ignored: whether the user ignores an operation.
 
     Attributes:
-        verdict: what was found.
-        answers: what had to be asked about tensors that no graph measures.
+        verdict: the verdict.
+        answers: answers to questions about tensors that no graph measures.
     """
 
     def __init__(self, batch: Batch, flow: DataFlow, is_ignored: Callable[[Step], bool]) -> None:
@@ -48,13 +48,13 @@ class Judgment:
         self.flow = flow
         self.is_ignored = is_ignored
         self.answers: dict[Question, Answer] = {}
-        self.turned: dict[int, dict[int, bool]] = {}  # event to values that were looked at
+        self.turned: dict[int, dict[int, bool]] = {}  # event to values that were examined
         self.verdict = self.judge()
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
 
     def judge(self, overflowed: Collection[int] = ()) -> origins.Verdict:
-        """Trace bad values back to where they came from."""
+        """Trace bad values back to their origins."""
         return origins.find_origins(
             self.flow.steps,
             self.flow.values,
@@ -69,7 +69,7 @@ class Judgment:
         )
 
     def range_of(self, value: int) -> Range | None:
-        """The range of a value; those of weights are measured now."""
+        """The range of a value; weights are measured now."""
         number = self.flow.ranges[value]
         if isinstance(number, Range):
             return number
@@ -83,24 +83,24 @@ class Judgment:
         return number if isinstance(number, Range) else None
 
     def severity(self, value: int) -> Severity:
-        """How bad a value is; what has no range is finite."""
+        """How bad a value is; values without a range count as finite."""
         found = self.range_of(value)
         return Severity.FINITE if found is None else found.severity
 
     def abs_max(self, value: int) -> float:
-        """The largest magnitude of a value; 0 for what has no range."""
+        """The largest magnitude of a value; 0 without a range."""
         found = self.range_of(value)
         return 0.0 if found is None else found.abs_max
 
     def name_of(self, value: int) -> str:
-        """What the user calls a value that no operation made."""
+        """The user's name for a value that no operation made."""
         role, name = self.flow.values[value].role, self.flow.values[value].name
         if role is not Role.INPUT:
             return f"{role.value} {name}"
         key = self.flow.keys[value]
         tensor = self.batch.copied.get(key, self.batch.tensor_of(key))
         if tensor is not None and self.batch.call is not None:
-            with contextlib.suppress(Exception):  # whatever a container of the user's raises
+            with contextlib.suppress(Exception):  # any error of a user's container
                 if argument := self.batch.call.name_of(tensor):
                     return argument
         if not name.startswith("input["):
@@ -126,9 +126,9 @@ class Judgment:
         return any("autocast" in name for name in targets)
 
     def is_mask(self, value: int) -> bool:
-        """Whether a tensor that nobody made in this batch holds -inf, and no +inf.
+        """Whether a tensor that was not made in this batch holds -inf and no +inf.
 
-        What the model writes holds what an earlier batch left there, which is no mask.
+        Tensors that the model writes hold leftovers of an earlier batch, which are not masks.
         """
         if value in self.left_before:
             return False
@@ -137,7 +137,7 @@ class Judgment:
         return found is not None
 
     def finite_part(self, value: int) -> Range:
-        """The range of the finite elements of a value; up to inf where that is not known."""
+        """The range of the finite elements of a value; up to inf if not known."""
         found = self.range_of(value)
         if found is None:
             return Range(0.0, math.inf)
@@ -152,14 +152,14 @@ class Judgment:
         return known if isinstance(known, Range) else Range(0.0, math.inf)
 
     def turned_infinite(self, value: int) -> bool | None:
-        """Whether an element is infinite that was made of finite ones; None if nobody can tell."""
+        """Whether an element made from finite ones is infinite; None if unknown."""
         event = self.flow.keys[value].event
         if event not in self.turned:
             self.turned[event] = self._turned_in(event)
         return self.turned[event].get(value)
 
     def _turned_in(self, event: int) -> dict[int, bool]:
-        """The same of all values that one run of a graph may be asked about: one second run."""
+        """The same for all values of one graph run that may be asked about, in one second run."""
         if event == BETWEEN_GRAPHS:
             return {}
         made = (step.outputs[0] for step in self.flow.steps if step.outputs and step.kind in RULES)
@@ -171,7 +171,7 @@ class Judgment:
 
     @functools.cached_property
     def left_before(self) -> set[int]:
-        """Inputs and buffers that hold what an earlier batch has computed, such as a KV cache."""
+        """Inputs and buffers that hold results of an earlier batch, such as a KV cache."""
         flow = self.flow
         makers = {value: step for step in flow.steps for value in step.outputs}
         written: set[int] = set()
@@ -179,7 +179,7 @@ class Judgment:
             for before, now in event.writes(index) if isinstance(event, GraphRun) else ():
                 if now is None or not _writes_infinity(makers, flow.place[now]):
                     written.add(flow.place[before])
-        # A buffer that several graphs read is a value of each.
+        # A buffer that several graphs read is a value in each of them.
         names = {flow.values[v].name for v in written if flow.values[v].role is Role.BUFFER}
         return written | {
             index
@@ -188,10 +188,10 @@ class Judgment:
         }
 
     def conditions(self) -> Conditions | None:
-        """On what conditions another batch with the same pattern of numbers is healthy, too.
+        """The conditions under which another batch with the same pattern of numbers is healthy.
 
         Returns:
-            None where there are none: elements had to be looked at.
+            None if there are none, because elements had to be examined.
         """
         wider = None if self.verdict.bounds is None else self.verdict.bounds.limits()
         if wider is None:
@@ -217,10 +217,10 @@ class Judgment:
         return Conditions(answers, limits)
 
     def overflowed(self) -> set[int]:
-        """Values that look like a mask that became infinite, and are none.
+        """Values that look like a mask that became infinite but are not.
 
-        They hold +inf; or a softmax made NaN of them, and an element of theirs is the sum, or the
-        cast, of finite numbers: ``finfo.min + (-20)`` in a row in which all is masked.
+        They hold +inf; or a softmax turned them into NaN, and one of their elements is the sum or
+        the cast of finite numbers: ``finfo.min + (-20)`` in a fully masked row.
         """
         flow, verdict = self.flow, self.verdict
         blamed = [(flow.steps[x.step], x) for x in verdict.origins if x.step is not None]
@@ -248,7 +248,7 @@ class Judgment:
         return overflowed
 
     def detail(self, blame: origins.Blame) -> Detail | None:
-        """What a blamed tensor holds, where that can still be seen."""
+        """The details of a blamed tensor, if they can still be seen."""
         key = self.flow.keys[blame.value]
         if blame.step is None:
             tensor = self.batch.tensor_of(key)
@@ -258,19 +258,19 @@ class Judgment:
 
 
 def _writes_infinity(makers: Mapping[int, Step], value: int) -> bool:
-    """Whether a value was written with an infinity on purpose, at the last or before."""
+    """Whether an intended infinity was written into a value, by its last write or earlier."""
     todo = [value]
     while todo:
         step = makers.get(todo.pop())
         if step is not None:
             if step.infinite_literal:
                 return True
-            todo += step.inputs[:1] if step.counts else step.inputs  # written, or put together
+            todo += step.inputs[:1] if step.counts else step.inputs  # written, or joined
     return False
 
 
 def answer(batch: Batch, question: Question) -> Answer:
-    """What a judgment has to know of a tensor that no graph measures."""
+    """Answer a judgment's question about a tensor that no graph measures."""
     tensor = batch.tensor_of(question.key)
     if tensor is None:
         return None
@@ -283,10 +283,10 @@ def answer(batch: Batch, question: Question) -> Answer:
 
 
 def _finite_part_of_mask(tensor: Tensor) -> Range | None:
-    """The range of a mask's finite elements; None where it holds +inf."""
+    """The range of a mask's finite elements; None if it holds +inf."""
     is_plain = type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested
     if is_plain and tensor.layout is torch.strided and dtype_of(tensor) in LIMITS:
-        with own_arithmetic():  # one transfer: each healthy batch asks
+        with own_arithmetic():  # a single transfer, because each healthy batch asks
             finite = tensor.masked_fill(tensor == -math.inf, 0).abs().amax()
             most, largest = torch.stack([tensor.amax(), finite]).tolist()
         return None if most == math.inf else Range(0.0, largest)
@@ -295,7 +295,7 @@ def _finite_part_of_mask(tensor: Tensor) -> Range | None:
 
 
 def _extreme(tensor: Tensor, number: Range | str) -> float | None:
-    """Its largest magnitude, where that is NaN, inf or the dtype's limit."""
+    """Its largest magnitude, if that is NaN, inf or the dtype's limit."""
     if isinstance(number, str):
         return None
     limit = limit_of(dtype_of(tensor))

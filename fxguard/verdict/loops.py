@@ -1,6 +1,6 @@
-"""Loops: in which of its turns an origin was made, and how much its result grew until then.
+"""Loops: the turn in which an origin arose, and how much its result had grown until then.
 
-Turns are counted from 0, as batches are.
+Turns are counted from 0, like batches.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fxguard.verdict.origins import Blame
 
 __all__ = ["turn_in_loop", "turn_of", "turn_text"]
 
-LEAST_TURNS = 3  # a module that is called twice is shared, and no loop
-LEAST_GROWTH = 1.1  # in each turn, that is worth telling
+LEAST_TURNS = 3  # a module that is called twice is shared, not a loop
+LEAST_GROWTH = 1.1  # per turn, worth telling
 
-# How a line of Python writes an operation that has a sign of its own.
+# How Python code writes operations that have their own sign.
 SIGNS = {
     "add": r"\+",
     "sub": "-",
@@ -32,12 +32,12 @@ SIGNS = {
 
 
 def turn_of(flow: DataFlow, blame: Blame) -> str:
-    """In which turn of a loop in Python an operation made a bad value.
+    """The turn of a Python loop in which an operation made a bad value.
 
     The loop is the innermost one: over the line of the operation, or around a module.
 
     Returns:
-        ``call 37 of `cell`; grew 2.0 times a call since call 0``; "" where there is no loop.
+        ``call 37 of `cell`; grew 2.0 times a call since call 0``; "" without a loop.
     """
     places = (place for place, frame in enumerate(flow.frames) if frame.step == blame.step)
     if blame.step is None or (place := next(places, None)) is None:
@@ -47,7 +47,7 @@ def turn_of(flow: DataFlow, blame: Blame) -> str:
 
 
 def turn_in_loop(detail: Detail) -> str:
-    """In which turn of a ``scan``, a ``while_loop`` or a ``map`` a value turned bad."""
+    """The turn of a ``scan``, a ``while_loop`` or a ``map`` in which a value turned bad."""
     if not detail.loop:
         return ""
     sizes = detail.magnitudes
@@ -55,11 +55,11 @@ def turn_in_loop(detail: Detail) -> str:
 
 
 def turn_text(turn: int, magnitudes: Sequence[float], *, what: str, where: str) -> str:
-    """One turn in words, with how much a value grew until then.
+    """One turn in words, with the growth of a value until then.
 
     Args:
         turn: counted from 0.
-        magnitudes: the largest magnitude of the value in each turn before; NaN where there is none.
+        magnitudes: the largest magnitude of the value in each earlier turn; NaN if there is none.
         what: ``"call"`` or ``"iteration"``.
         where: the loop.
     """
@@ -80,7 +80,7 @@ def _each(what: str) -> str:
 
 
 def _turn_of_line(flow: DataFlow, place: int, module: str) -> str:
-    """Of a loop that runs a line of one call of a module many times."""
+    """The turn of a loop that runs a line many times within one module call."""
     frame = flow.frames[place]
     if frame.source is None or not frame.is_op:
         return ""
@@ -101,16 +101,16 @@ def _turn_of_line(flow: DataFlow, place: int, module: str) -> str:
 
 
 def _times_in_line(kind: str, code: str) -> int:
-    """How many times a line of Python calls an operation; 0 where that cannot be seen."""
+    """How many times a line of Python calls an operation; 0 if unknown."""
     name = kind.removesuffix("_")
     calls = len(re.findall(rf"\b{re.escape(name)}_?\(", code))
     return calls + (len(re.findall(SIGNS[name], code)) if name in SIGNS else 0)
 
 
 def _turn_of_module(flow: DataFlow, place: int, module: str) -> str:
-    """Of a loop around the innermost module that is called many times.
+    """The turn of a loop around the innermost module that is called many times.
 
-    A module that is called as often as the one around it is not where the loop is.
+    A module that is called as often as the one around it is not the loop's.
     """
     found: tuple[str, list[int]] | None = None
     while module:
@@ -136,7 +136,7 @@ def _returns(flow: DataFlow, module: str) -> list[int]:
 
 
 def _magnitude(flow: DataFlow, frame: FramePlan) -> float:
-    """The largest magnitude of what it made; NaN where it is bad, or not known."""
+    """The largest magnitude of a frame's outputs; NaN if bad or not known."""
     outputs = [
         flow.ranges[row.value]
         for row in frame.rows

@@ -1,7 +1,7 @@
-"""Gradients that are 0 throughout because float16 holds nothing so small, and what lifts them.
+"""Gradients that are 0 throughout because float16 cannot hold them, and how to lift them.
 
-The backward runs again with its gradients multiplied by a power of two, as a loss scale does. What
-is 0 without and not with it was lost.
+The backward runs again with its gradients multiplied by a power of two, like a loss scale. A
+gradient that is 0 without the factor but not with it was lost.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fxguard.verdict.backward_origins import Backward
 
 __all__ = ["origin_of_lost"]
 
-HALF = "float16"  # bfloat16 holds what float32 holds
+HALF = "float16"  # bfloat16 has the range of float32
 
-# What gradients are multiplied by, one after the other while some overflow, or stay 0 beside others
-# that do not. Of most models all of them are 0 by right: one second run shows it.
+# Factors for gradients, tried in turn while some overflow, or stay 0 next to others that do not.
+# For most models all of them are rightly 0, which one second run shows.
 LIFTS = (2.0**15, 2.0**7, 2.0**24)
 
-WANTED = FORMATS[HALF].smallest * 2.0**7  # of the largest: it has digits, and others are not 0
+WANTED = FORMATS[HALF].smallest * 2.0**7  # for the largest one: it has digits, and others are not 0
 
 RETURNED = "what the model returned"
 
@@ -36,18 +36,18 @@ RETURNED = "what the model returned"
 class Lost:
     """A gradient that was lost."""
 
-    value: int  # as `Gradients` has it
-    largest: float  # magnitude that it would have
-    operation: BackwardOf | None  # whose backward lost it
+    value: int  # its number in `Gradients`
+    largest: float  # the magnitude that it would have
+    operation: BackwardOf | None  # the operation whose backward lost it
     backward: Backward
 
 
 def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | None:
-    """Which gradients float16 has lost, for the user to read; None where it lost none.
+    """The origin for gradients that float16 has lost; None if it lost none.
 
     Args:
-        kept: the runs of graphs that gradients came to, in the order of their forward.
-        leaves: whose gradients were 0 throughout: "weight fc.weight".
+        kept: the graph runs that gradients reached, in the order of their forward.
+        leaves: leaves whose gradients were 0 throughout: "weight fc.weight".
     """
     halves = [run for run in kept if any(v.dtype == HALF for v in run.event.plan.values)]
     of_leaves = [run for run in halves if not _weights_of(run).isdisjoint(leaves)]
@@ -55,7 +55,7 @@ def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | N
     found: dict[str, Lost] = {}
     for run in reached:
         found |= _lost_in(run, leaves)
-    if not found and len(reached) < len(of_leaves):  # what came in was 0: it was lost before
+    if not found and len(reached) < len(of_leaves):  # what came in was 0: lost before
         for run in reversed([run for run in halves if run not in of_leaves]):
             found |= _lost_in(run, ())
     names = [name for name in leaves if name in found] or list(found)
@@ -85,7 +85,7 @@ def _weights_of(run: KeptRun) -> set[str]:
 
 
 def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
-    """The loss scale that lifts all of these, if there is one."""
+    """The loss scale that lifts all these gradients, if there is one."""
     exponent = math.ceil(math.log2(WANTED / min(each.largest for each in lost)))
     for run in kept:
         with contextlib.suppress(Exception):  # it does not run again: nothing is known
@@ -98,7 +98,7 @@ def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
 
 
 def _lost_in(run: KeptRun, leaves: Collection[str]) -> dict[str, Lost]:
-    """What one graph has lost: of these leaves, or without any of what other graphs have made."""
+    """The losses of one graph: of given leaves or, without any, of what other graphs made."""
     found: dict[str, Lost] = {}
     with contextlib.suppress(Exception):  # it does not run again: nothing is known
         backward: Backward | None = None
@@ -122,7 +122,7 @@ def _lost_in(run: KeptRun, leaves: Collection[str]) -> dict[str, Lost]:
 
 
 def _wanted(gradients: Gradients, leaves: Collection[str]) -> dict[int, str]:
-    """Values of a graph to look at, and what they are called."""
+    """Values of a graph to examine, with their names."""
     names = {value: f"weight {name}" for value, name in gradients.weights.items()}
     if leaves:
         return {value: name for value, name in names.items() if name in leaves}
@@ -134,13 +134,13 @@ def _is_lifted(lifted: Gradients, value: int) -> bool:
 
 
 def _largest(gradients: Gradients, value: int) -> float:
-    """Magnitude of a gradient; NaN where none came."""
+    """The magnitude of a gradient; NaN if none came."""
     found = gradients.totals.get(value)
     return math.nan if found is None else found.abs_max
 
 
 def _operation_that_lost(plain: Gradients, lifted: Gradients, value: int) -> BackwardOf | None:
-    """The operation whose backward made 0 of what was not 0, on the way to a value."""
+    """The operation whose backward turned nonzero gradients into 0 on the way to a value."""
     seen: set[int] = set()
     while value not in seen:
         seen.add(value)

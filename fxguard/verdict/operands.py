@@ -20,7 +20,7 @@ LONGEST = 140  # characters
 
 
 def operands_text(evidence: Evidence) -> str:
-    """What an operation was given at the first bad element of its result, in one line.
+    """The operands of an operation at the first bad element of its result, in one line.
 
     Args:
         evidence: the operation, at that element.
@@ -39,12 +39,12 @@ def operands_text(evidence: Evidence) -> str:
 
 
 def gradient_text(gradient: Evidence, came_in: float | None, label: str) -> str:
-    """The same of a backward: what the operation had read, and the gradients at that element.
+    """The same for a backward: the operands, and the gradients at that element.
 
     Args:
-        gradient: the operation, at the first bad element of the gradient that it handed back.
-        came_in: the gradient of its result there; None where that is not known.
-        label: of the operand, "input[0]".
+        gradient: the operation, at the first bad element of the gradient that it returned.
+        came_in: the gradient of its result there; None if not known.
+        label: label of the operand, "input[0]".
 
     Example:
         >>> zero = Operand(0.0, 0.0, dtype="float32")
@@ -97,7 +97,7 @@ def _expression(evidence: Evidence) -> str:
 
 
 def _formula(law: Law, evidence: Evidence) -> str:
-    """The operation with its numbers, and with those of float64 where they tell another story."""
+    """The operation with its numbers, and with those of float64 if they tell another story."""
     operands = evidence.operands[: law.arity]
     if plain(evidence.kind) in ("div", "pow") and _is_backwards(law, operands):
         operands = operands[::-1]
@@ -108,7 +108,7 @@ def _formula(law: Law, evidence: Evidence) -> str:
 
 
 def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:
-    """Whether Python's ``1 / x`` was read as ``div(x, 1)``: one of the two has a pole."""
+    """Whether Python's ``1 / x`` was read as ``div(x, 1)``, since only one has a pole there."""
     if operands[-1].dtype:
         return False
     numbers = [(operand.low, operand.high) for operand in operands]
@@ -119,7 +119,7 @@ def _in_float64(evidence: Evidence) -> str:
     same = evidence.same
     if same is None or evidence.inner or evidence.kind in CASTS:
         return ""
-    if evidence.number and lost_eps(evidence):  # it is 0 where that is what was lost
+    if evidence.number and lost_eps(evidence):  # it is shown as 0 if the eps was lost
         return ""
     if math.isfinite(same):
         return f" is {same:.6g} in float64"
@@ -130,7 +130,7 @@ def _in_float64(evidence: Evidence) -> str:
 
 
 def _tail(evidence: Evidence) -> str:
-    """How many elements share it, and the sample."""
+    """How many elements share the problem, and the sample."""
     found = []
     if evidence.share > 1:
         is_all = evidence.share == evidence.numel
@@ -141,7 +141,7 @@ def _tail(evidence: Evidence) -> str:
 
 
 def _is_another_story(operand: Operand, dtype: str) -> bool:
-    """Whether float64 has a number on another side of a pole or of a domain's end."""
+    """Whether float64 has a number on the other side of a pole or a domain's border."""
     x, wide = operand.low, operand.wide
     if wide is None or not operand.dtype or math.isnan(wide):
         return False
@@ -163,7 +163,7 @@ def _wide_number(operand: Operand) -> str:
 
 
 def _short(number: float) -> str:
-    """Four digits, more next to 1, and a point where it would look like an integer."""
+    """Four digits, more near 1, and a point if it would look like an integer."""
     text = f"{number:.4g}"
     if abs(float(text)) == 1 != abs(number):
         text = f"{number:.8g}"

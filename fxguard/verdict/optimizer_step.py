@@ -1,6 +1,6 @@
-"""What an optimizer's step made of a weight; where that is bad, why, and what to do about it.
+"""What an optimizer's step made of a weight and, if that is bad, why and what to do about it.
 
-Read after the step, with the gradients and the moments that it used, and wrote finite.
+It is read after the step, from the gradients and moments that the step used.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["SteppedWeight", "frame_of_step", "origin_of_step"]
 
 MOST_NAMES = 3  # of weights
 
-# What an optimizer divides by the square root of, by its name in the optimizer's state: Adam and
-# its family, RMSprop and Adadelta, Adagrad.
+# Moments by whose square root an optimizer divides, by name in the optimizer's state: Adam and its
+# family, RMSprop and Adadelta, Adagrad.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedWeight:
-    """A weight after a step of an optimizer; it was finite before."""
+    """A weight after an optimizer's step; it was finite before."""
 
     name: str
     weight: Tensor
     gradient: Tensor
-    state: Mapping[str, Any]  # of the optimizer, for this weight
+    state: Mapping[str, Any]  # the optimizer's state for this weight
     group: Mapping[str, Any]  # its settings
     severity: Severity = Severity.FINITE
 
@@ -46,14 +46,14 @@ class SteppedWeight:
 def frame_of_step(
     optimizer: str, stepped: SteppedWeight, source: Source | None, batch_number: int, index: int = 0
 ) -> Frame:
-    """The gradient and the moments of a weight, and what became of it.
+    """The frame of a step: the gradient and moments of a weight, and the weight afterwards.
 
     Args:
-        optimizer: its class.
+        optimizer: name of its class.
         stepped: the weight.
         source: the line that made the step.
-        batch_number: of the last batch.
-        index: of the frame among those of the step.
+        batch_number: number of the last batch.
+        index: index of the frame among those of the step.
     """
     moments = [(key, x) for key, x in stepped.state.items() if isinstance(x, Tensor) and x.dim()]
     tensors = [("grad", stepped.gradient), *moments, ("output", stepped.weight)]
@@ -72,14 +72,14 @@ def origin_of_step(
     *,
     saw_gradients: bool,
 ) -> Origin:
-    """What a step has done, described for the user.
+    """Describe for the user what a step has done.
 
     Args:
-        optimizer: its class.
-        weights: one at least; the first is looked at closely.
+        optimizer: name of its class.
+        weights: at least one; the first one is examined closely.
         source: the line that made the step.
-        batch_number: of the last batch.
-        saw_gradients: whether they were looked at when their backward ended, and were finite.
+        batch_number: number of the last batch.
+        saw_gradients: whether gradients were checked at the end of their backward and were finite.
     """
     first = weights[0]
     frame = frame_of_step(optimizer, first, source, batch_number)
@@ -97,7 +97,7 @@ def origin_of_step(
 
 
 def _explained(origin: Origin, bad: SteppedWeight, saw_gradients: bool) -> Origin:
-    """The same with the numbers at the first bad element."""
+    """The origin with the numbers at the first bad element."""
     with own_arithmetic():
         detail = describe(bad.weight)
         index = detail.first_index
@@ -136,7 +136,7 @@ def _explained(origin: Origin, bad: SteppedWeight, saw_gradients: bool) -> Origi
 
 
 def _larger_eps(dtype: str) -> str:
-    """An eps that the dtype holds."""
+    """An eps that the dtype can hold."""
     if dtype == "float16":
         return "eps=1e-4, or weights in float32 that autocast casts for the forward"
     return "an eps above 0"

@@ -1,8 +1,8 @@
-"""Bad values to their origins, by data flow. Knows nothing of torch.
+"""Traces bad values to their origins by data flow. Knows nothing of torch.
 
-A value is bad when it holds inf or NaN. An operation is an origin when what it made is worse
-than everything that it read (finite < inf < NaN). An origin counts when its bad values leave the
-model; otherwise it is absorbed, as ``log(0)`` under a ``where`` is.
+A value is bad if it holds inf or NaN. An operation is an origin if its result is worse than all of
+its operands (finite < inf < NaN). An origin counts if its bad values leave the model; otherwise it
+is absorbed, like ``log(0)`` under a ``where``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in one batch, in order of execution."""
+    """The findings in one batch, in order of execution."""
 
     origins: tuple[Blame, ...] = ()
     absorbed: tuple[Blame, ...] = ()
-    both: tuple[Blame, ...] = field(default=(), compare=False)  # in one order
-    # Bad values to where they came from.
+    both: tuple[Blame, ...] = field(default=(), compare=False)  # in a single order
+    # Bad values to their origins.
     sources: Mapping[int, tuple[Blame, ...]] = field(default_factory=dict, compare=False)
     intended: frozenset[int] = field(default=frozenset(), compare=False)  # infinite on purpose
     bounds: Bounds | None = field(default=None, compare=False)  # of their finite elements
@@ -64,21 +64,21 @@ def find_origins(
     is_ignored: Callable[[Step], bool],
     overflowed: Collection[int] = (),
 ) -> Verdict:
-    """Trace every bad value back to where it came from.
+    """Trace every bad value back to its origin.
 
     Args:
         steps: operations in order of execution.
         values: what they read and made.
-        measured: severity of a value. Called for weights only where an operation that read them
-            made something bad.
+        measured: gives the severity of a value. Called for weights only if an operation that read
+            them made something bad.
         abs_max: largest magnitude of a value.
         is_mask: whether an input, buffer or constant that holds inf does so on purpose.
-        finite_part: the range of a value's finite elements; up to inf where that is not known.
-        turned_infinite: whether an element of a value is infinite that was made of finite ones;
-            None where nobody can tell. Asked only where bounds do not exclude it.
+        finite_part: the range of a value's finite elements; up to inf if not known.
+        turned_infinite: whether an element of a value made from finite ones is infinite; None if
+            unknown. Called only if bounds do not exclude it.
         reached: values that left the model.
-        is_ignored: whether the user asked not to hear of an operation.
-        overflowed: values that hold +inf, and are no masks though they look like it.
+        is_ignored: whether the user ignores an operation.
+        overflowed: values that hold +inf and look like masks but are not.
     """
     tracing = _Tracing(
         values,
@@ -96,26 +96,26 @@ def find_origins(
 
 
 class _Tracing:
-    """Bad values on their way through the operations of one batch.
+    """Follows bad values through the operations of one batch.
 
-    The rules, for each operation that made something bad, in order of execution:
+    The rules for each operation that made something bad, in order of execution:
 
-    1. What it read that no operation had made, and that is bad, is an origin itself; an infinity
-       that stands there on purpose (a mask) is intended.
-    2. What is no worse than everything that it read is inherited. Made of nothing but intended
-       infinities, it is intended, too, except at the end of masks (a loss, a softmax).
-    3. What is worse is a new origin; but not where the user ignores the operation, and not where
-       it is an infinity that the operation was given, or made of a mask.
+    1. A bad operand that no operation made is an origin itself; an infinity that is there on
+       purpose (a mask) is intended.
+    2. A result that is no worse than its operands is inherited. If it comes only from intended
+       infinities, it is intended as well, except at the end of masks (a loss, a softmax).
+    3. A worse result is a new origin, unless the user ignores the operation, or it is an infinity
+       that the operation was given or made from a mask.
 
     Args:
         values: what the operations read and made.
-        measured: as in :func:`find_origins`, like the following ones.
-        is_mask: of a value that no operation made.
-        turned_infinite: of a value that an operation made of intended infinities.
-        is_ignored: of an operation.
-        overflowed: values that look intended and are not.
-        masks: values at the limit of their dtype because somebody wrote it there.
-        bounds: of intended infinities.
+        measured: as in :func:`find_origins`, like the arguments that follow.
+        is_mask: for a value that no operation made.
+        turned_infinite: for a value that an operation made from intended infinities.
+        is_ignored: for an operation.
+        overflowed: values that look intended but are not.
+        masks: values at the limit of their dtype on purpose.
+        bounds: bounds for values with intended infinities.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class _Tracing:
         self.turned_infinite = turned_infinite
         self.is_ignored = is_ignored
         self.overflowed = overflowed
-        self.of_limits = set(masks)  # and infinities that were made of them
+        self.of_limits = set(masks)  # and infinities made from them
         self.bounds = bounds
-        self.sources: dict[int, tuple[Blame, ...]] = {}  # of bad values that are not intended
+        self.sources: dict[int, tuple[Blame, ...]] = {}  # for bad values that are not intended
         self.intended: set[int] = set()
         self.blames: dict[Blame, None] = {}  # insertion order is the order of execution
         self.uninitialised: set[Blame] = set()
-        # Of values that no check reaches: as bad as what they are made of.
+        # For values that no check reaches: as bad as their operands.
         self.assumed: dict[int, Severity] = {}
 
     def severity(self, value: int) -> Severity:
@@ -184,7 +184,7 @@ class _Tracing:
             else:
                 blame = Blame(value, index, severity)
                 self.sources[value] = (*inherited, self.accused(blame))
-                if severity <= worst:  # what it wrote besides is bad because of that
+                if severity <= worst:  # other writes of the operation are bad because of that
                     inherited = self.sources[value]
                 if step.kind in UNINITIALISED:
                     self.uninitialised.add(blame)
@@ -202,12 +202,12 @@ class _Tracing:
         return of_limits or step.infinite_literal
 
     def keeps_limits(self, step: Step) -> bool:
-        """Whether an operation may make infinities of a mask of a dtype's largest magnitude."""
+        """Whether an operation may turn a mask of a dtype's largest magnitude into infinities."""
         keeps = step.kind in ADDITIONS or step.kind in CASTS
         return keeps and not self.of_limits.isdisjoint(step.inputs)
 
     def has_turned(self, step: Step, value: int) -> bool:
-        """Whether an operation on intended infinities made another one out of finite elements."""
+        """Whether an operation on intended infinities made another one from finite elements."""
         fits = self.bounds.follow(step, value)
         if not self.of_limits.isdisjoint(step.inputs):
             self.of_limits.add(value)
@@ -233,12 +233,12 @@ class _Tracing:
         return blame
 
     def verdict(self, reached: Sequence[int]) -> Verdict:
-        """What counts, once all operations were followed."""
+        """The verdict, once all operations were followed."""
         for value in reached:
             if self.values[value].role.is_given and self.severity(value):
                 self.judge_given(value)
         counted = {blame for value in reached for blame in self.sources.get(value, ())}
-        # Memory that is going to be written is no fault; to return it before is.
+        # Uninitialised memory is not a fault unless the model returns it.
         reported = tuple(b for b in self.blames if b in counted or b not in self.uninitialised)
         return Verdict(
             origins=tuple(blame for blame in reported if blame in counted),
@@ -251,16 +251,16 @@ class _Tracing:
 
 
 def _makes_its_own(step: Step) -> bool:
-    """Whether no infinity that an operation makes comes from one that it read on purpose."""
+    """Whether no infinity in an operation's result comes from an intended one."""
     return step.kind in END_OF_MASKS or step.kind in MIXES or step.kind in LOSSES
 
 
 def _masks(
     steps: Sequence[Step], values: Sequence[Value], abs_max: Callable[[int], float]
 ) -> set[int]:
-    """Values that hold their dtype's largest magnitude because somebody wrote it there.
+    """Values that hold their dtype's largest magnitude on purpose.
 
-    An activation that happens to reach it is no mask: to add to it is an overflow.
+    An activation that happens to reach it is not a mask: adding to it is an overflow.
     """
 
     def at_limit(value: int) -> bool:

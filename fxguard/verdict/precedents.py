@@ -1,9 +1,10 @@
 """Caches verdicts of healthy batches that contain infinities, so that each kind is judged once.
 
-Masks of -inf and T5's ``log(0)`` are there in every batch. The verdict depends only on which values
+Masks of -inf and T5's ``log(0)`` are in every batch. The verdict depends only on which values
 are bad, and on a few properties of tensors that no graph measures. If all of these match an earlier
 batch that was judged healthy, the new batch is healthy too, and the analysis is skipped. Elements
-beside intended infinities may be larger than they were, as far as nothing can overflow by that.
+next to intended infinities may be larger than before, as long as that cannot make anything
+overflow.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fxguard.records import Range
 
 __all__ = ["Answer", "Conditions", "Precedents", "Question"]
 
-CASES = 256  # more of them are judged each time
+CASES = 256  # further kinds are judged each time
 
 Answer = float | Range | None
 Pattern = tuple[tuple[int, float | None], ...]
@@ -35,35 +36,35 @@ Pattern = tuple[tuple[int, float | None], ...]
 class Question(NamedTuple):
     """A question about a tensor that no graph measures."""
 
-    key: Key  # which one
-    # Whether it is a mask: then the range of its finite elements, else None. Or its magnitude,
-    # where that is NaN, inf or the dtype's limit. Or its range.
+    key: Key  # key of the tensor
+    # "mask": the range of its finite elements if it is a mask, else None. "extreme": its magnitude
+    # if that is NaN, inf or the dtype's limit. "range": its range.
     about: Literal["mask", "extreme", "range"]
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What made a healthy batch healthy, besides the pattern of its numbers."""
+    """The conditions for a batch to be healthy, besides the pattern of its numbers."""
 
-    answers: Mapping[Question, Answer]  # of a range: what it has to be within
-    # Event, or -1 for what ran between graphs, to the rows of its numbers that have to be within
-    # limits, and those: at least and at most, shape [count, 2].
+    answers: Mapping[Question, Answer]  # for a range: the range that must contain it
+    # Event, or -1 for operations between graphs, to the rows of its numbers that must be within
+    # limits, and the limits: minimum and maximum, shape [count, 2].
     limits: Mapping[int, tuple[Tensor, Tensor]]
 
 
 class Precedents:
-    """What the batches of one model looked like that were judged healthy."""
+    """The kinds of batches of one model that were judged healthy."""
 
     def __init__(self) -> None:
         self._cases: dict[Hashable, Conditions] = {}
-        # By id of the plan, and whether only what left the graph was measured.
+        # By id of the plan, and whether only the graph's outputs were measured.
         self._limits: dict[tuple[int, bool], tuple[Plan, Tensor]] = {}
 
     def match(self, case: Hashable | None, batch: Batch, ask: Callable[[Question], Answer]) -> bool:
-        """Whether a batch is like one that was judged healthy before.
+        """Whether a batch matches one that was judged healthy before.
 
         Args:
-            case: of the batch, see :meth:`case_of`.
+            case: the case of the batch, see :meth:`case_of`.
             batch: the batch.
             ask: answers a question about it.
         """
@@ -75,16 +76,16 @@ class Precedents:
         )
 
     def add(self, case: Hashable | None, conditions: Conditions | None) -> None:
-        """Note that a batch of this kind was healthy, and on what conditions, if there are any."""
+        """Note that a batch of this kind was healthy, with the conditions, if there are any."""
         is_kept = len(self._cases) < CASES or case in self._cases
         if case is not None and conditions is not None and is_kept:
             self._cases[case] = conditions
 
     def case_of(self, batch: Batch) -> Hashable | None:
-        """All that a verdict depends on, except for the answers; None where that is too much.
+        """Everything that a verdict depends on, except the answers; None if that is too much.
 
         Args:
-            batch: one whose numbers were read.
+            batch: a batch whose numbers were read.
         """
         identities = tuple(event.identity() for event in batch.events)
         if None in identities:
@@ -95,7 +96,7 @@ class Precedents:
         """The unusual numbers of one run of a graph."""
         put_off = run.postponed
         key = id(run.plan), put_off is not None
-        if key not in self._limits:  # the plan is kept: nobody else gets its id
+        if key not in self._limits:  # the plan is kept alive, so that its id stays unique
             values = run.plan.values
             if put_off is None:
                 measured = [value for value in values if value.slot is not None]
@@ -105,7 +106,7 @@ class Precedents:
         return _pattern(run.numbers, self._limits[key][1])
 
     def _of_between(self, batch: Batch) -> Hashable:
-        """What a verdict depends on of the values that were measured between graphs."""
+        """What a verdict depends on among the values measured between graphs."""
         if batch.between is None:
             return None
         values = tuple((value.role, value.dtype, value.note) for value in batch.values)
@@ -124,7 +125,7 @@ def _limits_of(dtypes: tuple[str, ...]) -> Tensor:
 
 
 def _pattern(numbers: Tensor, limits: Tensor) -> Pattern:
-    """The numbers that are NaN, inf, their dtype's limit, or none, by row; NaN as None."""
+    """The numbers that are NaN, inf, their dtype's limit, or missing, by row; NaN as None."""
     highs = numbers[:, 1]
     is_usual = (highs >= 0) & (highs < limits.to(highs.dtype))
     rows = torch.nonzero(~is_usual).view(-1)
@@ -133,7 +134,7 @@ def _pattern(numbers: Tensor, limits: Tensor) -> Pattern:
 
 
 def _within(numbers: Tensor | None, rows: Tensor, limits: Tensor) -> bool:
-    if numbers is None:  # they were put off, and the pattern of what left the graph has to suffice
+    if numbers is None:  # they were postponed: the pattern of the outputs has to suffice
         return True
     found = numbers[rows]
     return bool(((limits[:, 0] <= found[:, 0]) & (found[:, 1] <= limits[:, 1])).all())
@@ -142,4 +143,4 @@ def _within(numbers: Tensor | None, rows: Tensor, limits: Tensor) -> bool:
 def _fits(found: Answer, expected: Answer) -> bool:
     if isinstance(found, Range) and isinstance(expected, Range):
         return expected.abs_min <= found.abs_min and found.abs_max <= expected.abs_max
-    return found == expected or (found != found and expected != expected)  # NaN is as bad as NaN
+    return found == expected or (found != found and expected != expected)  # NaN equals NaN here

@@ -1,4 +1,4 @@
-"""A batch that was read to its report: what was found in it, described for the user."""
+"""Makes the report on a batch: judges it, and describes the findings for the user."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from fxguard.verdict.why import Why, why_of
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames", "position_of"]
 
-HALVES = ("float16", "bfloat16")  # in which a model may be, and some of its operations in float32
+HALVES = ("float16", "bfloat16")  # dtypes of models that may have some operations in float32
 
-# The last frames of earlier batches: at most as many as it is asked for.
+# Gives the last frames of earlier batches, at most as many as asked for.
 EarlierFrames = Callable[[int], list[Frame]]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A batch that was closed, and what its judgment made of it. Nobody changes either."""
+    """A closed batch and the result of its judgment. Neither changes any more."""
 
     batch: Batch
-    flow: DataFlow | None = None  # as it was judged; None where nothing was reported
+    flow: DataFlow | None = None  # as it was judged; None if nothing was reported
     report: Report | None = None
-    absorbed: tuple[Origin, ...] = ()  # origins whose bad values reach nothing
-    # What would have been reported of a batch that is traced: there detection is off.
+    absorbed: tuple[Origin, ...] = ()  # origins whose bad values reach no output
+    # The would-be report on a traced batch, for which detection is off.
     seen: Report | None = None
 
 
-# Judges a batch that was read and is not closed yet. Given what its forward raised, if anything.
+# Judges a batch that was read and is not closed yet, given what its forward raised, if anything.
 Judge = Callable[[Batch, Exception | None, EarlierFrames], Finished]
 
 
@@ -68,11 +68,11 @@ class ReportOf:
 
     view: FrameView  # which frames a report shows
     max_frames: int = 21  # of a report
-    strict: bool = False  # whether absorbed origins are reported, too
+    strict: bool = False  # whether absorbed origins are reported as well
     is_ignored: Callable[[Step], bool] = lambda step: False  # whether it must not be reported
     growth: Callable[[], tuple[Growth, ...]] = tuple  # weights that have grown beyond reason
-    # Grows by single operations on dicts. Two threads that judge the same kind of batch for the
-    # first time both judge it.
+    # Grows by single operations on dicts. If two threads see a new kind of batch at the same time,
+    # both judge it.
     precedents: Precedents = field(default_factory=Precedents)
 
     def __call__(self, batch: Batch, error: Exception | None, earlier: EarlierFrames) -> Finished:
@@ -80,11 +80,11 @@ class ReportOf:
 
         Args:
             batch: the batch.
-            error: what its forward raised; None where it returned.
-            earlier: see :data:`EarlierFrames`; asked where this batch has too few frames.
+            error: what its forward raised; None if it returned.
+            earlier: see :data:`EarlierFrames`; called if this batch has too few frames.
         """
         case = None
-        if error is None:  # else a finite batch is judged, too, by what it raised for
+        if error is None:  # if it raised, a finite batch is judged as well
             if batch.is_finite():
                 return Finished(batch)
             case = self.precedents.case_of(batch)
@@ -137,13 +137,13 @@ class ReportOf:
 def last_frames(
     view: FrameView, flow: DataFlow, position: int, wanted: int, earlier: EarlierFrames
 ) -> tuple[Frame, ...]:
-    """The last frames up to and including one, from earlier batches where this one is short.
+    """The last frames up to and including one; earlier batches fill up a short batch.
 
     Args:
         view: which frames are shown.
-        flow: of the batch.
+        flow: the data flow of the batch.
         position: index of the last frame in ``flow.frames``.
-        wanted: how many frames, at most.
+        wanted: the maximum number of frames.
         earlier: see :data:`EarlierFrames`.
     """
     shown = [(index, i) for index, i in enumerate(view.shown(flow)) if i <= position]
@@ -154,7 +154,7 @@ def last_frames(
 
 
 class _Description:
-    """What users read of the origins that a judgment has found."""
+    """Describes the origins of a judgment for users."""
 
     def __init__(self, judgment: Judgment, opinion: SecondOpinion, view: FrameView) -> None:
         self.judgment = judgment
@@ -162,7 +162,7 @@ class _Description:
         self.flow = judgment.flow
         self.view = view
         origins = (blame for blame in judgment.verdict.origins if blame.step is not None)
-        self.first = next(origins, None)  # the operation for which a fix is tried
+        self.first = next(origins, None)  # the operation for which a fix is to be tried
 
     def origin(self, blame: cause.Blame) -> Origin:
         """Name a blamed value."""
@@ -180,14 +180,14 @@ class _Description:
         return Origin(frame, blame.severity.problem, what, label)
 
     def noted(self, blame: cause.Blame) -> Origin:
-        """An origin whose bad values reach nothing."""
+        """An origin whose bad values reach no output."""
         opinion = self.opinion.absorbed[blame]
         return replace(
             self.origin(blame), cause=self.opinion.cause(blame), not_judged=opinion.not_judged
         )
 
     def explained(self, blame: cause.Blame) -> Origin:
-        """An origin with what the tensor holds, what led to it and what came of it."""
+        """An origin with the details of its tensor, what led to it and its consequences."""
         flow, verdict = self.flow, self.judgment.verdict
         dtype, is_inf = flow.values[blame.value].dtype, blame.severity is Severity.INF
         titles, count, returned = spread_of(flow, verdict, blame)
@@ -210,7 +210,7 @@ class _Description:
             fixes=self.fixes(blame),
             harm="" if judged is None else judged.harm,
         )
-        # Nobody looks for the cause in what only followed: it is not worth a second run.
+        # The cause is not in an origin that only followed, so that is not worth a second run.
         detail = None if origin.follows else self.judgment.detail(blame)
         if detail is None:
             return origin
@@ -221,12 +221,12 @@ class _Description:
         )
 
     def fixes_of_given(self, blame: cause.Blame, detail: Detail) -> tuple[Fix, ...]:
-        """What to do about a value that was bad already, and holds this."""
+        """What to do about a value with these details that was already bad."""
         bad = detail.nan_count + detail.posinf_count + detail.neginf_count
         return fixes_of_given(
             self.flow.values[blame.value].role,
             self.judgment.name_of(blame.value),
-            # In the first batch nobody has updated it.
+            # In the first batch it has not been updated.
             is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
         )
 
@@ -269,7 +269,7 @@ class _Description:
 
 
 def position_of(flow: DataFlow, view: FrameView, blame: cause.Blame) -> int:
-    """Index of the frame that shows an origin first, of those that are shown."""
+    """Index of the first shown frame that shows an origin."""
     for position, frame in enumerate(flow.frames):
         if not view.shows(frame):
             continue
@@ -286,14 +286,14 @@ def position_of(flow: DataFlow, view: FrameView, blame: cause.Blame) -> int:
 
 
 def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: cause.Blame) -> Iterator[int]:
-    """The value of an origin, and of those that it was made of."""
+    """The value of an origin, and the bad values that it came from."""
     yield blame.value
     for value in () if blame.step is None else flow.steps[blame.step].inputs:
         yield from (source.value for source in verdict.sources.get(value, ()))
 
 
 def _once_each(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """What several graphs of one batch have read is one origin."""
+    """Merge equal origins: a value that several graphs of a batch read is one origin."""
     unique: dict[object, Origin] = {}
     for origin in origins:
         is_one = origin.standing or origin.what.startswith("argument ")

@@ -1,4 +1,4 @@
-"""What is kept of a blamed operation, so that it can become a test of its own."""
+"""Keeps a blamed operation so that it can become a test."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ AGAIN = "run again with --reproduce DIR, or with instrument(..., reproduce_to=DI
 
 
 def kept_of(origin: Origin, operation: OneOperation | None) -> KeptOperation | NotKept:
-    """What a report keeps of its first origin.
+    """What a report keeps of its first origin, for a test.
 
     Args:
         origin: the origin.
-        operation: with the operands that it had, where a second run has shown them.
+        operation: the operation with its operands, if a second run has shown them.
     """
     if not origin.is_operation:
         return NotKept(f"no operation made it: {origin.message}")
@@ -34,17 +34,17 @@ def kept_of(origin: Origin, operation: OneOperation | None) -> KeptOperation | N
         return kept(operation, sameness, origin.problem)
     except NotJudged as reason:
         return NotKept(f"{origin.what} was not kept: {reason}")
-    except Exception as error:  # the report goes out, whatever this operation has thought of
+    except Exception as error:  # the report goes out, whatever this operation does
         return NotKept(f"{origin.what} was not kept: {type(error).__name__}: {error}")
 
 
 def same_failure(evidence: Evidence) -> Hashable:
-    """What a failure is: the problem and its cause."""
+    """The identity of a failure: the problem and its cause."""
     return math.isnan(evidence.number), cause_of(evidence)
 
 
 def same_gradient(evidence: Evidence) -> Hashable:
-    """The same of a gradient: the problem, and what it is in float64."""
+    """The same for a gradient: the problem, and its float64 value."""
     same = evidence.same
     if same is None or not math.isfinite(same):
         return math.isnan(evidence.number), str(same)

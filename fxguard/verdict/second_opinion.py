@@ -1,4 +1,4 @@
-"""What a second run adds to a verdict: causes, and whether what was absorbed does harm."""
+"""What a second run adds to a verdict: causes, and whether absorbed values do harm."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from fxguard.verdict.surroundings import Surroundings
 
 __all__ = ["FAILURES", "Opinion", "SecondOpinion"]
 
-MOST_JUDGED = 16  # absorbed values of one batch: each takes a run of its own
+MOST_JUDGED = 16  # absorbed values of one batch, each of which takes a run
 
-FAILURES = ("overflow", "underflow", "rounding")  # of precision; all others are mathematics
+FAILURES = ("overflow", "underflow", "rounding")  # of precision; all others are mathematical
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What is thought of an absorbed value."""
+    """The opinion on an absorbed value."""
 
-    harm: str = ""  # what it did; "" where it does none, or nobody knows
-    not_judged: str = ""  # why nobody knows
-    lasts: bool = False  # whether the same is true of every batch in which the same values are bad
+    harm: str = ""  # the harm that it did; "" if none, or unknown
+    not_judged: str = ""  # why the harm is unknown
+    lasts: bool = False  # whether this holds for every batch with the same bad values
 
 
 class SecondOpinion:
@@ -43,12 +43,12 @@ class SecondOpinion:
 
     Args:
         batch: the batch.
-        flow: the same, put together.
-        verdict: what the data flow alone says.
+        flow: the data flow of the batch.
+        verdict: the verdict by data flow alone.
 
     Attributes:
-        verdict: the same, with what was absorbed and does harm among the origins.
-        absorbed: what is thought of each absorbed origin.
+        verdict: the same, with harmful absorbed values among the origins.
+        absorbed: the opinion on each absorbed origin.
     """
 
     def __init__(self, batch: Batch, flow: DataFlow, verdict: Verdict) -> None:
@@ -58,7 +58,7 @@ class SecondOpinion:
         others = [blame for blame in verdict.both if blame not in absorbed_nan]
         self.looks = self._looks(others)
         self.absorbed = self._judged(verdict.absorbed)
-        # Where every batch is judged anew, no harmless one runs in float64 as well.
+        # If every batch is judged anew, harmless ones do not also run in float64.
         told = [b for b in absorbed_nan if self.absorbed[b].harm or self.absorbed[b].lasts]
         self.looks |= self._looks(told)
         harmful = {blame for blame, opinion in self.absorbed.items() if opinion.harm}
@@ -72,17 +72,17 @@ class SecondOpinion:
             )
 
     def evidence(self, blame: Blame) -> Evidence | None:
-        """What was seen of the operation that made a bad value."""
+        """The evidence on the operation that made a bad value."""
         look = self.looks.get(blame)
         return None if look is None else look.evidence
 
     def operation(self, blame: Blame) -> OneOperation | None:
-        """That operation with the operands that it had, where they were seen."""
+        """That operation with its operands, if they were seen."""
         look = self.looks.get(blame)
         return None if look is None else look.operation
 
     def cause(self, blame: Blame) -> str:
-        """Why it did, as :attr:`fxguard.findings.Origin.cause` says it."""
+        """Why it made the bad value, as in :attr:`fxguard.findings.Origin.cause`."""
         if blame.step is None:
             return cause_of_given(self.flow.values[blame.value].role)
         evidence = self.evidence(blame)
@@ -93,7 +93,7 @@ class SecondOpinion:
 
     @property
     def lasts(self) -> bool:
-        """Whether what was absorbed is harmless in every batch in which the same values are bad."""
+        """Whether the absorbed values are harmless in every batch with the same bad values."""
         return all(opinion.lasts for opinion in self.absorbed.values())
 
     def _looks(self, blames: Sequence[Blame]) -> dict[Blame, Look]:
@@ -161,7 +161,7 @@ class SecondOpinion:
 
 
 def not_judged(reason: str) -> Opinion:
-    """It is said once: the next batch would be asked in vain."""
+    """An opinion that is given once, because asking again for the next batch would be useless."""
     return Opinion(not_judged=reason, lasts=True)
 
 
@@ -171,7 +171,7 @@ TOO_MANY = not_judged(f"more than {MOST_JUDGED} of its kind in one batch")
 def _together_or_one_by_one(
     blames: Sequence[Blame], judge: Callable[[Sequence[Blame]], Opinion]
 ) -> dict[Blame, Opinion]:
-    """All at once; where that does harm, or cannot be judged, one by one."""
+    """Judge all at once; if that does harm or cannot be judged, one by one."""
     if not blames:
         return {}
     together = judge(blames)
@@ -185,7 +185,7 @@ def _together_or_one_by_one(
 
 
 def _harm_of(differences: Sequence[Difference]) -> str:
-    """What is wrong with what left the model: in words."""
+    """What is wrong with the model's outputs, in words."""
     if not differences:
         return ""
     worst = max(differences, key=lambda found: found.error)

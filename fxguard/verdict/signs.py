@@ -1,4 +1,4 @@
-"""Signs that the rules for fixes ask for: what an operand is, and what comes of a result.
+"""Signs for the rules for fixes: what an operand is, and what a result is used for.
 
 Knows nothing of torch.
 """
@@ -44,11 +44,11 @@ __all__ = [
 _SQUARES = ("mul", "pow", "square")
 _SUMMED = ("add", "div", "mean", "sum")
 
-# What comes of the result.
+# What the result is used for.
 
 
 def is_chosen_after(case: Case) -> bool:
-    """A ``where`` or a mask leaves elements of it out."""
+    """A ``where`` or a mask leaves out some of its elements."""
     choices = ("where", "masked_fill", "masked_fill_")
     return any(step.kind in choices for step in case.around.read_by)
 
@@ -99,7 +99,7 @@ def is_one_minus_exp(case: Case) -> bool:
 
 
 def is_one_minus_tanh_squared(case: Case) -> bool:
-    """It is 1 - tanh(x)²: how a density changes when tanh squashes."""
+    """It is 1 - tanh(x)²: the change of a density under tanh."""
     squares = [s for s in case.around.culprit_made_by if plain(s.kind) in _SQUARES]
     return is_taken_from_one(case) and "tanh" in names_of(case.around.behind_all(squares))
 
@@ -117,7 +117,7 @@ def is_ratio_of_exp(case: Case) -> bool:
 
 
 def is_sum_of_exp(case: Case) -> bool:
-    """It is a sum or a mean of exponentials, perhaps weighted."""
+    """It is a sum or mean of exponentials, possibly weighted."""
     made_by = case.around.culprit_made_by
     sums = [step for step in made_by if plain(step.kind) in {"mean", "sum"} | PRODUCTS]
     behind = case.around.behind_all(sums)
@@ -142,13 +142,13 @@ def is_count_of_mask(case: Case) -> bool:
         return True
     sums = [step for step in case.around.culprit_made_by if plain(step.kind) == "sum"]
     counted = [value for step in sums for value in step.inputs]
-    # x / x.sum() is no mean over a mask.
+    # x / x.sum() is not a mean over a mask.
     read = case.around.step.inputs
     return any(case.around.is_given(value) and value not in read for value in counted)
 
 
 def is_of_weight(case: Case) -> bool:
-    """It is a weight, perhaps cast or with its sign changed."""
+    """It is a weight, possibly cast or with its sign changed."""
     culprit = case.around.culprit
     values = case.around.values
     made_by = [value for step in case.around.culprit_made_by for value in step.inputs]
@@ -156,7 +156,7 @@ def is_of_weight(case: Case) -> bool:
     return any(values[value].role is Role.WEIGHT for value in roots)
 
 
-# What the operation does, and what comes of its result.
+# What the operation does, and what its result is used for.
 
 
 def is_square(case: Case) -> bool:
@@ -179,14 +179,14 @@ def is_free_exponent(case: Case) -> bool:
 
 
 def adds_exponentials(case: Case) -> bool:
-    """It sums what exponentials made."""
+    """It sums exponentials."""
     behind = [s for value in case.around.step.inputs for s in case.around.behind(value)]
     further = [step for step in behind if plain(step.kind) in ("add", "mul")]
     return "exp" in names_of((*behind, *case.around.behind_all(further)))
 
 
 def is_weighted(case: Case) -> bool:
-    """Its result is multiplied by what it is made of: p * log(p)."""
+    """Its result is multiplied by its own operand: p * log(p)."""
     culprit = case.around.culprit
     made_by = [value for s in case.around.culprit_made_by for value in s.inputs]
     roots = {*made_by, *(() if culprit is None else (culprit,))}
@@ -195,7 +195,7 @@ def is_weighted(case: Case) -> bool:
 
 
 def is_ratio_of_softmaxes(case: Case) -> bool:
-    """It divides by a softmax, and the logarithm is taken."""
+    """It divides by a softmax, and the logarithm of the result is taken."""
     return is_of_softmax(case) and "log" in names_of(case.around.read_by)
 
 
@@ -223,7 +223,7 @@ def is_scaled_after(case: Case) -> bool:
 
 
 def is_logged(case: Case) -> bool:
-    """A logarithm is taken of a sum or of a ratio of its results."""
+    """The logarithm of a sum or a ratio of its results is taken."""
     if is_softplus(case):
         return False
     steps = case.around.read_by
@@ -233,7 +233,7 @@ def is_logged(case: Case) -> bool:
 
 
 def is_normalized(case: Case) -> bool:
-    """Its results are divided by a sum of them, and that is all."""
+    """Its results are only divided by their sum."""
     if is_logged(case):
         return False
     read_by = case.around.read_by
@@ -242,15 +242,15 @@ def is_normalized(case: Case) -> bool:
 
 
 def is_near_limit(case: Case) -> bool:
-    """It computes in the dtype whose limit is near, and does not square."""
+    """It computes in the dtype with the near limit, and does not square."""
     return case.dtype == "float16" and not is_square(case)
 
 
 def norm_follows(case: Case) -> bool:
-    """A norm divides out any scale of its result, and the dtype's limit is near."""
+    """A norm removes any scale of its result, and the dtype's limit is near."""
     return case.dtype == "float16" and case.around.norm_ahead() is not None
 
 
 def only_norm_follows(case: Case) -> bool:
-    """The same, and no residual stream goes on beside the norm, to which others add."""
+    """The same, and no residual stream passes the norm for others to add to."""
     return norm_follows(case) and len(case.around.sums_ahead()) < 2

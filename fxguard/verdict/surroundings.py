@@ -1,4 +1,4 @@
-"""What stands around a blamed operation: what made its operands, what reads its result.
+"""The surroundings of a blamed operation: what made its operands, what reads its result.
 
 Knows nothing of torch.
 """
@@ -16,9 +16,9 @@ from fxguard.verdict.origins import Blame
 
 __all__ = ["ROOTS", "Surroundings", "is_scaling", "names_of"]
 
-MOST_STEPS = 64  # that one walk passes
+MOST_STEPS = 64  # in one walk
 
-# The root of what a dtype does not hold may be a number that it holds.
+# The root of a number that a dtype cannot hold may be a number that it can hold.
 ROOTS = ("norm", "rsqrt", "sqrt", "std", "vector_norm")
 
 _PASSED = MOVES | SELECTS | CASTS | {"dropout", "masked_fill", "neg"}
@@ -38,7 +38,7 @@ def _is_by_number(step: Step) -> bool:
 
 
 def _is_passed(step: Step) -> bool:
-    """Whether an operation hands on what it read, perhaps with a number added or a bound."""
+    """Whether an operation passes on its operand, possibly with a number added or a bound."""
     name = plain(step.kind)
     if not step.counts or step.kind in LIMITERS or name in _PASSED or step.kind in _PASSED:
         return True
@@ -46,12 +46,12 @@ def _is_passed(step: Step) -> bool:
 
 
 def _keeps_scale(step: Step) -> bool:
-    """Whether its result has the scale of what it read: a residual passes it, a norm does not."""
+    """Whether its result has the scale of its operand: true for a residual, not for a norm."""
     return _is_passed(step) or plain(step.kind) in ("add", "sub") or is_scaling(step)
 
 
 def is_scaling(step: Step) -> bool:
-    """Whether it multiplies or divides by a Python number."""
+    """Whether an operation multiplies or divides by a Python number."""
     return plain(step.kind) in ("mul", "div") and _is_by_number(step)
 
 
@@ -61,7 +61,7 @@ class Surroundings:
     Args:
         steps: operations in order of execution, of one batch.
         values: what they read and made.
-        blame: the origin, which an operation made.
+        blame: the origin, made by an operation.
 
     Attributes:
         step: the blamed operation.
@@ -76,11 +76,11 @@ class Surroundings:
 
     @classmethod
     def of_nothing(cls, kind: str, dtype: str) -> Surroundings:
-        """An operation that is known by its numbers alone.
+        """The surroundings of an operation of which only the numbers are known.
 
         Args:
-            kind: of the operation.
-            dtype: of its result.
+            kind: kind of the operation.
+            dtype: dtype of its result.
         """
         value = Value(Role.MADE, "", dtype)
         return cls([Step(kind, "", (), (0,))], [value], Blame(0, 0, Severity.NAN))
@@ -100,19 +100,19 @@ class Surroundings:
     def behind(self, value: int) -> list[Step]:
         """The operations that computed a value, nearest first.
 
-        The walk goes on where an operation hands on what it read: through casts, moves,
-        selections, bounds, and numbers that were added.
+        The walk continues through operations that pass on their operand: casts, moves, selections,
+        bounds, and added numbers.
         """
         return self._walk([value], self._made_by, lambda step: step.inputs, _is_passed)
 
     def ahead(
         self, values: Iterable[int], passed: Callable[[Step], bool] = _is_passed
     ) -> list[Step]:
-        """The operations that read values, likewise, nearest first.
+        """The operations that read values, found in the same way, nearest first.
 
         Args:
             values: what they read.
-            passed: through which operations the walk goes on.
+            passed: the operations through which the walk continues.
         """
         return self._walk(values, self._read_by, lambda step: step.outputs, passed)
 
@@ -145,16 +145,16 @@ class Surroundings:
         return found
 
     def behind_all(self, steps: Iterable[Step]) -> list[Step]:
-        """What computed the operands of operations."""
+        """The operations that computed the operands of others."""
         return [each for step in steps for value in step.inputs for each in self.behind(value)]
 
     def ahead_all(self, steps: Iterable[Step]) -> list[Step]:
-        """What reads the results of operations."""
+        """The operations that read the results of others."""
         return [each for step in steps for each in self.ahead(step.outputs)]
 
     @property
     def culprit(self) -> int | None:
-        """The operand that poles and domains ask about: the divisor, or the only one."""
+        """The operand that matters for poles and domains: the divisor, or the only one."""
         inputs = self.step.inputs
         if not inputs:
             return None
@@ -162,23 +162,23 @@ class Surroundings:
 
     @property
     def culprit_made_by(self) -> list[Step]:
-        """What computed that operand."""
+        """The operations that computed that operand."""
         return [] if self.culprit is None else self.behind(self.culprit)
 
     @property
     def culprit_roots(self) -> list[Step]:
-        """What computed it, also behind a root or a norm."""
+        """The operations that computed it, also behind a root or a norm."""
         made_by = self.culprit_made_by
         roots = [step for step in made_by if plain(step.kind) in ROOTS]
         return [*made_by, *self.behind_all(roots)]
 
     @property
     def read_by(self) -> list[Step]:
-        """What reads the result."""
+        """The operations that read the result."""
         return self.ahead([self.made])
 
     def is_given(self, value: int) -> bool:
-        """Whether a value was given to the model, and moved, cast or compared since at most."""
+        """Whether a value was given to the model, and since at most moved, cast or compared."""
         behind = self.behind(value)
         roots = {value, *(each for step in behind for each in step.inputs)}
         made = {each for step in behind for each in step.outputs if _is_passed(step)}
@@ -186,12 +186,12 @@ class Surroundings:
         return all(self.values[root].role in kept for root in roots - made)
 
     def is_masked(self, value: int) -> bool:
-        """Whether somebody wrote an infinity that a value holds, or it was given to the model."""
+        """Whether a value holds an intended infinity, or one that was given to the model."""
         behind = self._walk([value], self._made_by, lambda step: step.inputs, _keeps_scale)
         return self.is_given(value) or any(step.infinite_literal for step in behind)
 
     def norm_ahead(self) -> Step | None:
-        """The norm that divides out any scale of the result: ``layer_norm``, ``rms_norm``."""
+        """The norm that removes any scale of the result: ``layer_norm``, ``rms_norm``."""
         for step in self.ahead([self.made], _keeps_scale):
             name = plain(step.kind)
             if name.endswith("_norm") and name in DEFAULT_EPS and name != "weight_norm":
@@ -201,12 +201,12 @@ class Surroundings:
         return None
 
     def sums_ahead(self) -> list[Step]:
-        """The sums that its result goes through: many are a residual stream."""
+        """The sums that its result goes through; many of them are a residual stream."""
         steps = self.ahead([self.made], _keeps_scale)
         return [s for s in steps if plain(s.kind) in ("add", "sub") and not _is_by_number(s)]
 
     def is_mean_square(self, square: Step) -> bool:
-        """Whether a square is averaged, and a root of that taken: ``rsqrt(x.pow(2).mean())``."""
+        """Whether a square is averaged and a root taken of the mean: ``rsqrt(x.pow(2).mean())``."""
         means = [s for s in self.ahead(square.outputs) if plain(s.kind) in ("mean", "sum")]
         roots = [s for mean in means for s in self.ahead(mean.outputs)]
         return any(plain(step.kind) in ("rsqrt", "sqrt") for step in roots)

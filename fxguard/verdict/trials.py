@@ -1,4 +1,4 @@
-"""A trial in float32 to a fix that was tried, in words."""
+"""Turns a trial in float32 into a tried fix, in words."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fxguard.verdict.fixes import MOST_FIXES
 
 __all__ = ["tried", "with_tried"]
 
-MOST_NAMES = 2  # of what is kept in float32 besides the blamed operation
-MOST_ERROR = 0.1  # relative: from here on nothing is mended
+MOST_NAMES = 2  # of operations kept in float32 besides the blamed one
+MOST_ERROR = 0.1  # relative: with a larger error nothing is fixed
 
 
 def tried(batch: Batch, key: Key, harmless: Iterable[Key]) -> Fix | None:
-    """The fix that keeps in float32 what failed, where a run of the batch shows that it helps.
+    """The fix that keeps failing operations in float32, if a run of the batch shows that it helps.
 
     Args:
-        batch: still open.
-        key: of the value that overflowed, or was rounded away.
-        harmless: of bad values that do no harm.
+        batch: the batch, still open.
+        key: key of the value that overflowed or was rounded away.
+        harmless: keys of bad values that do no harm.
     """
     try:
         trial = in_float32(batch, key, harmless)
-    except Exception:  # whatever stops the run: nothing was tried
+    except Exception:  # whatever stops the run, nothing was tried
         return None
     return None if trial is None or trial.error > MOST_ERROR else fix_of(trial)
 
 
 def fix_of(trial: Trial) -> Fix:
-    """Which operations, and what came of it.
+    """The fix: which operations to keep, and the result of the trial.
 
     Example:
         >>> print(fix_of(trial))
@@ -50,7 +50,7 @@ def fix_of(trial: Trial) -> Fix:
 
 
 def with_tried(fixes: Sequence[Fix], trial: Fix | None) -> tuple[Fix, ...]:
-    """The fixes with one that was tried, before all advice, and instead of the same advice."""
+    """The fixes with a tried one, placed before all advice and replacing the same advice."""
     if trial is None:
         return tuple(fixes)
     exact = [fix for fix in fixes if fix.kind == "exact"]
@@ -59,7 +59,7 @@ def with_tried(fixes: Sequence[Fix], trial: Fix | None) -> tuple[Fix, ...]:
 
 
 def _name_of(step: Step) -> str:
-    """The module in which an operation stands; the operation and its line where there is none."""
+    """The module of an operation; without one, the operation and its line."""
     if step.module:
         return f"`{step.module}`"
     return f"{step.kind} ({step.source.place})" if step.source else step.kind

@@ -1,4 +1,4 @@
-"""Operations that made numbers 0 because their dtype holds nothing so small: in a report."""
+"""Reports operations that made numbers 0 because their dtype cannot hold them."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ __all__ = ["ReportOfUnderflow"]
 BETWEEN = "written in place between graphs"
 CHANGED = "a second run of the graph did not repeat it"
 
-_OF_FACTORS = PRODUCTS | {"mul", "div"}  # a factor of their operand is one of their result
+_OF_FACTORS = PRODUCTS | {"mul", "div"}  # a factor of an operand is a factor of the result
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOfUnderflow:
-    """Looks for operations that underflow, in a batch in which nothing else was found.
+    """Looks for operations that underflow, in a batch with no other findings.
 
     Threads may share it: ``not_judged`` grows by single operations on a dict.
     """
 
-    share: float  # of elements that are not 0 in float64, and 0 in the dtype
+    share: float  # of elements that are not 0 in float64 but 0 in the dtype
     view: FrameView  # which frames a report shows
     max_frames: int = 21  # of a report
     is_ignored: Callable[[Step], bool] = lambda step: False  # whether it must not be reported
-    # Operations of which nobody could tell, and why.
+    # Operations that could not be judged, and why.
     not_judged: dict[Hashable, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch, earlier: EarlierFrames) -> Finished:
-        """Look at a batch that was read and is not closed yet.
+        """Examine a batch that was read and is not closed yet.
 
         Args:
             batch: the batch.
-            earlier: asked for frames where this batch has too few.
+            earlier: gives frames if this batch has too few.
         """
         found = list(self._found_in(batch))
         if not found:
@@ -86,7 +86,7 @@ class ReportOfUnderflow:
         return Finished(batch, flow, report)
 
     def _found_in(self, batch: Batch) -> Iterator[tuple[Key, Lost]]:
-        """What operations have lost, each by the value that it made, in order of execution."""
+        """The losses of operations, by the values that they made, in order of execution."""
         for index, event in enumerate(batch.events):
             if isinstance(event, GraphRun):
                 yield from self._found_in_graph(index, event)
@@ -116,13 +116,13 @@ class ReportOfUnderflow:
 
     @staticmethod
     def _made_zeros(batch: Batch, event: UncapturedOperation) -> bool:
-        """Whether an operation at which nobody has looked made a 0 out of anything."""
+        """Whether an unexamined operation made a 0 from anything."""
         if batch.between is None or not event.inputs or event.kind in KEEPS_ZEROS:
             return False
         return any(float(batch.between[key.value, 0]) == 0 for _, key in event.outputs)
 
     def _origin(self, flow: DataFlow, blame: Blame, lost: Lost) -> Origin:
-        """An operation and what it has lost, for the user to read."""
+        """The origin for an operation and its loss."""
         assert blame.step is not None
         step, position = flow.steps[blame.step], position_of(flow, self.view, blame)
         index = sum(shown < position for shown in self.view.shown(flow))
@@ -145,7 +145,7 @@ class ReportOfUnderflow:
 
 
 def _fixes(step: Step, lost: Lost) -> tuple[Fix, ...]:
-    """What to do about it: an eps that the dtype holds, another dtype, a scale."""
+    """What to do about an underflow: an eps that the dtype can hold, another dtype, a scale."""
     name, dtype, largest = plain(step.kind), lost.evidence.dtype, lost.largest
     texts = []
     eps = lost_eps(lost.evidence)

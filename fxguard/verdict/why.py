@@ -1,4 +1,4 @@
-"""Precision, the compiler, the data or the weights: what the first origin is in another way."""
+"""Precision, compiler, data or weights: computes the first origin in other ways to tell why."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ MOST_NAMES = 3  # of samples
 
 @dataclass(frozen=True)
 class Why:
-    """The first origin of a batch that is still open, and the questions that are asked of it."""
+    """The first origin of a batch that is still open, and the questions asked about it."""
 
     batch: Batch
     flow: DataFlow
     blame: Blame
-    origin: Origin  # the same, described
-    evidence: Evidence | None = None  # of its operation, in float64 from the beginning of its graph
+    origin: Origin  # its description
+    evidence: Evidence | None = None  # of its operation, in float64 throughout its graph
 
     @property
     def key(self) -> Key:
-        """Of the bad value."""
+        """The key of the bad value."""
         return self.flow.keys[self.blame.value]
 
     @functools.cached_property
     def eager(self) -> Outcome | None:
-        """The same graph once more, as the model computes and without a compiler."""
+        """The outcome of the same graph without a compiler."""
         run = self.batch.run_of(self.key)
         return None if run is None else in_eager_mode(run, self.key.value)
 
     def precision(self) -> Iterator[str]:
-        """The same in float32; in float64 where the model is in float32, or float32 fails too."""
+        """The answer from float32; from float64 if the model is in float32 or float32 fails too."""
         run = self.batch.run_of(self.key)
         if self.origin.cause == "memory":
             return
@@ -72,7 +72,7 @@ class Why:
                 yield f"in float64 it is {said(found.first)} too: not precision"
 
     def _in_float32(self) -> Iterator[str]:
-        """Of a model that is in less than 32 bits, or of which autocast makes one."""
+        """The answer for a model in less than 32 bits, also by autocast."""
         found = in_dtype(self.batch, self.flow, self.key, torch.float32)
         if found is None:
             return
@@ -90,9 +90,9 @@ class Why:
             yield f"in float32 and in float64 it is {said(wide.first)} too: not precision"
 
     def _known_in_float64(self) -> str | None:
-        """The first bad element in float64, where the second opinion has seen it and it is finite.
+        """The first bad element in float64, if the second opinion has seen it and it is finite.
 
-        That is a run of one graph: where it read what another one made, it is no answer.
+        That is a run of only one graph, and no answer if the graph read results of another one.
         """
         events, is_all = leading_to(self.batch, self.flow, self.key.event)
         wide = None if self.evidence is None else self.evidence.wide
@@ -102,19 +102,19 @@ class Why:
         return number_at(wide, self.evidence)
 
     def _alone(self) -> Iterator[str]:
-        """Of an operation between graphs, only that one runs again."""
+        """The answer for an operation between graphs, where only that operation runs again."""
         same = None if self.evidence is None else self.evidence.same
         if same is not None and math.isfinite(same) and self.origin.cause in FAILURES:
             assert self.evidence is not None
             yield f"in float64 it is {number_at(same, self.evidence)}: precision"
 
     def _may_say_no(self, found: Outcome) -> bool:
-        """Whether precision is ruled out: all of it ran, and the same operands fail in float64."""
+        """Whether precision is ruled out: everything ran, and the same operands fail in float64."""
         same = None if self.evidence is None else self.evidence.same
         return found.is_whole and not (same is not None and math.isfinite(same))
 
     def compiler(self) -> Iterator[str]:
-        """Whether eager mode makes it too."""
+        """Whether eager mode makes the bad value as well."""
         run = self.batch.run_of(self.key)
         if run is None or not run.is_compiled or self.eager is None:
             return
@@ -123,11 +123,11 @@ class Why:
             yield f"eager mode agrees ({said(made)} in {self.origin.what}): not the compiler"
         elif made:
             yield f"eager mode makes {said(made)} of {self.origin.what}: not the compiler"
-        elif run.random_state is None:  # else it may have drawn other numbers
+        elif run.random_state is None:  # otherwise it may have drawn other numbers
             yield f"eager mode makes at most {self.eager.most:.3g}: the compiler"
 
     def data(self) -> Iterator[str]:
-        """Whether another sample mends it."""
+        """Whether another sample avoids the bad value."""
         samples = samples_of(self.batch, self.flow, self.key.event)
         rows = () if self.eager is None else self.eager.rows
         if samples is None or self.eager is None or not rows or self.eager.size != samples.count:
@@ -178,10 +178,10 @@ class Why:
 def why_of(why: Why, grown: Sequence[Growth]) -> tuple[str, ...]:
     """The answers for :attr:`~fxguard.report.report.Report.why`, a line each.
 
-    Whatever raises in one of them takes no other one away.
+    An exception in one of them does not affect the others.
 
     Args:
-        why: of the first origin.
+        why: the questions about the first origin.
         grown: weights that are far larger than they were, the worst first.
 
     Example:
@@ -211,7 +211,7 @@ def number_at(number: float, evidence: Evidence) -> str:
 
 
 def _mended(where: str, found: Outcome) -> Iterator[str]:
-    """The first bad element is finite there: are all?"""
+    """The answer if the first bad element is finite there, and maybe all are."""
     if found.is_mended:
         yield f"{where} it is finite (at most {found.most:.3g}): precision"
     elif found.is_finite:

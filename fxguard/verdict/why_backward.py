@@ -1,4 +1,4 @@
-"""Precision, the compiler or the loss scale: what the first bad gradient is in another way."""
+"""Precision, compiler or loss scale: computes the first bad gradient in other ways to tell why."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class First:
     gradients: Gradients
     suspect: Suspect
     seen: BackwardEvidence | None
-    scale: float = 1.0  # by which the gradients that came in were divided there
+    scale: float = 1.0  # the divisor of the incoming gradients
 
     def divided_by(self, scale: float) -> Range | None:
-        """The same gradient, from gradients that come in divided by a scale."""
+        """The range of the same gradient if incoming gradients are divided by a scale."""
         gradients = gradients_of(self.kept, self.scale * scale)
         suspect, operations = self.suspect, self.gradients.operations
         if suspect.operation is None or suspect.edge is None:
@@ -49,9 +49,9 @@ def why_of_backward(
 
     Args:
         first: where the first bad gradient began.
-        origin: the same, described.
-        loss_scale: by which ``first`` has divided what came in; None where nobody is known to have
-            scaled the loss.
+        origin: its description.
+        loss_scale: the scale by which ``first`` divided the incoming gradients; None if the loss is
+            not known to be scaled.
 
     Example:
         >>> why_of_backward(first, origin)
@@ -67,14 +67,14 @@ def why_of_backward(
 
 
 def why_of_compiled(kept: Sequence[KeptRun], most: float) -> tuple[str, ...]:
-    """The same where graphs ran again from the first to the last, and no gradient is bad then.
+    """The same if graphs ran again from the first to the last, and no gradient was bad then.
 
     Args:
-        kept: the runs of graphs that gradients came to.
-        most: the largest gradient that they handed back.
+        kept: the graph runs that gradients reached.
+        most: the largest gradient that they returned.
     """
     compiled = [each for each in kept if each.event.is_compiled]
-    # It may have drawn other numbers, and nobody knows what a hook of the user's does.
+    # It may have drawn other numbers, and the effect of a user's hook is unknown.
     is_plain = not any(each.random_state is not None or _has_hooks(each) for each in kept)
     if not compiled or not is_plain:
         return ()
@@ -82,7 +82,7 @@ def why_of_compiled(kept: Sequence[KeptRun], most: float) -> tuple[str, ...]:
 
 
 def _precision(first: First, origin: Origin) -> Iterator[str]:
-    """The gradient in float64, of what the operation would have read in float64."""
+    """The answer from the gradient in float64, on the operands that float64 would give."""
     gradient = None if first.seen is None else first.seen.gradient
     if gradient is None or gradient.wide is None or gradient.not_judged:
         return
@@ -95,14 +95,14 @@ def _precision(first: First, origin: Origin) -> Iterator[str]:
 
 
 def _compiler(first: First, origin: Origin) -> Iterator[str]:
-    """The second run of the graph was one in eager mode."""
+    """The answer from the second run of the graph, which was in eager mode."""
     if first.kept.event.is_compiled:
         made = said(first.suspect.severity)
         yield f"eager mode agrees ({made} in backward of {origin.what}): not the compiler"
 
 
 def _loss_scale(first: First, origin: Origin, known: float | None) -> Iterator[str]:
-    """The gradient with what came in divided by the scale."""
+    """The answer from the gradient with incoming gradients divided by the scale."""
     if known is not None and known != 1:
         made = said(first.suspect.severity)
         yield f"without the loss scale of {known:g} it is {made} too: not the loss scale"
@@ -119,7 +119,7 @@ def _loss_scale(first: First, origin: Origin, known: float | None) -> Iterator[s
 
 
 def _scale_of(first: First, origin: Origin) -> float | None:
-    """The scale of a loss that nobody is known to unscale; None where it has none."""
+    """The scale of a loss that is not known to be unscaled; None if it has none."""
     if origin.cause == "loss scale":
         return largest_factor(first.kept, first.gradients, first.suspect)
     came_in = [abs(float(x)) for x in first.kept.incoming.values() if x.numel() == 1]
@@ -127,6 +127,6 @@ def _scale_of(first: First, origin: Origin) -> float | None:
 
 
 def _has_hooks(kept: KeptRun) -> bool:
-    """Whether a tensor that a graph was given has a hook beside fxguard's own."""
+    """Whether an input of a graph has a hook other than fxguard's own."""
     given = (x for x in kept.args if isinstance(x, Tensor))
     return any(len(x._backward_hooks or ()) > 1 for x in given)
