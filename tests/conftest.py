@@ -15,11 +15,20 @@ import torch
 from fxguard.capture.following import Following
 from fxguard.guard.guard import Guard
 from fxguard.verdict import forgiving
+from support.long_tests import is_long
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
 
 # Programs that tests start: threads of several on one core wait for each other, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long and is covered otherwise; see support/long_tests.py."""
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(pytest.mark.campaign)
 
 
 def pytest_collection_finish() -> None:
