@@ -15,7 +15,7 @@ import torch
 from fxguard.capture.following import Following
 from fxguard.guard.guard import Guard
 from fxguard.verdict import forgiving
-from support.long_tests import is_long
+from support.long_tests import collected, is_long
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
 
@@ -29,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(pytest.mark.campaign)
+        collected[item.nodeid.removeprefix("tests/")] = "campaign" in item.keywords
 
 
 def pytest_collection_finish() -> None:

@@ -1,35 +1,32 @@
-"""The list of long tests is true of what pytest collects."""
+"""The list of long tests is true of what pytest has collected in this run."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
-
 import pytest
 
-from support.long_tests import LONG, THESE, Long
-
-ROOT = Path(__file__).resolve().parents[2]
+from support.long_tests import ALL, LONG, OTHERS, Long, collected
 
 
-@cache
-def collected(expression: str) -> list[str]:
-    """The names that pytest collects from the files of the list."""
-    named = [text for long in LONG for text in (long.test, long.covered_by) if text != THESE]
-    files = sorted({f"tests/{name.partition('::')[0]}" for name in named})
-    command = [sys.executable, "-m", "pytest", *files, "-m", expression, "--co", "-q"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return [line.removeprefix("tests/") for line in done.stdout.splitlines() if "::" in line]
+def cases_of(test: str, *, campaign: bool) -> set[str]:
+    """The cases of a test that only a campaign runs, or that each change runs."""
+    return {
+        name
+        for name, is_campaign in collected.items()
+        if name.partition("[")[0] == test and is_campaign == campaign
+    }
 
 
 @pytest.mark.parametrize("long", LONG, ids=lambda long: long.test)
 def test_each_change_runs_something_in_its_place(long: Long) -> None:
-    """The cases that stay, or the other test; and the campaign runs those that do not stay."""
-    always, later = collected("not campaign"), collected("campaign")
-    stay = [f"{long.test}[{case}]" for case in long.stay]
-    assert set(stay) <= set(always)
-    assert any(name.partition("[")[0] == long.test for name in later)
-    covering = long.test if long.covered_by == THESE else long.covered_by
-    assert any(name.partition("[")[0] == covering for name in always)
+    """The campaign runs what is listed; each change runs other cases, or the other test."""
+    covering = long.test if long.covered_by == OTHERS else long.covered_by
+    files = {name.partition("::")[0] for name in collected}
+    if not {name.partition("::")[0] for name in (long.test, covering)} <= files:
+        pytest.skip("its file is not in this run")
+    later = cases_of(long.test, campaign=True)
+    if long.cases == ALL:
+        assert later
+        assert not cases_of(long.test, campaign=False)
+    else:
+        assert {f"{long.test}[{case}]" for case in long.cases} <= later
+    assert cases_of(covering, campaign=False)
