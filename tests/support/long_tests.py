@@ -54,7 +54,7 @@ LONG = (
         "debug_utils/test_drop_in.py::test_module_frames_are_those_of_the_original",
         (
             *("llama-eval-plain", "gpt2-train-masked", "bert-train-masked", "mixtral-eval-plain"),
-            *("vit-eval-plain", "whisper-eval-plain", "encoder-eval-plain"),
+            *("vit-eval-plain", "whisper-eval-plain", "encoder-eval-plain", "gpt2-eval-plain"),
         ),
         OTHERS,
     ),
@@ -65,8 +65,16 @@ LONG = (
     ),
     Long(
         "graph/test_operations.py::test_the_rules_hold_for_the_operator_database",
-        ("l", "m", "n", "s"),
+        ("c", "f", "l", "m", "n", "r", "s"),
         OTHERS,
+    ),
+    *(
+        Long(f"guard/test_compiled_autograd.py::{test}", cases, OTHERS)
+        for test, cases in (
+            ("test_nothing_changes", ("aot_eager, fullgraph=True", "inductor")),
+            ("test_bad_gradients_are_said", ("aot_eager, fullgraph=True", "inductor")),
+            ("test_it_is_raised_from_backward", ("aot_eager, fullgraph=True",)),
+        )
     ),
     Long("guard/test_coverage.py::test_every_planted_nan_is_found", ("bert", "vit"), OTHERS),
     Long(
@@ -76,7 +84,10 @@ LONG = (
     ),
     Long(
         "guard/test_underflow.py::test_healthy_models_underflow_nowhere",
-        ("dtype1-t5", "dtype1-bert", "dtype1-mixtral", "dtype0-llama", "dtype0-vit"),
+        (
+            *("dtype0-t5", "dtype0-llama", "dtype0-mixtral", "dtype0-vit"),
+            *("dtype1-t5", "dtype1-llama", "dtype1-bert", "dtype1-mixtral"),
+        ),
         OTHERS,
     ),
     Long(
@@ -141,6 +152,11 @@ LONG = (
         ),
         OTHERS,
     ),
+    Long(
+        "whole/names_the_cause/test_running_models.py::test_a_weight_is_named",
+        ("inf",),
+        OTHERS,
+    ),
     Long("testing/test_pytest_plugin.py::test_the_option", ("2",), OTHERS),
     Long("testing/test_stability.py::test_healthy_models", ("llama",), OTHERS),
     Long("testing/test_stability_of_gradients.py::test_healthy_models", ("llama",), OTHERS),
@@ -152,6 +168,7 @@ LONG = (
             *("vit-float32-eval-plain", "vit-bfloat16-train-plain", "vit-bfloat16-eval-plain"),
             *("resnet-float32-eval-plain", "resnet-bfloat16-train-plain"),
             *("resnet-bfloat16-eval-plain", "cnn-float32-eval-plain", "lstm-float32-eval-plain"),
+            "whisper-float32-train-masked",
         ),
         OTHERS,
     ),
