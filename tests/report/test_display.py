@@ -157,7 +157,9 @@ def test_ipython_shows_text_and_html(result: Any) -> None:
 
 
 def in_rich(result: Any, **options: Any) -> str:
-    console = needs("rich.console").Console(file=io.StringIO(), width=200, **options)
+    console = needs("rich.console").Console(
+        file=io.StringIO(), width=200, no_color=False, **options
+    )
     console.print(result)
     return str(console.file.getvalue())
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import email
-import importlib.util
 import re
 import shutil
-import sys
 import tarfile
 import zipfile
 from email.message import Message
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import fxguard
+from support.loading import module_of
 from support.needs import do_without, needs
 
 ROOT = Path(fxguard.__file__).parents[1]
@@ -23,17 +21,8 @@ LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?!https?:)([^)#]*)[^)]*\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-def the_rehearsal() -> ModuleType:
-    """release.py, which stands beside the package."""
-    spec = importlib.util.spec_from_file_location("release", ROOT / "release.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["release"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = the_rehearsal()
+# Under another name than "release": pytest, run inside of a test, would warn of that one.
+release = module_of(ROOT / "release.py", "the_rehearsal")
 
 
 @pytest.fixture(scope="module")
