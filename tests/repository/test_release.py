@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import re
 import shutil
+import sys
 import tarfile
 import zipfile
 from email.message import Message
