@@ -15,8 +15,8 @@ __all__ = ["lines"]
 IN_C = "tensors in memory are measured in C"
 NOT_BUILT = (
     "tensors in memory are measured by torch's operations, which takes several times as long:\n"
-    "the part in C is not installed. With a C compiler (cc) there, install fxguard from source\n"
-    "once more: from a checkout, from an sdist, or with pip's option --no-binary fxguard."
+    "the part in C is not installed. Install a C compiler (cc), then reinstall fxguard from\n"
+    "source: from a checkout, from an sdist, or with pip's option --no-binary fxguard."
 )
 
 

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.guards
 
 from fxguard.capture.following import Following
 from fxguard.guard.guard import Guard
 from fxguard.verdict import forgiving
-from support.long_tests import collected, is_long
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
+
+# TorchDynamo times the guards of each graph, behind a flush of the cache: 30 ms, for a log.
+torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
 
 # Programs that tests start: threads of several on one core wait for each other, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,11 +28,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long and is covered otherwise; see support/long_tests.py."""
-    for item in items:
-        if is_long(item.nodeid):
-            item.add_marker(pytest.mark.campaign)
-        collected[item.nodeid.removeprefix("tests/")] = "campaign" in item.keywords
+    """Mark what takes long; see support/long_tests.py."""
+    from support.long_tests import collected, marks_of  # not before its assertions are rewritten
+
+    names = [item.nodeid.removeprefix("tests/") for item in items]
+    for item, name, mark in zip(items, names, marks_of(names), strict=True):
+        if mark:
+            item.add_marker(mark)
+        collected[name] = next((m for m in ("campaign", "slow") if m in item.keywords), "")
 
 
 def pytest_collection_finish() -> None:

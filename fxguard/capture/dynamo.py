@@ -8,6 +8,7 @@ The names, their use, and what breaks without them (all present in torch 2.11 to
 - ``torch._dynamo.eval_frame.innermost_backend``: unwraps it to the user's backend.
 - ``torch._dynamo.eval_frame.OptimizedModule._initialize``: makes the result of ``torch.compile``
   look at the model again. Without it, a compiled model runs uncompiled after ``remove``.
+  ``torch._dynamo.trace_rules.check`` is how it decides: whether it has to look again.
 - ``InstructionTranslator.current_tx().one_graph`` and ``.output.compiler_fn``: whether somebody
   compiles a function around the model with ``fullgraph=True``, and with what. Without them the
   guard would break that graph, which is an error then. ``.error_on_graph_break`` says the same
@@ -35,7 +36,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import inspect
 import types
 from collections import Counter
@@ -45,15 +45,16 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
+from torch._dynamo import trace_rules
 from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, skip_code
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.trace_rules import is_callable_allowed
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from fxguard.batch import module_hooks, observer
 from fxguard.capture import plain_python, traced_modules
+from fxguard.capture.instances import instances_of
 from fxguard.capture.quiet import quietly
 from fxguard.graph import marks
 
@@ -161,10 +162,14 @@ def compile_again(model: torch.nn.Module) -> None:
     """Let every result of ``torch.compile(model)`` look at the model's forward anew.
 
     When created, such a result decides how it calls the model: a forward in ``torch.nn`` needs a
-    TorchDynamo function around it, and a forward elsewhere, such as a guard's, must have none.
+    TorchDynamo function around it, and a forward elsewhere, such as a guard's, must have none. So
+    there is something to decide anew only where the model's own forward is in ``torch.nn``.
     """
-    for wrapper in gc.get_objects():
-        if type(wrapper) is OptimizedModule and wrapper._orig_mod is model:
+    forward = getattr(type(model), "forward", None)
+    if isinstance(forward, types.FunctionType) and not trace_rules.check(forward):
+        return
+    for wrapper in instances_of(OptimizedModule):
+        if wrapper._orig_mod is model:
             wrapper._initialize()
 
 
@@ -256,7 +261,7 @@ def cached_with(keys: Mapping[str, str]) -> contextlib.AbstractContextManager[ob
 def let_backend_fail(graph_module: GraphModule) -> None:
     """Let TorchDynamo break a graph that its backend cannot compile, as it does without marks."""
     targets = {node.target for node in graph_module.graph.nodes if node.op == "call_function"}
-    if any(is_callable_allowed(target) for target in targets - marks.MARKS):
+    if any(trace_rules.is_callable_allowed(target) for target in targets - marks.MARKS):
         return
     try:
         output = InstructionTranslator.current_tx().output

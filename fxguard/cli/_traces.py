@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="FILE.html",
-        help="where to (beside FILE, with its name and .html)",
+        help="where to write the page (next to FILE, under its name with .html)",
     )
     report.add_argument(
         "--open",
@@ -62,7 +62,7 @@ def add_commands(commands: Any) -> None:
     )
     compare.add_argument("a", type=Path, metavar="A", help="a file that --trace-to wrote")
     compare.add_argument(
-        "b", type=Path, metavar="B", nargs="?", help="another one; A again where it is left out"
+        "b", type=Path, metavar="B", nargs="?", help="another one (A itself if left out)"
     )
     compare.add_argument(
         "--batches",
@@ -74,8 +74,8 @@ def add_commands(commands: Any) -> None:
         "--tolerance",
         type=float,
         metavar="T",
-        help="how far apart two magnitudes may be, relative to the tensor's largest (what "
-        "rounding to the coarsest dtype in the traces makes: 1e-4 for float32, 1e-2 for float16)",
+        help="how far apart two magnitudes may be, relative to the tensor's largest (enough for "
+        "rounding in the coarsest dtype of the traces: 1e-4 for float32, 1e-2 for float16)",
     )
     compare.add_argument("--format", choices=("text", "table", "json"), default="text")
     compare.add_argument(

@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         "--forecast",
         choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
         help="say what would overflow, underflow or be rounded away in this dtype in the first "
-        "step of the script, and end it there with status 0",
+        "step of the script, and stop there with status 0",
     )
     run.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
     run.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -152,10 +152,9 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
     of_script = rest if given.module is not None else rest[1:]
     looks = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
     if looks:
-        verb = "stands" if len(looks) == 1 else "stand"
         say(
-            f"{', '.join(looks)} {verb} behind {name} and went to the script; "
-            f"what is meant for fxguard stands before it"
+            f"{', '.join(looks)} after {name} went to the script; options for fxguard come before "
+            f"{name}"
         )
     start = Path.cwd() if given.module is not None else Path(os.path.abspath(rest[0])).parent
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch.amp.grad_scaler import GradScaler
 
 from fxguard.batch.kept_run import KeptRun
+from fxguard.capture.instances import instances_of
 
 __all__ = ["LossScale"]
 
@@ -50,15 +51,18 @@ class LossScale:
         scaler scales nothing, but collecting garbage takes long, so it is done only the first time,
         the second, the fourth, …
         """
-        if _has_scaled():
+        found = _have_scaled()
+        if found:
             self._count += 1
             if not self._count & (self._count - 1):
+                del found  # a list would keep them alive
                 gc.collect()
-        return _has_scaled()
+                return _have_scaled()
+        return found
 
 
-def _has_scaled() -> list[GradScaler]:
-    scalers = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
+def _have_scaled() -> list[GradScaler]:
+    scalers = instances_of(GradScaler)
     # From its first use on, a scaler holds its scale in a tensor.
     return [each for each in scalers if each.is_enabled() and each._scale is not None]
 

@@ -57,7 +57,7 @@ def module_of(function: Any) -> FunctionModule:
     """
     if isinstance(function, type):
         raise UsageError(
-            f"{function.__name__} is a class; instrument an object of it, or a function"
+            f"{function.__name__} is a class; instrument an instance of it, or a function"
         )
     if not callable(function):
         what = type(function).__name__

@@ -38,14 +38,14 @@ class Options:
     trace_to: str | os.PathLike[str] | None = field(
         default=None,
         metadata={
-            "help": "write traced batches, and what is detected, into files there",
+            "help": "write traced batches and detections into files in this folder",
             "metavar": "FOLDER",
         },
     )
     abort_after_batch_num: int | None = field(
         default=None,
         metadata={
-            "help": "end the run when this batch has finished; batches are counted from 0",
+            "help": "end the run after this batch; batches are counted from 0",
             "metavar": "N",
         },
     )
@@ -59,11 +59,13 @@ class Options:
     granularity: str = field(
         default="op",
         metadata={
-            "help": "show frames of operations and modules (op), or of modules only",
+            "help": "show frames of operations and modules (op), or of modules only (module)",
             "choices": ("op", "module"),
         },
     )
-    strict: bool = field(default=False, metadata={"help": "also stop at values that reach nothing"})
+    strict: bool = field(
+        default=False, metadata={"help": "also stop at bad values that nothing uses"}
+    )
     ignore: Iterable[str] = field(
         default=(),
         metadata={
@@ -75,27 +77,27 @@ class Options:
     replay: bool = field(
         default=False,
         metadata={
-            "help": "check only what leaves the captured graphs, and run them again when that "
-            "turns bad"
+            "help": "check only what leaves a captured graph, and run the graph again when a bad "
+            "value leaves it"
         },
     )
     backward: bool = field(
         default=True,
-        metadata={"help": "look at the gradients of weights and inputs too, when backward ends"},
+        metadata={"help": "also check the gradients of weights and inputs after each backward"},
     )
     loss_scale: float | Callable[[], float] | None = field(
         default=None,
         metadata={
-            "help": "what the script multiplies its loss by, and divides gradients by afterwards; "
-            "a GradScaler is found without it",
+            "help": "the factor by which the script multiplies its loss, and later divides its "
+            "gradients; a GradScaler is found without it",
             "metavar": "N",
         },
     )
     underflow: float | None = field(
         default=None,
         metadata={
-            "help": "stop at an operation that makes this share of its elements 0 which are not 0 "
-            "in float64 (0.5); looked for in the first batch and every 100th",
+            "help": "stop at an operation that turns this share of its elements (such as 0.5) into "
+            "0 although they are not 0 in float64; checked in the first batch and every 100th",
             "metavar": "SHARE",
         },
     )
@@ -103,19 +105,22 @@ class Options:
         default=None,
         metadata={
             "flag": "--reproduce",
-            "help": "write the blamed operation there as a test that fails, with its operands",
+            "help": "write the blamed operation and its operands into this folder, as a test that "
+            "fails",
             "metavar": "DIR",
         },
     )
     reproduce_ranges_only: bool = field(
         default=False,
-        metadata={"help": "write random numbers of the same ranges there, and none of the model's"},
+        metadata={
+            "help": "with --reproduce: write random numbers of the same ranges in place of the "
+            "model's own"
+        },
     )
     sync_ranks: bool = field(
         default=False,
         metadata={
-            "help": "under torchrun, all ranks stop together; each has to call the model equally "
-            "often"
+            "help": "under torchrun: all ranks stop together; all call the model equally often"
         },
     )
 

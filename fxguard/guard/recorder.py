@@ -255,8 +255,8 @@ class Recorder:
         last = self.last
         if last is not None and last.batch.postponed:
             raise UsageError(
-                f"replay=True did not measure the operations of batch {last.batch.number}, which "
-                "was well; name it in trace_batch_nums"
+                f"replay=True did not measure the operations of batch {last.batch.number}, in "
+                "which nothing was detected; name it in trace_batch_nums"
             )
         return [] if last is None else self.frames_of(last)
 

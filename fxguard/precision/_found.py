@@ -90,6 +90,7 @@ class Found:
                 title,
                 source=None if step is None else step.source,
                 backward=listed is self.backward,
+                is_operation=step is not None,
                 **dataclasses.asdict(failure),
             )
             for listed in (self.forward, self.backward)

@@ -72,11 +72,11 @@ def forecast(
 
     Example:
         >>> print(fxguard.forecast(model, x))
-        in float16 1 of 12 operations fail
+        in float16 1 of 12 operations fails
           mlp.down linear (model.py:14): overflow, needs 131072, float16 holds 65504
     """
     if dtype not in DTYPES:
-        raise UsageError(f"forecast takes {', '.join(map(str, DTYPES))}, and got {dtype}")
+        raise UsageError(f"forecast takes {', '.join(map(str, DTYPES))}, got {dtype}")
     if not isinstance(model, Module):
         raise UsageError(f"forecast needs a torch.nn.Module, got {type(model).__name__}")
     model = unwrapped(model)

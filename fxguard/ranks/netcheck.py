@@ -75,7 +75,7 @@ def exchange(first: bool, other: int, size: int, device: torch.device) -> tuple[
     seconds = min(_there_and_back(first, other, large, received, device) for _ in range(3))
     if not torch.equal(large, received):
         own = distributed.get_rank()
-        raise Failure(f"what rank {other} sent to rank {own} has arrived changed")
+        raise Failure(f"what rank {other} sent to rank {own} arrived changed")
     return latency, size / seconds
 
 

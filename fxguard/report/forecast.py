@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class ForecastRow:
     operand: str = ""
     source: Source | None = None
     backward: bool = False  # True for the gradient that this operation returns to its operands
+    is_operation: bool = True  # False for a weight, an input, and the gradient of an output
 
     def __str__(self) -> str:
         where = f" ({self.source.place})" if self.source else ""
@@ -104,7 +106,7 @@ class Forecast(Displayed):
             >>> model = fxguard.keep_float32(model.half(), plan)
         """
         if self.planner is None:
-            raise UsageError("this forecast has no model at hand; make it with fxguard.forecast")
+            raise UsageError("this forecast holds no model to plan for: fxguard.forecast makes one")
         return self.planner(autocast)
 
     def __bool__(self) -> bool:
@@ -120,13 +122,17 @@ class Forecast(Displayed):
     __repr__ = __str__  # what an interactive session shows
 
     def _headline(self) -> str:
-        forward = sum(not row.backward for row in self.rows)
-        found = (
-            f"{forward} of {self._counted} fail" if forward else f"none of {self._counted} fails"
-        )
+        count = Counter((row.backward, row.is_operation) for row in self.rows)
+        forward, given = count[False, True], count[False, False]
+        found = f"{forward or 'none'} of {self._counted} fail{'' if forward > 1 else 's'}"
         line = f"in {self.dtype} {found}"
-        if backward := len(self.rows) - forward:
+        if given:
+            line += f", and {given} weight{'s or inputs' if given > 1 else ' or input'}"
+            line += "" if forward else f" {'do' if given > 1 else 'does'}"
+        if backward := count[True, True]:
             line += f", and the backward of {backward}"
+        if gradients := count[True, False]:
+            line += f", and the gradient of {gradients} output{'s' if gradients > 1 else ''}"
         if self.between:
             line += f"; not looked at: {self.between} between graphs"
         if self.not_judged:
@@ -135,8 +141,8 @@ class Forecast(Displayed):
 
     @property
     def _counted(self) -> str:
-        what = "matrix products" if self.dtype.startswith("float8") else "operations"
-        return f"{self.operations} {what}"
+        what = "matrix product" if self.dtype.startswith("float8") else "operation"
+        return f"{self.operations} {what}{'' if self.operations == 1 else 's'}"
 
     def to_table(self, tablefmt: str = "github", most: int | None = None) -> str:
         """All rows as a table.

@@ -43,9 +43,9 @@ class PrecisionPlan(Displayed):
     def __str__(self) -> str:
         what = f"keep {self.kept} of {self.of} operations in float32, the rest in {self.dtype}"
         if not self.operations:
-            what = f"nothing has to be kept in float32: {self.dtype} does"
+            what = f"nothing has to be kept in float32: {self.dtype} suffices"
             if not self.verified:
-                what = f"nothing that is kept in float32 makes {self.dtype} do"
+                what = f"nothing kept in float32 makes {self.dtype} suffice"
         lines = [
             what,
             *(f"  {glob}" for glob in self.operations),

@@ -176,7 +176,7 @@ def _magnitude(value: Any) -> float:
         return INFINITE[value]
     number = float(of_type(value, float, int))
     if number < 0:
-        raise ValueError(f"a magnitude is not negative, and {value} is")
+        raise ValueError(f"a magnitude cannot be negative, got {value}")
     return number
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fxguard
 from support import zoo
@@ -284,6 +285,36 @@ def test_evaluation_modes_keep_every_bit(name: str, mode: Any) -> None:
             for one, other in zip(expected, actual, strict=True):
                 assert torch.equal(one, other)
     assert "not checked" not in fxguard.guard_of(model).coverage()
+
+
+@pytest.mark.parametrize("make", [Overflow, lambda: nn.Sequential(Overflow())])
+def test_what_was_compiled_before_follows_the_model(make: Callable[[], nn.Module]) -> None:
+    """It is checked from `instrument` on, and runs compiled and unchecked after `remove`."""
+    ran: list[str] = []
+
+    def backend(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            ran.append("compiled")
+            return graph(*args)
+
+        return run
+
+    model = make()
+    compiled = torch.compile(model, backend=backend)
+    expected = compiled(torch.ones(2, 4))
+    assert ran == ["compiled"]
+    fxguard.instrument(model)
+    assert torch.equal(compiled(torch.ones(2, 4)), expected)
+    assert ran == ["compiled"] * 2
+    guard = fxguard.guard_of(model)
+    assert guard.batch_number == 1
+    assert "between" not in guard.coverage()
+    with pytest.raises(fxguard.NonFiniteError):
+        compiled(torch.full((2, 4), BAD))
+    fxguard.remove(model)
+    assert compiled(torch.full((2, 4), BAD)).isinf().all()
+    assert guard.batch_number == 2
+    assert ran == ["compiled"] * 4
 
 
 def test_a_deep_copy_is_guarded_on_its_own() -> None:

@@ -38,7 +38,7 @@ def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[s
 def test_the_first_step_is_forecast_and_ends_the_script(tmp_path: Path) -> None:
     done = run(tmp_path, TRAIN.format(factor=1e5, scale=1), "--forecast", "float16")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Net: in float16 1 of 4 operations fail")
+    assert done.stdout.startswith("Net: in float16 1 of 4 operations fails")
     assert "mul (train.py:11): overflow, needs " in done.stdout
     assert "step" not in done.stdout
 
@@ -61,7 +61,7 @@ for step in range(3):
 """
     done = run(tmp_path, code, "--forecast", "bfloat16")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("step 0\nLinear: in bfloat16 none of 1 operations fails")
+    assert done.stdout.startswith("step 0\nLinear: in bfloat16 none of 1 operation fails")
     assert "step 1" not in done.stdout
 
 
@@ -76,8 +76,8 @@ raise AssertionError("not reached")
 """
     done = run(tmp_path, code, "--forecast", "float16")
     assert done.returncode == 0, done.stderr
-    assert "Linear: in float16 none of 1 operations fails" in done.stdout
-    assert "Bilinear: in float16 none of 1 operations fails" in done.stdout
+    assert "Linear: in float16 none of 1 operation fails" in done.stdout
+    assert "Bilinear: in float16 none of 1 operation fails" in done.stdout
 
 
 def test_a_script_without_a_model_says_so(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ last(first(torch.randn(4, 16))).sum().backward()
 """
     done = run(tmp_path, code, "--forecast", "float8_e4m3fn", "--report", "page.html")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Linear: in float8_e4m3fn none of 1 matrix products fails") == 2
+    assert done.stdout.count("Linear: in float8_e4m3fn none of 1 matrix product fails") == 2
     for name in ("page.html", "page-2.html"):
         assert "Forecast: float8_e4m3fn" in (tmp_path / name).read_text()
 

@@ -73,7 +73,7 @@ def test_options_behind_the_script_are_the_scripts(here: Path, capsys: Any) -> N
     assert status("run", "train.py", "--replay", "--lr=1", "--report=x.html") == 0
     out, err = capsys.readouterr()
     assert out == "ran ['--replay', '--lr=1', '--report=x.html']\n"
-    assert err.count("--replay, --report stand behind train.py") == 1
+    assert err.count("--replay, --report after train.py went to the script") == 1
     assert status("run", "train.py", "--lr=1") == 0
     assert "behind" not in capsys.readouterr().err
 

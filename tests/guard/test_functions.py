@@ -148,7 +148,7 @@ def test_whole_steps_of_a_function() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (nn.Linear, "Linear is a class; instrument an object of it"),
+        (nn.Linear, "Linear is a class; instrument an instance of it"),
         (3, "needs a torch.nn.Module or a function, got int"),
         (None, "needs a torch.nn.Module or a function, got NoneType"),
         (torch.jit.script(loss_of), "a TorchScript function has no Python code"),

@@ -108,7 +108,7 @@ def test_without_an_outlier_nothing_is_listed(
     for dtype in FLOAT8:
         forecast = fxguard.forecast(Function(function), *plain, dtype=dtype)
         assert forecast, forecast
-        assert str(forecast) == f"in {str(dtype)[6:]} none of 1 matrix products fails"
+        assert str(forecast) == f"in {str(dtype)[6:]} none of 1 matrix product fails"
 
 
 def test_e5m2_holds_what_e4m3_loses() -> None:

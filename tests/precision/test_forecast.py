@@ -206,6 +206,16 @@ def test_weights_that_the_dtype_does_not_hold() -> None:
     assert failures(model, torch.ones(2, 4))["weight"] == "underflow"
 
 
+def test_weights_and_inputs_are_no_operations() -> None:
+    """The headline counts them by themselves: never more operations fail than there are."""
+    model = nn.Linear(4, 4, bias=False)
+    nn.init.constant_(model.weight, 1e5)
+    headline = str(fxguard.forecast(model, torch.full((2, 4), 1e-3))).splitlines()[0]
+    assert headline == "in float16 none of 1 operation fails, and 1 weight or input does"
+    headline = str(fxguard.forecast(model, torch.full((2, 4), 1e5))).splitlines()[0]
+    assert headline == "in float16 1 of 1 operation fails, and 2 weights or inputs"
+
+
 def test_turns_of_a_loop_have_numbers() -> None:
     """TorchDynamo unrolls it; the turn that is too large is named."""
 
@@ -318,7 +328,7 @@ def test_frames_have_the_ranges_of_float64(tmp_path: Path) -> None:
 
     found.to_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "in float16 1 of 2 operations fail" in page
+    assert "in float16 1 of 2 operations fails" in page
     assert "overflow: needs 160000, float16 holds 65504" in page
     (data,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
     sheet = json.loads(data)["sheets"][0]

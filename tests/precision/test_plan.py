@@ -94,7 +94,7 @@ def test_an_output_that_a_clamp_cuts_off_is_not_verified() -> None:
         Function(lambda x: (x * x).clamp(-65504.0, 65504.0)), torch.full((4,), 400.0)
     ).plan()
     assert not plan
-    assert str(plan).startswith("nothing that is kept in float32 makes float16 do\nNOT verified")
+    assert str(plan).startswith("nothing kept in float32 makes float16 suffice\nNOT verified")
     assert plan.remains == ("output 0, which needs 160000",)
 
 
@@ -140,7 +140,7 @@ def test_what_it_prints_and_exports() -> None:
 def test_a_plan_with_nothing_leaves_the_model_alone() -> None:
     model = nn.Linear(2, 2)
     plan = fxguard.forecast(model, torch.ones(1, 2)).plan()
-    assert str(plan).startswith("nothing has to be kept in float32: float16 does")
+    assert str(plan).startswith("nothing has to be kept in float32: float16 suffices")
     assert "forward" not in fxguard.keep_float32(model, plan).__dict__
 
 
@@ -156,7 +156,7 @@ def test_the_model_and_its_state_stay_as_they_were() -> None:
 
 
 def test_a_forecast_from_elsewhere_has_no_plan() -> None:
-    with pytest.raises(FxguardError, match="no model at hand"):
+    with pytest.raises(FxguardError, match="holds no model"):
         fxguard.Forecast("float16", (), 0).plan()
 
 

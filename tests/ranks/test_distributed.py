@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 HERE = Path(__file__).parent
 Found = dict[int, dict[str, Any]]  # what each rank wrote
+COMPARED = Case("fsdp"), Case("ddp")
 
 # The same operations under both wrappers.
 FRAMES = [
@@ -32,16 +33,24 @@ FRAMES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Where so many ranks have left what they found: one run of torchrun for all cases."""
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Path]:
+    """Where so many ranks have left what they found: one run of torchrun for all chosen cases."""
     folders: dict[int, Path] = {}
+    chosen = [
+        (item.callspec.params["count"], item.callspec.params["case"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and getattr(item, "originalname", "") == "test_ranks"
+    ]
+    chosen += [(2, case) for case in COMPARED]
 
     def found(count: int) -> Path:
         if count not in folders:
             folders[count] = tmp_path_factory.mktemp(f"ranks{count}")
-            ran = torchrun(
-                HERE.parent / "support" / "ranks_at_work.py", str(folders[count]), count=count
-            )
+            names = {case.name for of, case in chosen if of == count}
+            script = HERE.parent / "support" / "ranks_at_work.py"
+            ran = torchrun(script, str(folders[count]), *names, count=count)
             (folders[count] / "errors").write_text(ran.stderr if ran.returncode else "")
         errors = (folders[count] / "errors").read_text()
         assert not errors, errors[-3000:]
@@ -139,7 +148,7 @@ def test_ranks(
 
 def test_gathered_weights_are_measured_whole(work: Callable[[Case, int], Found]) -> None:
     """A row of a weight that FSDP shards has the range of the whole weight, on each rank."""
-    sharded, replicated = work(Case("fsdp"), 2), work(Case("ddp"), 2)
+    sharded, replicated = (work(case, 2) for case in COMPARED)
     for rank, each in sharded.items():
         assert len(each["weights"]) == 20
         assert each["weights"] == replicated[rank]["weights"]

@@ -245,7 +245,7 @@ FAULTS = {
     "changes data": (
         "send = netcheck.distributed.send\n"
         "netcheck.distributed.send = lambda data, to: send(data + 1, to)",
-        "what rank 1 sent to rank 0 has arrived changed",
+        "what rank 1 sent to rank 0 arrived changed",
     ),
 }
 

@@ -4,29 +4,60 @@ from __future__ import annotations
 
 import pytest
 
-from support.long_tests import ALL, LONG, OTHERS, Long, collected
+from support.long_tests import ALL, CI, LONG, MANY, OTHERS, SAMPLED, Long, collected, marks_of
 
 
-def cases_of(test: str, *, campaign: bool) -> set[str]:
-    """The cases of a test that only a campaign runs, or that each change runs."""
+def cases_of(test: str) -> dict[str, str]:
+    """The cases of a test, or of a file, and their marks."""
     return {
-        name
-        for name, is_campaign in collected.items()
-        if name.partition("[")[0] == test and is_campaign == campaign
+        name: mark
+        for name, mark in collected.items()
+        if test in (name.partition("[")[0], name.partition("::")[0])
     }
 
 
-@pytest.mark.parametrize("long", LONG, ids=lambda long: long.test)
-def test_each_change_runs_something_in_its_place(long: Long) -> None:
-    """The campaign runs what is listed; each change runs other cases, or the other test."""
-    covering = long.test if long.covered_by == OTHERS else long.covered_by
+def skip_unless_collected(*tests: str) -> None:
+    """A run of some files says nothing about others."""
     files = {name.partition("::")[0] for name in collected}
-    if not {name.partition("::")[0] for name in (long.test, covering)} <= files:
+    if not {test.partition("::")[0] for test in tests} <= files:
         pytest.skip("its file is not in this run")
-    later = cases_of(long.test, campaign=True)
-    if long.cases == ALL:
-        assert later
-        assert not cases_of(long.test, campaign=False)
+
+
+@pytest.mark.parametrize("long", LONG, ids=lambda long: long.test)
+def test_each_change_runs_it_or_something_in_its_place(long: Long) -> None:
+    """CI runs what it is to run; the campaign's cases have others, or another test, beside them."""
+    covering = long.test if long.covered_by in (CI, OTHERS) else long.covered_by
+    skip_unless_collected(long.test, covering)
+    marks = cases_of(long.test)
+    listed = marks if long.cases == ALL else {f"{long.test}[{case}]" for case in long.cases}
+    assert listed
+    assert listed <= marks.keys()
+    if long.covered_by == CI:
+        assert {marks[case] for case in listed} - {"campaign"} == {"slow"}
     else:
-        assert {f"{long.test}[{case}]" for case in long.cases} <= later
-    assert cases_of(covering, campaign=False)
+        assert {marks[case] for case in listed} == {"campaign"}
+    assert set(cases_of(covering).values()) - {"campaign"}
+
+
+@pytest.mark.parametrize("file", SAMPLED)
+def test_a_sample_stays_in_each_test(file: str) -> None:
+    """At least a third of what CI runs, of every test with many cases."""
+    skip_unless_collected(file)
+    tests = {name.partition("[")[0] for name in cases_of(file)}
+    many = [marks for marks in map(cases_of, tests) if len(marks) >= MANY]
+    assert many
+    for marks in many:
+        kept = sum(mark == "" for mark in marks.values())
+        assert kept or "slow" not in marks.values()
+
+
+def test_marks() -> None:
+    """A campaign stays one where a sample leaves it out, too; of many cases every third stays."""
+    test = "whole/no_false_alarm/test_twins.py::test_them"
+    many = [f"{test}[{i}]" for i in range(MANY)]
+    assert list(marks_of(many)) == ["", "slow", "slow"] * (MANY // 3)
+    assert list(marks_of(many[:3])) == [""] * 3
+    long = next(long for long in LONG if long.covered_by == OTHERS)
+    case = f"{long.test}[{long.cases[0]}]"
+    assert list(marks_of([case])) == ["campaign"]
+    assert list(marks_of(["measure/test_inductor.py::test_any[1]"])) == ["slow"]

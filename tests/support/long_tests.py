@@ -1,35 +1,121 @@
-"""Cases that take long: ``./dev campaign`` runs them, and each change runs others in their place.
+"""Cases that take long, and when they run.
 
-A case belongs here when another case of the same test, or another test, keeps the same promise in
-less time. ``tests/conftest.py`` marks the cases ``campaign``.
-``tests/repository/test_long_tests.py`` holds each entry to what is collected.
+- ``./dev test`` runs what is marked neither ``slow`` nor ``campaign``, in ten minutes on two cores.
+- CI also runs what is slow, on each change.
+- ``./dev campaign`` runs the rest: cases whose promise another case, or another test, keeps in
+  less time on each change.
+
+``tests/conftest.py`` sets the marks. ``tests/repository/test_long_tests.py`` holds each entry to
+what is collected.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ALL", "LONG", "OTHERS", "Long", "collected", "is_long"]
+__all__ = ["ALL", "CI", "LONG", "OTHERS", "SAMPLED", "Long", "collected", "marks_of"]
 
 
 @dataclass(frozen=True)
 class Long:
-    """A test of which some cases, or all, are a campaign."""
+    """A test, or a file of tests, of which some cases, or all, are left to CI or to a campaign."""
 
-    test: str  # "capture/test_compile.py::test_autocast_keeps_every_bit"
+    test: str  # "capture/test_compile.py::test_autocast_keeps_every_bit", or the file alone
     cases: tuple[str, ...]  # their ids
-    covered_by: str  # what keeps the promise on each change: OTHERS, or another test
+    covered_by: str  # what keeps the promise on each change: CI, OTHERS, or another test
+
+    @property
+    def mark(self) -> str:
+        """``slow`` where CI runs it, else ``campaign``."""
+        return "slow" if self.covered_by == CI else "campaign"
+
+    def names(self, case: str) -> bool:
+        """Whether it names a case, such as ``guard/test_watch.py::test_compiled_losses[sum]``."""
+        test, _, name = case.removesuffix("]").partition("[")
+        if self.cases != ALL:
+            return test == self.test and name in self.cases
+        return test == self.test or test.partition("::")[0] == self.test
 
 
 ALL = ("*",)
+CI = "CI"
 OTHERS = "the other cases of the test"
 BITS = "whole/bits_unchanged/test_models.py::test_results_are_bitwise_equal"
 PLANTED = "rerun/test_whole_graph.py::test_a_planted_fault_gives_the_report_of_the_full_mode"
 
-# Name of each case that this run has collected, before `-m` chose: whether it is a campaign.
-collected: dict[str, bool] = {}
+# Whether each case that this run has collected, before `-m` chose, has a mark.
+collected: dict[str, str] = {}
+
+# Tests of these files with as many cases or more: ``./dev test`` runs every third, CI all of them.
+MANY = 12
+SAMPLED = (
+    "graph/test_higher_order.py",
+    "graph/test_operations.py",
+    "guard/test_backward_passes.py",
+    "guard/test_underflow.py",
+    "precision/test_keep_float32.py",
+    "repository/test_famous_nans.py",
+    "rerun/test_whole_graph.py",
+    "verdict/test_underflow.py",
+    "whole/names_the_cause/test_planted_faults.py",
+    "whole/names_the_cause/test_small_stories.py",
+    "whole/no_false_alarm/test_twins.py",
+    "whole/nothing_unseen/test_every_forward.py",
+    "whole/nothing_unseen/test_odd_tensors.py",
+)
 
 LONG = (
+    *(
+        Long(test, ALL, CI)
+        for test in (
+            "capture/test_quiet.py",
+            *(
+                f"cli/test_run.py::{test}"
+                for test in (
+                    "test_a_model_that_was_called_is_saved_as_it_is",
+                    "test_a_module_sees_what_python_shows_it",
+                    "test_a_script_sees_what_python_shows_it",
+                    "test_models_in_spawned_processes_are_checked",
+                    "test_other_values_switch_nothing_on",
+                    "test_ranks_that_are_well_are_counted_together",
+                    "test_the_rank_that_fails_is_named",
+                    "test_the_variable_cannot_change_the_status_of_a_script",
+                    "test_the_variable_does_what_the_command_does",
+                    "test_torch_is_imported_whatever_happens",
+                    "test_workers_of_a_data_loader_are_checked",
+                )
+            ),
+            "comparison/test_planted.py",
+            "guard/test_compiled_autograd.py",
+            "guard/test_compiled_steps.py",
+            "guard/test_coverage.py",
+            "integrations/test_grad_scaler.py",
+            "integrations/test_lightning.py",
+            "integrations/test_trainer.py",
+            "measure/test_gpu.py",
+            "measure/test_inductor.py",
+            "precision/test_keep_float32.py::test_on_two_ranks",
+            "precision/test_properties.py",
+            "ranks/test_backward_of_ranks.py",
+            "ranks/test_distributed.py",
+            "ranks/test_netcheck.py",
+            "report/test_page.py",
+            "report/test_page_opens.py",
+            "report/test_terminal.py::test_a_real_terminal",
+            "repository/test_benchmarks.py",
+            "repository/test_release.py",
+            "repository/test_site.py",
+            "repository/test_symptoms.py",
+            "testing/test_properties.py",
+            "testing/test_real_functions.py",
+            "whole/bits_unchanged/test_models.py",
+            "whole/bits_unchanged/test_operator_database.py",
+            "whole/names_the_cause/test_planted_gradients.py",
+            "whole/no_false_alarm/test_architectures.py",
+        )
+    ),
     Long(
         "capture/test_compile.py::test_fullgraph_training_keeps_every_bit",
         ("t5", "llama", "whisper", "vit"),
@@ -195,7 +281,15 @@ LONG = (
 )
 
 
-def is_long(node: str) -> bool:
-    """Whether a case, by pytest's name of it, is a campaign."""
-    test, _, case = node.removeprefix("tests/").removesuffix("]").partition("[")
-    return any(each.test == test and (each.cases == ALL or case in each.cases) for each in LONG)
+def marks_of(cases: Sequence[str]) -> Iterator[str]:
+    """The mark that each case is to have, by pytest's names of all that were collected."""
+    sizes = Counter(case.partition("[")[0] for case in cases)
+    seen: Counter[str] = Counter()
+    for case in cases:
+        test = case.partition("[")[0]
+        seen[test] += 1
+        named = {long.mark for long in LONG if long.names(case)}
+        is_sampled = test.partition("::")[0] in SAMPLED and sizes[test] >= MANY
+        if is_sampled and seen[test] % 3 != 1:
+            named.add("slow")
+        yield "campaign" if "campaign" in named else next(iter(named), "")

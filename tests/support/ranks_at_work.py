@@ -1,6 +1,6 @@
-"""What ranks do for tests/ranks/test_distributed.py: run by torchrun, once for all cases.
+"""What ranks do for tests/ranks/test_distributed.py: run by torchrun, once for several cases.
 
-    torchrun --nproc_per_node 2 tests/support/ranks_at_work.py folder
+    torchrun --nproc_per_node 2 tests/support/ranks_at_work.py folder case [case ...]
 
 Each rank writes ``folder/case.rank.json``, and its traces into ``folder/case``.
 """
@@ -213,11 +213,13 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
     rank = distributed.get_rank()
     for case in cases(distributed.get_world_size()):
+        if case.name not in names:
+            continue
         found = work(case, rank, folder)
         (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
         distributed.barrier()
@@ -225,4 +227,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

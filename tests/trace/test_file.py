@@ -348,7 +348,7 @@ def test_the_parts_of_the_next_test_are_well(tmp_path: Path) -> None:
         (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[]}\n', "other rows than its plan"),
         (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[[1]]}\n', ":3: not a trace"),
         (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[[1,"huge"]]}\n', "lacks 'huge'"),
-        (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[[-1,1]]}\n', "is not negative, and -1 is"),
+        (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[[-1,1]]}\n', "cannot be negative, got -1"),
         (HEAD + PLAN + '{"batch":0,"of_plan":0,"rows":[[1,true]]}\n', "is not of type float"),
         (HEAD + PLAN + '{"batch":"0","of_plan":0,"rows":[[1,1]]}\n', "is not of type int"),
     ],
