@@ -31,11 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what takes long; see support/long_tests.py."""
     from support.long_tests import collected, marks_of  # not before its assertions are rewritten
 
-    names = [item.nodeid.removeprefix("tests/") for item in items]
-    for item, name, mark in zip(items, names, marks_of(names), strict=True):
+    by_name = {item.nodeid.removeprefix("tests/"): item for item in items}
+    own = {
+        name: next((mark for mark in ("campaign", "slow") if item.get_closest_marker(mark)), "")
+        for name, item in by_name.items()
+    }
+    collected.update(marks_of(own))
+    for name, mark in collected.items():
         if mark:
-            item.add_marker(mark)
-        collected[name] = next((m for m in ("campaign", "slow") if m in item.keywords), "")
+            by_name[name].add_marker(mark)
 
 
 def pytest_collection_finish() -> None:

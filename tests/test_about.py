@@ -29,4 +29,4 @@ def test_what_to_do_is_said_where_it_is_not_built(
     monkeypatch.setattr(native, "is_built", is_built)
     text = "\n".join(about.lines())
     assert ("measured in C" in text) == is_built
-    assert ("With a C compiler" in text) != is_built
+    assert ("Install a C compiler" in text) != is_built

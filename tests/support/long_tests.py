@@ -12,7 +12,7 @@ what is collected.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 __all__ = ["ALL", "CI", "LONG", "OTHERS", "SAMPLED", "Long", "collected", "marks_of"]
@@ -45,16 +45,15 @@ OTHERS = "the other cases of the test"
 BITS = "whole/bits_unchanged/test_models.py::test_results_are_bitwise_equal"
 PLANTED = "rerun/test_whole_graph.py::test_a_planted_fault_gives_the_report_of_the_full_mode"
 
-# Whether each case that this run has collected, before `-m` chose, has a mark.
+# The mark of each case that this run has collected, before `-m` chose.
 collected: dict[str, str] = {}
 
-# Tests of these files with as many cases or more: ``./dev test`` runs every third, CI all of them.
+# Of tests in these files that CI runs in as many cases or more, ``./dev test`` runs every third.
 MANY = 12
 SAMPLED = (
     "graph/test_higher_order.py",
     "graph/test_operations.py",
     "guard/test_backward_passes.py",
-    "guard/test_underflow.py",
     "precision/test_keep_float32.py",
     "repository/test_famous_nans.py",
     "rerun/test_whole_graph.py",
@@ -281,15 +280,29 @@ LONG = (
 )
 
 
-def marks_of(cases: Sequence[str]) -> Iterator[str]:
-    """The mark that each case is to have, by pytest's names of all that were collected."""
-    sizes = Counter(case.partition("[")[0] for case in cases)
+def marks_of(cases: Mapping[str, str]) -> dict[str, str]:
+    """The mark of each case.
+
+    Args:
+        cases: the names of all that were collected, as pytest has them below ``tests/``, in its
+            order, with the mark that stands in the file: ``campaign``, ``slow`` or none, "".
+    """
+    marks = {case: _heavier({own, *_listed(case)}) for case, own in cases.items()}
+    sizes = Counter(case.partition("[")[0] for case, mark in marks.items() if not mark)
     seen: Counter[str] = Counter()
-    for case in cases:
+    for case, mark in marks.items():
         test = case.partition("[")[0]
+        if mark or test.partition("::")[0] not in SAMPLED or sizes[test] < MANY:
+            continue
         seen[test] += 1
-        named = {long.mark for long in LONG if long.names(case)}
-        is_sampled = test.partition("::")[0] in SAMPLED and sizes[test] >= MANY
-        if is_sampled and seen[test] % 3 != 1:
-            named.add("slow")
-        yield "campaign" if "campaign" in named else next(iter(named), "")
+        if seen[test] % 3 != 1:
+            marks[case] = "slow"
+    return marks
+
+
+def _listed(case: str) -> Iterator[str]:
+    return (long.mark for long in LONG if long.names(case))
+
+
+def _heavier(marks: Collection[str]) -> str:
+    return next((mark for mark in ("campaign", "slow") if mark in marks), "")
