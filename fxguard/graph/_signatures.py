@@ -141,13 +141,16 @@ def _of_function(function: Any) -> tuple[Signature, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def name_of(target: Any) -> str:
-    """The operation's usual name: ``mul``, ``softmax``, ``masked_fill_``."""
+    """The operation's usual name: ``mul``, ``softmax``, ``masked_fill_``.
+
+    A user's own ``softmax`` is ``library.softmax``: what is known of torch's does not hold for it.
+    """
     if isinstance(target, str):
         name = target
-    elif isinstance(target, torch._ops.OpOverload):
-        name = target._schema.name.split("::")[-1]
-        if name in MOVERS and is_custom(target):  # a user's own ``half`` may be a division
-            return target._schema.name.replace("::", ".")
+    elif isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        namespace, _, name = _packet(target)._qualified_op_name.partition("::")
+        if is_custom(target) and any(hasattr(place, name) for place in NAMES_OF_TORCH):
+            return f"{namespace}.{name}"
     else:
         name = getattr(target, "__name__", None) or type(target).__name__
     if name.startswith("__") and name.endswith("__") and name not in tables.NOT_OPERATIONS:
@@ -173,6 +176,5 @@ def is_collective(target: Any) -> bool:
 
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
-# The results of torch's own operations with these names are elements of their operands.
-MOVERS = tables.MOVES | tables.SELECTS | tables.CASTS
+NAMES_OF_TORCH = (torch, torch.Tensor, torch.nn.functional, torch.ops.aten)
 TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")

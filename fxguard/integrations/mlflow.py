@@ -29,7 +29,7 @@ LONGEST_TAG = 5000
 
 
 class Run(Protocol):
-    """What is used of the run that ``mlflow.start_run()`` returns."""
+    """The part of the run from ``mlflow.start_run()`` that is used here."""
 
     @property
     def info(self) -> Any:
@@ -40,8 +40,8 @@ def log_report(run: Run, report: Report, step: int) -> None:
     """Log the verdict of a report, with cause and fix, and its page.
 
     Both are artifacts, ``fxguard/<step>/verdict.txt`` and ``fxguard/<step>/page.html``. The latter
-    is the page that ``report.to_html`` writes. The tag ``fxguard`` of the run is
-    ``report.one_line``, by which runs are found.
+    is the page that ``report.to_html`` writes. The run's tag ``fxguard`` is ``report.one_line``, so
+    that runs can be searched by it.
 
     Args:
         run: what ``mlflow.start_run()`` returned.
@@ -63,10 +63,10 @@ def log_ranges(
 ) -> int:
     """Log the smallest and the largest magnitude of the outputs of chosen frames as metrics.
 
-    Names are those of :func:`fxguard.integrations.tensorboard.log_ranges` in the characters that
-    every MLflow takes: ``abs max/encoder.block.0.layer.1.DenseReluDense mul``, and for further
-    outputs ``abs max/decoder split output_1``. A database keeps an infinity as the largest number
-    of float64.
+    Names are those of :func:`fxguard.integrations.tensorboard.log_ranges`, reduced to characters
+    that every MLflow store accepts: ``abs max/encoder.block.0.layer.1.DenseReluDense mul``, and for
+    further outputs ``abs max/decoder split output_1``. A database stores an infinity as the largest
+    number of float64.
 
     Args:
         run: what ``mlflow.start_run()`` returned.

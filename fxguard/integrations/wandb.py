@@ -24,7 +24,7 @@ _with_axis: WeakSet[Any] = WeakSet()  # runs that have been told so
 
 
 class Run(Protocol):
-    """What is used of the run that ``wandb.init()`` returns."""
+    """The part of the run from ``wandb.init()`` that is used here."""
 
     @property
     def step(self) -> int:
@@ -36,14 +36,14 @@ class Run(Protocol):
     def define_metric(
         self, name: str, step_metric: str | None = None, *, hidden: bool | None = None
     ) -> Any:
-        """Say what the x axis of a chart is."""
+        """Choose the x axis of a chart."""
 
 
 def log_report(run: Run, report: Report, step: int) -> None:
     """Log the verdict of a report, with cause and fix, and its page.
 
-    ``fxguard/verdict`` is a text: it stands in the summary of the run, and as a column in the table
-    of runs. ``fxguard/page`` is the page that ``report.to_html`` writes, as a ``wandb.Html``.
+    ``fxguard/verdict`` is a text. W&B shows it in the run's summary and as a column of the table of
+    runs. ``fxguard/page`` is the page that ``report.to_html`` writes, as a ``wandb.Html``.
 
     Args:
         run: what ``wandb.init()`` returned.
@@ -65,8 +65,8 @@ def log_ranges(
 
     Names are those of :func:`fxguard.integrations.tensorboard.log_ranges`, such as ``abs
     max/encoder.block.0.layer.1.DenseReluDense:mul``. The x axis of their charts is
-    ``fxguard/step``. Where the run's own step is that of the loop, or less, they stand in the row
-    of that step; where it is further, they have a row of their own.
+    ``fxguard/step``. They are logged in the row of ``step``, or in a row of their own once the
+    run's own step is beyond it.
 
     Args:
         run: what ``wandb.init()`` returned.
@@ -97,7 +97,7 @@ def log_ranges(
 def log_trace(run: Run, trace: Trace, select: str | Iterable[str] = "*") -> int:
     """Log every batch of a trace, as :func:`log_ranges` does, its verdicts, and its page.
 
-    The step is the batch number. A trace may be logged after the training that it is of.
+    The step is the batch number. A trace may be logged at any time after its training.
 
     Args:
         run: what ``wandb.init()`` returned.

@@ -123,16 +123,17 @@ class Forecast(Displayed):
 
     def _headline(self) -> str:
         count = Counter((row.backward, row.is_operation) for row in self.rows)
-        forward, given = count[False, True], count[False, False]
+        forward, backward = count[False, True], count[True, True]
         found = f"{forward or 'none'} of {self._counted} fail{'' if forward > 1 else 's'}"
         line = f"in {self.dtype} {found}"
-        if given:
-            line += f", and {given} weight{'s or inputs' if given > 1 else ' or input'}"
-            line += "" if forward else f" {'do' if given > 1 else 'does'}"
-        if backward := count[True, True]:
+        if backward:
             line += f", and the backward of {backward}"
-        if gradients := count[True, False]:
-            line += f", and the gradient of {gradients} output{'s' if gradients > 1 else ''}"
+        for number, one, many in (
+            (count[False, False], "weight or input", "weights or inputs"),
+            (count[True, False], "gradient of an output", "gradients of outputs"),
+        ):
+            if number:
+                line += f"; {number} {f'{one} fails' if number == 1 else f'{many} fail'}"
         if self.between:
             line += f"; not looked at: {self.between} between graphs"
         if self.not_judged:

@@ -53,6 +53,16 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("fxguard_tests::softmax", mutates_args=())
+def softmax(x: Tensor) -> Tensor:
+    return x * float("nan")
+
+
+@softmax.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 class Model(nn.Module):
     """Runs a function of itself and its inputs."""
 
@@ -323,11 +333,16 @@ def test_what_a_custom_operation_writes_has_a_row(captured: bool) -> None:
 
 
 def test_a_custom_operation_of_a_name_of_torch_is_none_of_torch(captured: bool) -> None:
-    """Somebody's own ``half`` casts nothing: it is to blame for what it makes."""
+    """Somebody's own ``half`` casts nothing, and no row of somebody's ``softmax`` is masked."""
     reports: list[fxguard.Report] = []
     model = Model(lambda model, x: half(x) * 3, captured=captured)
     fxguard.instrument(model, on_detect=reports.append)(torch.ones(3))
     assert [origin.what for origin in reports[0].origins] == ["fxguard_tests.half"]
+    model = Model(lambda model, x: softmax(x), captured=captured)
+    masked = torch.full((3,), float("-inf"))
+    fxguard.instrument(model, on_detect=reports.append)(masked)
+    assert [origin.what for origin in reports[1].origins] == ["fxguard_tests.softmax"]
+    assert "masked" not in str(reports[1])
 
 
 def test_a_view_of_another_dtype_counts_as_an_operation() -> None:

@@ -145,12 +145,12 @@ def test_found_in_a_body_under_inductor() -> None:
 
 def test_with_the_wrapper_in_cpp() -> None:
     model = fxguard.instrument(Layer())
-    options = {"cpp_wrapper": True}
+    compiled = torch.compile(model, options={"cpp_wrapper": True})
     with torch.no_grad():
-        torch.compile(model, options=options)(torch.randn(2, 4, 64))
+        compiled(torch.randn(2, 4, 64))
         assert len(fxguard.guard_of(model).frames()) > 5
         with pytest.raises(fxguard.NonFiniteError, match="argument `x` of"):
-            torch.compile(model, options=options)(torch.full((2, 4, 64), float("nan")))
+            compiled(torch.full((2, 4, 64), float("nan")))
 
 
 def cache_hits_of_a_second_compilation() -> int:

@@ -211,9 +211,9 @@ def test_weights_and_inputs_are_no_operations() -> None:
     model = nn.Linear(4, 4, bias=False)
     nn.init.constant_(model.weight, 1e5)
     headline = str(fxguard.forecast(model, torch.full((2, 4), 1e-3))).splitlines()[0]
-    assert headline == "in float16 none of 1 operation fails, and 1 weight or input does"
+    assert headline == "in float16 none of 1 operation fails; 1 weight or input fails"
     headline = str(fxguard.forecast(model, torch.full((2, 4), 1e5))).splitlines()[0]
-    assert headline == "in float16 1 of 1 operation fails, and 2 weights or inputs"
+    assert headline == "in float16 1 of 1 operation fails; 2 weights or inputs fail"
 
 
 def test_turns_of_a_loop_have_numbers() -> None:

@@ -129,6 +129,9 @@ LONG = (
     ),
     Long("cli/test_run.py::test_models_in_spawned_processes_are_checked", ("1.0-0",), OTHERS),
     Long("cli/test_run.py::test_workers_of_a_data_loader_are_checked", ("fork-1-0",), OTHERS),
+    Long("cli/test_run.py::test_a_module_sees_what_python_shows_it", ("package.part",), OTHERS),
+    Long("cli/test_run.py::test_a_script_sees_what_python_shows_it", ("below/script.py",), OTHERS),
+    Long("cli/test_run.py::test_other_values_switch_nothing_on", ("off", "false"), OTHERS),
     Long("cli/test_run.py::test_the_rank_that_fails_is_named", ("variable",), OTHERS),
     Long(
         "cli/test_run.py::test_the_variable_serves_spawned_processes",
@@ -140,6 +143,7 @@ LONG = (
         (
             *("llama-eval-plain", "gpt2-train-masked", "bert-train-masked", "mixtral-eval-plain"),
             *("vit-eval-plain", "whisper-eval-plain", "encoder-eval-plain", "gpt2-eval-plain"),
+            "llama-train-masked",
         ),
         OTHERS,
     ),
@@ -161,7 +165,9 @@ LONG = (
             ("test_it_is_raised_from_backward", ("aot_eager, fullgraph=True",)),
         )
     ),
-    Long("guard/test_coverage.py::test_every_planted_nan_is_found", ("bert", "vit"), OTHERS),
+    Long(
+        "guard/test_coverage.py::test_every_planted_nan_is_found", ("bert", "vit", "llama"), OTHERS
+    ),
     Long(
         "guard/test_coverage.py::test_the_self_test_runs_under_the_active_backend",
         ("inductor",),
@@ -172,6 +178,7 @@ LONG = (
         (
             *("dtype0-t5", "dtype0-llama", "dtype0-mixtral", "dtype0-vit"),
             *("dtype1-t5", "dtype1-llama", "dtype1-bert", "dtype1-mixtral"),
+            *("dtype0-bert", "dtype1-vit"),
         ),
         OTHERS,
     ),
@@ -180,6 +187,7 @@ LONG = (
         ("length-backward of sqrt made inf-inductor",),
         OTHERS,
     ),
+    Long("precision/test_keep_float32.py::test_on_two_ranks", ("ddp",), OTHERS),
     Long("integrations/test_trainer.py::test_overflow_in_training", ("everything",), OTHERS),
     Long(
         "integrations/test_trainer.py::test_training_is_what_it_was",
@@ -208,6 +216,19 @@ LONG = (
         ),
         OTHERS,
     ),
+    Long("ranks/test_distributed.py::test_no_rank_hangs", ("alone",), OTHERS),
+    *(
+        Long(
+            f"repository/test_benchmarks.py::{test}",
+            ALL,
+            "repository/test_benchmarks.py::test_overhead_runs_every_tool",
+        )
+        for test in (
+            "test_replay_measures_each_way",
+            "test_versions_needs_a_checkout",
+            "test_whole_step_compares_steps_with_and_without_gradients",
+        )
+    ),
     Long(
         "repository/test_examples.py::test_a_repaired_training_goes_on",
         ALL,
@@ -232,7 +253,7 @@ LONG = (
     Long(
         PLANTED,
         (
-            *("twice-True-eager", "in_place-True-eager"),
+            *("twice-True-eager", "in_place-True-eager", "encoder-True-eager"),
             *("containers-True-eager", "containers-False-aot_eager"),
         ),
         OTHERS,
@@ -264,7 +285,17 @@ LONG = (
     ),
     Long(
         "whole/bits_unchanged/test_watched_steps.py::test_watched_steps_are_bitwise_equal",
-        ("t5-float32-0", "resnet-float32-0"),
+        ("t5-float32-0", "resnet-float32-0", "gpt2-float32-2"),
+        OTHERS,
+    ),
+    Long(
+        "whole/names_the_cause/test_planted_gradients.py::test_gradients_of_small_models",
+        ("in_place",),
+        OTHERS,
+    ),
+    Long(
+        "whole/nothing_unseen/test_every_operation.py::test_frames_hold_every_result_of_the_oracle",
+        ("t5-captured-float32", "bert-captured-float32"),
         OTHERS,
     ),
     Long(
