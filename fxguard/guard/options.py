@@ -64,7 +64,7 @@ class Options:
         },
     )
     strict: bool = field(
-        default=False, metadata={"help": "also stop at bad values that nothing uses"}
+        default=False, metadata={"help": "also stop at bad values that reach no output"}
     )
     ignore: Iterable[str] = field(
         default=(),
@@ -77,8 +77,8 @@ class Options:
     replay: bool = field(
         default=False,
         metadata={
-            "help": "check only what leaves a captured graph, and run the graph again when a bad "
-            "value leaves it"
+            "help": "check only what leaves the captured graphs, and run them again, fully "
+            "checked, when a bad value does"
         },
     )
     backward: bool = field(
@@ -120,7 +120,8 @@ class Options:
     sync_ranks: bool = field(
         default=False,
         metadata={
-            "help": "under torchrun: all ranks stop together; all call the model equally often"
+            "help": "under torchrun: all ranks stop together; each must call the model equally "
+            "often"
         },
     )
 

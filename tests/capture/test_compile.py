@@ -287,10 +287,8 @@ def test_evaluation_modes_keep_every_bit(name: str, mode: Any) -> None:
     assert "not checked" not in fxguard.guard_of(model).coverage()
 
 
-@pytest.mark.parametrize("make", [Overflow, lambda: nn.Sequential(Overflow())])
-def test_what_was_compiled_before_follows_the_model(make: Callable[[], nn.Module]) -> None:
-    """It is checked from `instrument` on, and runs compiled and unchecked after `remove`."""
-    ran: list[str] = []
+def noting(ran: list[str]) -> Callable[..., Any]:
+    """A backend that notes each run of a compiled graph."""
 
     def backend(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -299,8 +297,15 @@ def test_what_was_compiled_before_follows_the_model(make: Callable[[], nn.Module
 
         return run
 
+    return backend
+
+
+@pytest.mark.parametrize("make", [Overflow, lambda: nn.Sequential(Overflow())])
+def test_what_was_compiled_before_follows_the_model(make: Callable[[], nn.Module]) -> None:
+    """It is checked from `instrument` on, and runs compiled and unchecked after `remove`."""
+    ran: list[str] = []
     model = make()
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=noting(ran))
     expected = compiled(torch.ones(2, 4))
     assert ran == ["compiled"]
     fxguard.instrument(model)
@@ -315,6 +320,16 @@ def test_what_was_compiled_before_follows_the_model(make: Callable[[], nn.Module
     assert compiled(torch.full((2, 4), BAD)).isinf().all()
     assert guard.batch_number == 2
     assert ran == ["compiled"] * 4
+
+
+def test_a_model_of_torch_nn_runs_compiled_after_remove() -> None:
+    """What was compiled around the guard has to look at the model's own forward again."""
+    ran: list[str] = []
+    model = fxguard.instrument(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    compiled = torch.compile(model, backend=noting(ran))
+    fxguard.remove(model)
+    compiled(torch.ones(2, 4))
+    assert ran == ["compiled"]
 
 
 def test_a_deep_copy_is_guarded_on_its_own() -> None:

@@ -90,7 +90,7 @@ def test_names_that_mlflow_does_not_take(run: Any) -> None:
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)  # files take a minute
 def test_more_than_mlflow_takes_at_once(run: Any) -> None:
-    """A thousand outputs in one step: the limit is the client's, whatever the store."""
+    """A thousand outputs in one step: more than one request may hold, to any store."""
     many = tuple(Frame(f"layers.{i}", "mul", True, (Row("output", 0.0, i),)) for i in range(1001))
     assert log_ranges(run, many, 3) == 2002
     found = metrics(run)
