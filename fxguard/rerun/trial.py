@@ -42,7 +42,9 @@ def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | 
         harmless: keys of bad values that do no harm.
 
     Returns:
-        None if the model has more than one graph, or if its output is still not finite.
+        None if the model has more than one graph, if its output is still not finite, or if float64
+        gives nothing to compare with: it is not finite there either, or an operation from the
+        blamed one on has no float64 form.
     """
     run = batch.run_of(key)
     alone = len(batch.runs) == 1 and not batch.uncaptured()
@@ -52,13 +54,19 @@ def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | 
     left = [check_of(batch, each).place for each in harmless if each.event == key.event]
     form = Repaired({first: None}, extends=True, harmless=left, dtype=torch.float32)
     low, other = again(run, form)
-    _, wide = again(run, WideForm())
+    reference = WideForm()
+    _, wide = again(run, reference)
+    by_place = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
+    after = list(by_place)[list(by_place).index(first) :] if first in by_place else by_place
+    if not reference.taken_over.keys().isdisjoint(after):
+        return None
     leaves = zip(nodes.leaves(low), nodes.leaves(other), nodes.leaves(wide), strict=True)
-    errors = [relative_error(two.to(one.dtype), ref) for one, two, ref in leaves if is_float(one)]
-    error = max(errors, default=0.0)
+    found = [(two.to(one.dtype), ref) for one, two, ref in leaves if is_float(one)]
+    if not all(bool(ref.isfinite().all()) for _, ref in found):
+        return None
+    error = max((relative_error(low, ref) for low, ref in found), default=math.inf)
     if error == math.inf:
         return None
-    by_place = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
     places = [first, *(place for place in form.island if place != first)]
     steps = tuple(by_place[place] for place in places if place in by_place)
     return Trial(steps, error) if steps else None

@@ -339,6 +339,27 @@ def test_a_fix_is_tried() -> None:
     assert not any(fix.kind == "tried" for fix in nothing.fixes)
 
 
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda y: y - y.square().square().exp() + y.square().square().exp(),  # inf - inf
+        lambda y: -y.exp(),
+        lambda y: cube(y * 1e-4),
+    ],
+    ids=["NaN", "-inf", "no float64 kernel"],
+)
+def test_nothing_is_tried_against_a_reference_that_fails(then: Callable[[Tensor], Tensor]) -> None:
+    """What float64 cannot compute either is no proof that float32 suffices."""
+
+    def function(x: Tensor) -> Tensor:
+        return then((x * x).mean(-1))
+
+    (report,) = reports_of(function, LARGE)
+    fixes = report.origins[0].fixes
+    assert fixes
+    assert not any(fix.kind == "tried" for fix in fixes)
+
+
 def test_a_rule_that_fails_hides_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any) -> Any:
         raise IndexError
