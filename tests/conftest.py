@@ -40,12 +40,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, mark in collected.items():
         if mark:
             by_name[name].add_marker(mark)
+    for item in items:
+        if "device" in getattr(item, "fixturenames", ()):
+            item.add_marker("device")
 
 
 def pytest_collection_finish() -> None:
     """Let Python's collector leave alone what was imported: it would look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """The GPU where there is one, else the CPU. A test that asks for it is marked ``device``.
+
+    On a GPU the test has torch's deterministic kernels: their results can be compared in every bit.
+    """
+    if not torch.cuda.is_available():
+        yield torch.device("cpu")
+        return
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device("cuda")
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

@@ -96,9 +96,9 @@ TESTED = ["llama", "bert", "vit", "resnet", "cnn", "in_place", *LONG]
 
 
 @pytest.mark.parametrize("name", TESTED)
-def test_every_planted_nan_is_found(name: str) -> None:
+def test_every_planted_nan_is_found(name: str, device: torch.device) -> None:
     """As many as coverage() says are checked, weights and integers aside; nothing is left over."""
-    entry = zoo.ZOO[name]
+    entry = zoo.ZOO[name].on(device)
     args, kwargs = entry.inputs(torch.float32, entry.has_mask)
     model = fxguard.instrument(entry.model())
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -118,8 +118,8 @@ def test_every_planted_nan_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_the_self_test_runs_under_the_active_backend(backend: str) -> None:
-    entry = zoo.ZOO["bert"]
+def test_the_self_test_runs_under_the_active_backend(backend: str, device: torch.device) -> None:
+    entry = zoo.ZOO["bert"].on(device)
     args, kwargs = entry.inputs(torch.float32, True)
     model = fxguard.instrument(entry.model())
     with torch.no_grad():

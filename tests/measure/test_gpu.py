@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
 TRITON = Path(sys.prefix) / "triton"
 
 
-def run(command: list[str], **env: str) -> None:
-    if not TRITON.is_dir():
-        do_without(f"no Triton in {TRITON}")
-    env = {**os.environ, "PYTHONPATH": str(TRITON), **env}
+def run(command: list[str], **env: str) -> str:
+    """What a program prints that finds Triton."""
+    paths = [os.environ.get("PYTHONPATH", "")]
+    if not importlib.util.find_spec("triton"):
+        if not TRITON.is_dir():
+            do_without(f"no Triton in {TRITON}")
+        paths.append(str(TRITON))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **env}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_kernel_reads_what_torch_reads() -> None:
@@ -35,8 +42,11 @@ def test_the_kernel_reads_what_torch_reads() -> None:
     run(command, TRITON_INTERPRET="1")
 
 
+GENERATIONS = {80: "A100", 90: "H100", 100: "B200"}
 COMPILE = """
+import pathlib, subprocess, sys, tempfile
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from fxguard.measure import gpu
@@ -49,16 +59,28 @@ for dtype, integer in gpu.BITS.items():
     signature |= {"programs": "i32", "rounds": "i32", "most": "constexpr", "block": "constexpr"}
     known = {"most": torch.iinfo(integer).max, "block": gpu.BLOCK}
     source = ASTSource(fn=read_range, signature=signature, constexprs=known)
-    for capability in (80, 90):
+    for capability in map(int, sys.argv[1:]):
         code = compile(source, target=GPUTarget("cuda", capability, 32)).asm
-        assert code["cubin"]
         assert "atom" in code["ptx"]
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            pathlib.Path(file.name).write_bytes(code["cubin"])
+            program = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+            command = [program, "--dump-resource-usage", file.name]
+            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        print(dtype, capability, told.split("Function read_range:")[1].splitlines()[1].strip())
 """
+REGISTERS = 64  # at most, of 65,536: a multiprocessor runs eight programs of 128 threads at once
 
 
 def test_the_kernel_compiles_for_real_gpus() -> None:
-    """To machine code of an A100 and an H100, which takes no GPU."""
-    run([sys.executable, "-c", COMPILE])
+    """To machine code of three generations, which takes no GPU; nothing spills from registers."""
+    printed = run([sys.executable, "-c", COMPILE, *map(str, GENERATIONS)])
+    lines = printed.splitlines()
+    assert len(lines) == len(GENERATIONS) * len(gpu.BITS)
+    for line in lines:
+        used = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", line)}
+        assert 0 < used["REG"] <= REGISTERS, line
+        assert used["STACK"] == used["LOCAL"] == 0, line
 
 
 def test_a_machine_without_gpu_asks_for_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

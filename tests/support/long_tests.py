@@ -104,6 +104,7 @@ LONG = (
             "report/test_page_opens.py",
             "report/test_terminal.py::test_a_real_terminal",
             "repository/test_benchmarks.py",
+            "repository/test_gpu_program.py::test_the_smallest_sizes_pass_on_a_cpu",
             "repository/test_release.py",
             "repository/test_site.py",
             "repository/test_symptoms.py",

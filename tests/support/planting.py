@@ -114,7 +114,8 @@ class Planter:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.sites: list[Site] = []  # in order of execution
         self.operations = 0  # how many there are, those without a site included
-        self.switch = torch.tensor(NOTHING)
+        first = next(model.parameters(), None)
+        self.switch = torch.tensor(NOTHING, device=None if first is None else first.device)
         self.recording = True  # the first run, which plants nothing
         self.handed_on: list[list[int]] = []  # how bad the outputs of each graph that ran are
         self.without_fault: list[list[int]] = []  # the same of the first run

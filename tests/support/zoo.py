@@ -41,6 +41,15 @@ class Entry:
         torch.manual_seed(0)
         return self.build().to(dtype).train(train)
 
+    def on(self, device: torch.device) -> Entry:
+        """The same model, with the same numbers, and its inputs on a device."""
+        build, inputs = self.build, self.inputs
+        return dataclasses.replace(
+            self,
+            build=lambda: build().to(device),
+            inputs=lambda dtype, masked: moved(inputs(dtype, masked), device),
+        )
+
 
 ZOO: dict[str, Entry] = {}
 
@@ -284,6 +293,17 @@ class Named(nn.Module):
 
     def forward(self, left: Tensor, right: Tensor, nothing: Any) -> Any:
         return {"sum": self.linear(left) + right, "text": "not a tensor"}
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Nested inputs on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(item, device) for item in value)
+    return value
 
 
 PLAIN = tuple(name for name in ZOO if name not in TRANSFORMERS)

@@ -47,10 +47,15 @@ def trace_of(model: nn.Module) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "dtype", "train", "masked"), VARIANTS)
 def test_results_are_bitwise_equal(
-    name: str, dtype: torch.dtype, train: bool, masked: bool, capsys: pytest.CaptureFixture[str]
+    name: str,
+    dtype: torch.dtype,
+    train: bool,
+    masked: bool,
+    device: torch.device,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A guarded model gives the same bits, prints nothing, checks everything, and is removable."""
-    entry = zoo.ZOO[name]
+    entry = zoo.ZOO[name].on(device)
     inputs = entry.inputs(dtype, masked)
     plain = torch.compile(entry.model(dtype, train), backend="eager")
     expected = results(plain, inputs, train=train)
@@ -75,9 +80,9 @@ def test_results_are_bitwise_equal(
 
 
 @pytest.mark.parametrize("name", ["llama", "resnet", *zoo.PLAIN])
-def test_results_are_bitwise_equal_under_aot_eager(name: str) -> None:
+def test_results_are_bitwise_equal_under_aot_eager(name: str, device: torch.device) -> None:
     """Under AOTAutograd the checks change no bit of outputs and gradients either."""
-    entry = zoo.ZOO[name]
+    entry = zoo.ZOO[name].on(device)
     inputs = entry.inputs(torch.float32, False)
     plain = torch.compile(entry.model(train=True), backend="aot_eager")
     expected = results(plain, inputs, train=True)
@@ -91,10 +96,10 @@ def test_results_are_bitwise_equal_under_aot_eager(name: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize(("name", "dtype", "train", "masked"), VARIANTS)
 def test_every_variant_under_aot_eager(
-    name: str, dtype: torch.dtype, train: bool, masked: bool
+    name: str, dtype: torch.dtype, train: bool, masked: bool, device: torch.device
 ) -> None:
     """The same bits under AOTAutograd in every dtype and mode, with and without a mask."""
-    entry = zoo.ZOO[name]
+    entry = zoo.ZOO[name].on(device)
     inputs = entry.inputs(dtype, masked)
     plain = torch.compile(entry.model(dtype, train), backend="aot_eager")
     expected = results(plain, inputs, train=train)
@@ -108,9 +113,9 @@ def test_every_variant_under_aot_eager(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.campaign), "cnn"])
-def test_inductor_agrees_to_the_last_bits(name: str) -> None:
+def test_inductor_agrees_to_the_last_bits(name: str, device: torch.device) -> None:
     """Under Inductor extra outputs may change what fuses, and so only the last bits."""
-    entry = zoo.ZOO[name]
+    entry = zoo.ZOO[name].on(device)
     inputs = entry.inputs(torch.float32, False)
     outputs, gradients = results(torch.compile(entry.model(train=True)), inputs, train=True)
     torch._dynamo.reset()

@@ -167,10 +167,16 @@ def mistake(
 
 @pytest.mark.parametrize(("name", "backend", "dtype", "train", "fault"), VARIANTS)
 def test_the_planted_operation_is_blamed(
-    name: str, backend: str, dtype: torch.dtype, train: bool, fault: str, record_property: Record
+    name: str,
+    backend: str,
+    dtype: torch.dtype,
+    train: bool,
+    fault: str,
+    device: torch.device,
+    record_property: Record,
 ) -> None:
     """Kind, module, line and occurrence are those of the planted operation, every time."""
-    entry = MODELS[name]
+    entry = MODELS[name].on(device)
     trial = Trial(entry.model(dtype, train), entry.inputs(dtype, entry.has_mask), backend)
     result = plant_everywhere(trial, [fault], f"{name} {backend}")
     record_property("planted", (result.title, result.found, result.planted))
@@ -191,9 +197,11 @@ def one_layer() -> zoo.Entry:
 
 
 @pytest.mark.parametrize("name", INDUCTOR)
-def test_the_planted_operation_is_blamed_under_inductor(name: str, record_property: Record) -> None:
+def test_the_planted_operation_is_blamed_under_inductor(
+    name: str, device: torch.device, record_property: Record
+) -> None:
     """What Inductor fuses away is blamed as exactly."""
-    entry = one_layer() if name == "one_layer" else MODELS[name]
+    entry = (one_layer() if name == "one_layer" else MODELS[name]).on(device)
     trial = Trial(entry.model(), entry.inputs(torch.float32, entry.has_mask), "inductor")
     result = plant_everywhere(trial, list(FAULTS), f"{name} inductor")
     record_property("planted", (result.title, result.found, result.planted))
