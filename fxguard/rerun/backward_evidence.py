@@ -55,7 +55,7 @@ class BackwardEvidence:
 
 
 def evidence_of_backward(
-    kept: KeptRun, gradients: Gradients, operation: BackwardOf, edge: Edge
+    kept: KeptRun, gradients: Gradients, operation: BackwardOf, edge: Edge, scale: float = 1.0
 ) -> BackwardEvidence | None:
     """Look at one operand of an operation whose backward made a bad gradient.
 
@@ -64,13 +64,14 @@ def evidence_of_backward(
         gradients: the gradients of its second run.
         operation: the operation.
         edge: the operand.
+        scale: the divisor of the incoming gradients in that run.
 
     Returns:
         None if another second run did not repeat it.
     """
     place = operation.place
     look = Look(place, edge.position)
-    gradients_of(kept, look=look)
+    gradients_of(kept, scale, look)
     if look.outgoing is None or look.call is None or look.run is None:
         return None
     call = replace(look.call, args=look.args, kwargs=look.kwargs)

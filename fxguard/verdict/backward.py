@@ -6,13 +6,11 @@ Knows the gradients of a second run, but not hooks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fxguard.batch.kept_run import KeptRun
 from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.poles import plain
 from fxguard.records import Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients
@@ -21,13 +19,9 @@ from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 __all__ = [
     "Suspect",
     "cause_of_backward",
-    "largest_factor",
     "limit_of_backward",
     "suspects_in",
 ]
-
-# A constant of at least this size that multiplies a loss is there to scale its gradients.
-LARGE_FACTOR = 2.0**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +71,11 @@ def _severity(gradients: Gradients, value: int) -> Severity:
     return Severity.FINITE if found is None else found.severity
 
 
-def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
+def cause_of_backward(seen: BackwardEvidence) -> str:
     """Why a backward made a bad gradient, as in :attr:`~fxguard.findings.Origin.cause`.
 
     Args:
         seen: the operation and its gradient, at the first bad element.
-        factor: a constant that scales all gradients of the loss; 1 if there is none.
     """
     gradient, forward = seen.gradient, seen.forward
     if seen.inside is not None:
@@ -100,8 +93,7 @@ def cause_of_backward(seen: BackwardEvidence, factor: float = 1.0) -> str:
         limit = limit_of_backward(seen)
         if abs(same) < limit:
             return "underflow" if lost_eps(gradient) is not None else "rounding"
-        needed = math.inf if gradient.needed is None else gradient.needed
-        return "loss scale" if factor >= LARGE_FACTOR and needed / factor < limit else "overflow"
+        return "overflow"
     if _is_sound(gradient):
         lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
         return "underflow" if lost else "rounding"
@@ -117,28 +109,3 @@ def limit_of_backward(seen: BackwardEvidence) -> float:
     """The largest gradient that fits the dtypes of a backward."""
     forms = (format_of(seen.gradient.dtype), format_of(seen.computed_in))
     return min((form.max for form in forms if form is not None), default=math.inf)
-
-
-def largest_factor(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> float:
-    """The largest constant that scales the incoming gradients of an operation.
-
-    It is the gradient of the loss itself, or a number that multiplied something after the
-    operation.
-    """
-    return max([1.0, *_factors(kept, gradients, suspect)])
-
-
-def _factors(kept: KeptRun, gradients: Gradients, suspect: Suspect) -> Iterator[float]:
-    for incoming in kept.incoming.values():
-        if incoming.numel() == 1 and math.isfinite(number := abs(float(incoming))):
-            yield number
-    passed = False
-    for operation in gradients.operations:
-        passed = passed or operation is suspect.operation
-        if not passed:
-            continue
-        literals = [abs(x) for x in operation.call.literals if x]
-        if plain(operation.call.kind) == "mul":
-            yield from literals
-        elif plain(operation.call.kind) == "div":
-            yield from (1 / x for x in literals)

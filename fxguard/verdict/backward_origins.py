@@ -19,12 +19,11 @@ from fxguard.verdict import origins
 from fxguard.verdict.backward import (
     Suspect,
     cause_of_backward,
-    largest_factor,
-    limit_of_backward,
 )
 from fxguard.verdict.explain import with_counts
 from fxguard.verdict.fixes import fixes_for
 from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
 
@@ -55,10 +54,14 @@ class Backward:
         kept: the graph run.
         gradients: the gradients of the second run.
         first: index of its first frame among those of the whole backward.
+        scale: the known loss scale, which that run has divided out; None if unknown.
     """
 
-    def __init__(self, kept: KeptRun, gradients: Gradients, first: int = 0) -> None:
+    def __init__(
+        self, kept: KeptRun, gradients: Gradients, first: int = 0, scale: float | None = None
+    ) -> None:
         self.kept = kept
+        self.scale = scale
         self.gradients = gradients
         self.plan = kept.event.plan
         # In order of the backward, with the indices of their frames.
@@ -121,7 +124,8 @@ def seen_of(backward: Backward, suspect: Suspect) -> BackwardEvidence | None:
         return None
     nothing: BackwardEvidence | None = None
     kept, gradients = backward.kept, backward.gradients
-    return or_else(nothing, evidence_of_backward, kept, gradients, operation, edge)
+    scale = backward.scale or 1.0
+    return or_else(nothing, evidence_of_backward, kept, gradients, operation, edge, scale)
 
 
 def origin_of(
@@ -129,6 +133,7 @@ def origin_of(
     suspect: Suspect,
     leaves: Sequence[BadLeaf],
     seen: BackwardEvidence | None,
+    factor: float = 1.0,
 ) -> Origin:
     """Describe for the user where a bad gradient began.
 
@@ -137,6 +142,7 @@ def origin_of(
         suspect: one of :func:`~fxguard.verdict.backward.suspects_in`.
         leaves: leaves with bad gradients.
         seen: of :func:`seen_of`.
+        factor: of :func:`~fxguard.verdict.loss_scale.factor_to_blame`.
     """
     operation, edge = suspect.operation, suspect.edge
     spread = _spread(leaves)
@@ -153,8 +159,12 @@ def origin_of(
     )
     if seen is None:
         return origin
-    factor = largest_factor(backward.kept, backward.gradients, suspect)
-    cause = or_else("unknown", cause_of_backward, seen, factor)
+    cause = or_else("unknown", cause_of_backward, seen)
+    fixes = _fixes(backward, seen.made_by or operation, cause, seen)
+    if factor > 1:
+        is_scale = backward.scale is None
+        cause = "loss scale" if is_scale else cause
+        fixes = (fix_of_factor(seen, factor, is_scale=is_scale), *(() if is_scale else fixes))
     return replace(
         with_counts(origin, seen.detail),
         cause=cause,
@@ -162,7 +172,7 @@ def origin_of(
         dtype=seen.gradient.dtype,
         limit=LIMITS.get(seen.gradient.dtype),
         needed=seen.gradient.needed if suspect.severity is Severity.INF else None,
-        fixes=_fixes(backward, seen.made_by or operation, cause, seen, factor),
+        fixes=fixes,
     )
 
 
@@ -188,10 +198,8 @@ def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:
 
 
 def _fixes(
-    backward: Backward, operation: BackwardOf, cause: str, seen: BackwardEvidence, factor: float
+    backward: Backward, operation: BackwardOf, cause: str, seen: BackwardEvidence
 ) -> tuple[Fix, ...]:
-    if cause == "loss scale":
-        return (Fix("advice", _smaller_scale(seen, factor)),)
     nothing: tuple[Fix, ...] = ()
     if seen.inside is not None:
         evidence = seen.inside.evidence
@@ -204,14 +212,6 @@ def _fixes(
     blame = origins.Blame(step.outputs[0], index, Severity.NAN)
     around = Surroundings(backward.plan.steps, backward.plan.values, blame)
     return or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
-
-
-def _smaller_scale(seen: BackwardEvidence, factor: float) -> str:
-    """``a loss scale of 2**15 at most``."""
-    needed = seen.gradient.needed
-    assert needed is not None
-    largest = math.floor(math.log2(limit_of_backward(seen) / needed * factor))
-    return f"a loss scale of 2**{largest} at most, or bfloat16"
 
 
 def _of_sum(backward: Backward, suspect: Suspect, spread: tuple[str, ...], count: int) -> Origin:

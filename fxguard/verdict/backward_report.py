@@ -26,6 +26,7 @@ from fxguard.verdict.backward_origins import (
     seen_of,
 )
 from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.loss_scale import factor_to_blame
 from fxguard.verdict.report_of import EarlierFrames
 from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.why_backward import First, why_of_backward, why_of_compiled
@@ -184,7 +185,10 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
 
 
 def search(
-    kept: Sequence[KeptRun], leaves: Sequence[BadLeaf], gather: Gather, scale: float = 1.0
+    kept: Sequence[KeptRun],
+    leaves: Sequence[BadLeaf],
+    gather: Gather,
+    scale: float | None = None,
 ) -> Searched:
     """Run graphs and their backward again, from the last one on, until one makes a bad gradient.
 
@@ -192,7 +196,7 @@ def search(
         kept: the runs, in the order of their forward.
         leaves: leaves with bad gradients.
         gather: gathers weights that were freed since.
-        scale: the divisor for the incoming gradients.
+        scale: the known loss scale, a divisor for the incoming gradients; None for none.
     """
     found = Searched((), (), is_certain=not all(run.of_tape for run in kept))
     for run in reversed(kept):
@@ -207,9 +211,12 @@ def search(
     return found
 
 
-def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float) -> Searched:
+def _search_in(
+    run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float | None
+) -> Searched:
     """The same with one more run."""
-    backward = Backward(run, gradients_of(run, scale), before.operations)
+    divisor = scale or 1.0
+    backward = Backward(run, gradients_of(run, divisor), before.operations, scale)
     gradients = backward.gradients
     starts = [v for v in gradients.arguments.values() if _is_bad(gradients.totals.get(v))]
     suspects = suspects_in(gradients, starts)
@@ -218,15 +225,21 @@ def _search_in(run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale:
         came_in = next(_bad_incoming(run), None)
     frames = backward.frames(suspects[0].operation if suspects else None)
     seen = [seen_of(backward, suspect) for suspect in suspects]
+    factors = [
+        or_else(1.0, factor_to_blame, run, gradients, suspect, each, scale)
+        for suspect, each in zip(suspects, seen, strict=True)
+    ]
     totals = [gradients.totals[v] for v in gradients.arguments.values() if v in gradients.totals]
     finite = [found.abs_max for found in totals if not found.severity]
     return replace(
         before,
         origins=tuple(
-            origin_of(backward, suspect, leaves, each)
-            for suspect, each in zip(suspects, seen, strict=True)
+            origin_of(backward, suspect, leaves, each, factor)
+            for suspect, each, factor in zip(suspects, seen, factors, strict=True)
         ),
-        first=First(run, gradients, suspects[0], seen[0], scale) if suspects else None,
+        first=First(run, gradients, suspects[0], seen[0], divisor, factors[0])
+        if suspects
+        else None,
         most=max([before.most, *finite]),
         frames=(*before.frames, *frames),
         operations=before.operations + len(gradients.operations),

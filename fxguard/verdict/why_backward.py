@@ -13,9 +13,9 @@ from fxguard.findings import Origin
 from fxguard.records import Range, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
 from fxguard.rerun.edges import Gradients
-from fxguard.rerun.gradients import gradients_of
-from fxguard.verdict.backward import LARGE_FACTOR, Suspect, largest_factor
+from fxguard.verdict.backward import Suspect
 from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.loss_scale import LARGE_FACTOR, gradient_without
 from fxguard.verdict.second_opinion import FAILURES
 from fxguard.verdict.why import number_at, said
 
@@ -31,15 +31,11 @@ class First:
     suspect: Suspect
     seen: BackwardEvidence | None
     scale: float = 1.0  # the divisor of the incoming gradients
+    factor: float = 1.0  # of :func:`~fxguard.verdict.loss_scale.factor_to_blame`
 
-    def divided_by(self, scale: float) -> Range | None:
-        """The range of the same gradient if incoming gradients are divided by a scale."""
-        gradients = gradients_of(self.kept, self.scale * scale)
-        suspect, operations = self.suspect, self.gradients.operations
-        if suspect.operation is None or suspect.edge is None:
-            return None if suspect.summed is None else gradients.totals.get(suspect.summed)
-        again = gradients.operations[operations.index(suspect.operation)]
-        return again.edges[suspect.operation.edges.index(suspect.edge)].range
+    def divided_by(self, divisor: float) -> Range | None:
+        """The range of the same gradient if incoming gradients are also divided by a number."""
+        return gradient_without(self.kept, self.gradients, self.suspect, self.scale * divisor)
 
 
 def why_of_backward(
@@ -61,7 +57,8 @@ def why_of_backward(
     asked = [
         lambda: list(_precision(first, origin)),
         lambda: list(_compiler(first, origin)),
-        lambda: list(_loss_scale(first, origin, loss_scale)),
+        lambda: list(_loss_scale(first, loss_scale)),
+        lambda: list(_factor(first, loss_scale)),
     ]
     return tuple(line for ask in asked for line in or_else(nothing, ask))
 
@@ -101,29 +98,31 @@ def _compiler(first: First, origin: Origin) -> Iterator[str]:
         yield f"eager mode agrees ({made} in backward of {origin.what}): not the compiler"
 
 
-def _loss_scale(first: First, origin: Origin, known: float | None) -> Iterator[str]:
-    """The answer from the gradient with incoming gradients divided by the scale."""
-    if known is not None and known != 1:
+def _loss_scale(first: First, known: float | None) -> Iterator[str]:
+    """The answer about the known scale, or else about a loss that may have been scaled."""
+    if known == 1 or (first.factor > 1 and known is None):
+        return  # there is none, or it is the factor
+    if known is not None:
         made = said(first.suspect.severity)
         yield f"without the loss scale of {known:g} it is {made} too: not the loss scale"
         return
-    scale = _scale_of(first, origin)
-    found = None if scale is None else first.divided_by(scale)
-    if found is None or scale is None:
-        return
-    start = f"without the loss scale of {scale:g} it is"
-    if found.severity:
-        yield f"{start} {said(found.severity)} too: not the loss scale"
-    else:
-        yield f"{start} at most {found.abs_max:.3g}: the loss scale"
-
-
-def _scale_of(first: First, origin: Origin) -> float | None:
-    """The scale of a loss that is not known to be unscaled; None if it has none."""
-    if origin.cause == "loss scale":
-        return largest_factor(first.kept, first.gradients, first.suspect)
     came_in = [abs(float(x)) for x in first.kept.incoming.values() if x.numel() == 1]
-    return max((x for x in came_in if LARGE_FACTOR <= x < math.inf), default=None)
+    scale = max((x for x in came_in if LARGE_FACTOR <= x < math.inf), default=None)
+    found = None if scale is None else first.divided_by(scale)
+    if found is not None and found.severity:
+        made = said(found.severity)
+        yield f"without the loss scale of {scale:g} it is {made} too: not the loss scale"
+
+
+def _factor(first: First, known: float | None) -> Iterator[str]:
+    """The answer about the constant to blame: the loss scale, or a factor beside a known scale."""
+    found = first.divided_by(first.factor) if first.factor > 1 else None
+    if found is None:
+        return
+    what, end = "the loss scale of", "the loss scale"
+    if known is not None:
+        what, end = "the loss's factor of", "that factor"
+    yield f"without {what} {first.factor:g} it is at most {found.abs_max:.3g}: {end}"
 
 
 def _has_hooks(kept: KeptRun) -> bool:
