@@ -30,6 +30,7 @@ from fxguard.ranks import agreement
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.ranks.gathering import Gather, gathered_for_one, nothing_gathered
 from fxguard.report import terminal
+from fxguard.report.groups import by_cause
 from fxguard.report.report import Report
 from fxguard.report.text import absorbed_line
 from fxguard.trace.writer import TraceWriter
@@ -324,9 +325,9 @@ class Delivery:
 
     def _say_not_judged(self, finished: Finished) -> None:
         """Print once which absorbed values could not be judged harmless."""
-        for origin in finished.absorbed:
-            if origin.not_judged and self._not_judged.adds([origin]):
-                terminal.write(absorbed_line(origin), getattr(sys, self.stream))
+        for group in by_cause(finished.absorbed):
+            if group[0].not_judged and self._not_judged.adds(group):
+                terminal.write(absorbed_line(group), getattr(sys, self.stream))
 
     def _warn_of_idle_globs(self) -> None:
         """Warn after the first batch of globs of ``ignore`` that are probably misspelt."""

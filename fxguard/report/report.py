@@ -16,6 +16,7 @@ from fxguard.findings import Fix, Growth, Origin
 from fxguard.records import Frame
 from fxguard.report import text
 from fxguard.report.display import Display, Displayed
+from fxguard.report.groups import by_cause, group_headline
 from fxguard.report.page import page
 from fxguard.report.sheet import Sheet
 from fxguard.report.strict_json import plain_data, strict_json
@@ -84,14 +85,14 @@ class Report(Displayed):
             lines = [text.growth_line(self.grown)]
             lines += [f"  {line}" for line in text.fix_lines(self._fixes)]
         why = text.why_lines(self.why, self.origins, self.grown)
-        for group in text.by_cause(self.origins):
+        for group in by_cause(self.origins):
             lines += text.group_lines(group, self._totals, with_fixes=not self.grown)
             lines, why = lines + why, []  # these answers are about the first origin
         if not self.repeated:
             lines.append(text.NOT_REPEATED)
         if self.error:
             lines.append(f"forward then raised {self.error}")
-        return lines + [text.absorbed_line(origin) for origin in self.absorbed]
+        return lines + [text.absorbed_line(group) for group in by_cause(self.absorbed)]
 
     @property
     def summary(self) -> str:
@@ -151,7 +152,7 @@ class Report(Displayed):
     def _headline(self) -> str:
         if not self.origins:
             return "inf/nan detected"
-        return text.group_headline(text.by_cause(self.origins)[0], self._totals)
+        return group_headline(by_cause(self.origins)[0], self._totals)
 
     @property
     def _problem(self) -> str:

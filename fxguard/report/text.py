@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import FORMATS
 from fxguard.records import Frame, Row, RowRole
+from fxguard.report.groups import group_headline, more_text
 
 __all__ = [
     "BLOWN_UP",
@@ -17,12 +18,10 @@ __all__ = [
     "NOT_REPEATED",
     "absorbed_line",
     "because",
-    "by_cause",
     "cause_text",
     "cells",
     "fix_lines",
     "frame_text",
-    "group_headline",
     "group_lines",
     "growth_line",
     "is_fix",
@@ -33,7 +32,6 @@ __all__ = [
 
 HEADER = f"{'abs min':8} {'abs max':8} metadata"
 INDENT = " " * 18  # the width of two numbers and the blanks around them
-MOST_NAMES = 3  # of weights that hold the same values
 MOST_FIXES = 2  # shown
 
 # Prefix of an answer that repeats the number at the end of the operands.
@@ -49,6 +47,7 @@ CAUSES = {
     "masked row": "masked row, every element of it is -inf",
     "memory": "uninitialised memory",
     "no alignment": "no alignment, the target is too long for its input",
+    "zero divisor": "at a pole",
 }
 
 NOT_REPEATED = (
@@ -99,45 +98,6 @@ def growth_line(grown: Sequence[Growth]) -> str:
     )
 
 
-def by_cause(origins: Sequence[Origin]) -> list[list[Origin]]:
-    """The origins in order, with weights that hold the same in one group; buffers likewise.
-
-    Weights that turned bad between the same batches also form one group, whatever they hold.
-    """
-    groups: dict[object, list[Origin]] = {}
-    for origin in origins:
-        held = None if origin.follows else origin.standing
-        since = origin.problem if origin.good_in is None else origin.good_in
-        key = (held, since) if held else origin
-        groups.setdefault(key, []).append(origin)
-    return list(groups.values())
-
-
-def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
-    """``40 of 80 weights hold NaN: 0.weight, 0.bias, 1.weight and 37 more``.
-
-    Args:
-        group: one of :func:`by_cause`.
-        totals: how many weights and buffers the model has, by ``"weight"`` and ``"buffer"``; 0 if
-            not known.
-    """
-    first = group[0]
-    if len(group) == 1:
-        return first.message
-    held = first.standing
-    count = f"{len(group)}"
-    if total := totals[held]:
-        count = f"all {total}" if total == len(group) else f"{count} of {total}"
-    names = [origin.what.removeprefix(f"{held} ") for origin in group]
-    more = len(names) - MOST_NAMES
-    listed = ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    problems = {"NaN" if origin.problem == "nan" else "inf" for origin in group}
-    problem = " or ".join(sorted(problems))
-    if first.good_in is not None:
-        return f"{count} {held}s turned {problem} {first.turned_between}: {listed}"
-    return f"{count} {held}s hold {problem}: {listed}"
-
-
 def cause_text(origin: Origin) -> str:
     """Why an operation made a bad value, ``: overflow``; "" if that adds nothing.
 
@@ -148,7 +108,9 @@ def cause_text(origin: Origin) -> str:
     cause = origin.cause
     if not origin.is_operation or cause == "unknown":
         return ""
-    return f": {CAUSES.get(cause, cause)}"
+    if origin.phase == "optimizer" and cause == "zero divisor":
+        return ": division by zero"
+    return f": {origin.cause_in_words or CAUSES.get(cause, cause)}"
 
 
 def because(origin: Origin) -> str:
@@ -194,8 +156,18 @@ def why_lines(why: Sequence[str], origins: Sequence[Origin], grown: Sequence[Gro
     return [f"  why: {line}" for line in why if not line.startswith(tuple(told))]
 
 
-def absorbed_line(origin: Origin) -> str:
-    """A note on whether bad values that reached no output do harm."""
+def absorbed_line(group: Sequence[Origin]) -> str:
+    """A note on whether bad values that reached no output do harm.
+
+    Args:
+        group: one of :func:`~fxguard.report.groups.by_cause`.
+    """
+    origin, more = group[0], more_text(group)
+    line = _absorbed(origin)
+    return f"{line}; {more}" if more else line
+
+
+def _absorbed(origin: Origin) -> str:
     start = f"note: {origin.message}{cause_text(origin)}"
     if origin.not_judged:
         return f"{start}; it reached no output; not judged: {origin.not_judged}"
@@ -217,18 +189,18 @@ def group_lines(
     first = group[0]
     if not with_fixes:
         first = dataclasses.replace(first, fixes=())
-    if len(group) == 1:
-        yield from _origin_lines(first)
+    if len(group) == 1 or not first.standing or first.follows:
+        yield from _origin_lines(first, more_text(group))
         return
     yield group_headline(group, totals)
     name = first.what.removeprefix(f"{first.standing} ")
     yield from list(_origin_lines(dataclasses.replace(first, row=name)))[1:]
 
 
-def _origin_lines(origin: Origin) -> Iterator[str]:
+def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
     """What happened and what to do about it; then everything else that is known."""
     if origin.follows:
-        yield f"then {origin.message} of it"
+        yield f"then {origin.message} of it" + (f", {more}" if more else "")
         return
     yield origin.message + cause_text(origin)
     needs = ""
@@ -239,7 +211,7 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
     if origin.is_operation:
         needs = _needs(origin)
     # The fix has to be among the first five lines.
-    first = (origin.operands or needs, origin.harm, *fix_lines(origin.fixes), origin.turn)
+    first = (origin.operands or needs, origin.harm, *fix_lines(origin.fixes), origin.turn, more)
     for line in (*first, needs if origin.operands else ""):
         if line:
             yield f"  {line}"
@@ -255,8 +227,8 @@ def _origin_lines(origin: Origin) -> Iterator[str]:
             place = f"  ({climb.source.place})" if climb.source is not None else ""
             yield f"    {climb.before:.2e} -> {climb.after:.2e}  {climb.title}{place}"
     if origin.spread_count:
-        more = origin.spread_count - len(origin.spread)
-        names = ", ".join(origin.spread) + (f" and {more} more" if more > 0 else "")
+        more_names = origin.spread_count - len(origin.spread)
+        names = ", ".join(origin.spread) + (f" and {more_names} more" if more_names > 0 else "")
         end = "; the model returned it" if origin.reached_output else ""
         yield f"  it spread to {names}{end}"
 

@@ -26,6 +26,7 @@ from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
+from fxguard.verdict.words import words_for
 
 __all__ = [
     "Backward",
@@ -168,6 +169,7 @@ def origin_of(
     return replace(
         with_counts(origin, seen.detail),
         cause=cause,
+        cause_in_words=or_else("", _words, cause, seen),
         operands=or_else("", _operands, backward, seen, edge.label),
         dtype=seen.gradient.dtype,
         limit=LIMITS.get(seen.gradient.dtype),
@@ -181,6 +183,11 @@ def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:
     names = [leaf.name.removeprefix("weight ") for leaf in leaves[:MOST_NAMES]]
     gradients = "the gradient" if len(leaves) == 1 else "the gradients"
     return (f"{gradients} of {names[0]}", *names[1:])
+
+
+def _words(cause: str, seen: BackwardEvidence) -> str:
+    """The cause as it is printed: that of an operation inside, or of the forward."""
+    return words_for(cause, seen.forward if seen.inside is None else seen.inside.evidence)
 
 
 def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:

@@ -31,6 +31,7 @@ from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.trials import tried, with_tried
 from fxguard.verdict.why import Why, why_of
+from fxguard.verdict.words import words_for
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames", "position_of"]
 
@@ -182,8 +183,12 @@ class _Description:
     def noted(self, blame: cause.Blame) -> Origin:
         """An origin whose bad values reach no output."""
         opinion = self.opinion.absorbed[blame]
+        cause = self.opinion.cause(blame)
         return replace(
-            self.origin(blame), cause=self.opinion.cause(blame), not_judged=opinion.not_judged
+            self.origin(blame),
+            cause=cause,
+            cause_in_words=or_else("", words_for, cause, self.opinion.evidence(blame)),
+            not_judged=opinion.not_judged,
         )
 
     def explained(self, blame: cause.Blame) -> Origin:
@@ -192,6 +197,7 @@ class _Description:
         dtype, is_inf = flow.values[blame.value].dtype, blame.severity is Severity.INF
         titles, count, returned = spread_of(flow, verdict, blame)
         evidence, judged = self.opinion.evidence(blame), self.opinion.absorbed.get(blame)
+        cause = self.opinion.cause(blame)
         read: Sequence[int] = () if blame.step is None else flow.steps[blame.step].inputs
         origin = replace(
             self.origin(blame),
@@ -204,7 +210,8 @@ class _Description:
             spread_count=count,
             reached_output=returned,
             turn=turn_of(flow, blame),
-            cause=self.opinion.cause(blame),
+            cause=cause,
+            cause_in_words=or_else("", words_for, cause, evidence),
             operands="" if evidence is None else or_else("", operands_text, evidence),
             needed=evidence.needed if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),

@@ -100,7 +100,7 @@ ABSORBED = dataclasses.replace(OVERFLOW, spread=(), spread_count=0, climb=())
     ("cause", "not_judged", "end"),
     [
         ("unknown", "", ", but it reached no output"),
-        ("zero divisor", "", ": zero divisor; it reached no output, and does no harm"),
+        ("zero divisor", "", ": at a pole; it reached no output, and does no harm"),
         (
             "overflow",
             "no float64 kernel for _mm",
