@@ -25,6 +25,9 @@ torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
 # Programs that tests start: threads of several on one core wait for each other, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Of this process: with more of them sums are added up in another order.
+THREADS = int(os.environ.get("FXGUARD_TEST_THREADS", "1"))
+
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,7 +79,7 @@ def failures_show(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     """No test sees what TorchDynamo compiled for another one."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     if logging.getLogger("torch._dynamo").level != logging.ERROR:  # to look is a lot faster
         torch._logging.set_logs(dynamo=logging.ERROR)  # graph breaks are expected here
     torch._dynamo.reset()

@@ -46,8 +46,7 @@ def difference_of(low: Any, other: Any) -> Difference | None:
     differs = ~are_equal(low, other)
     if not bool(differs.any()):
         return None
-    wide = torch.complex128 if low.is_complex() else torch.float64
-    apart = (low.to(wide) - other.to(wide)).abs().where(differs, 0)
+    apart = _gap(low, other).where(differs, 0)
     apart = apart.where(apart.isfinite() | ~low.isfinite(), math.inf)  # finite only in the model
     apart = apart.where(low.isfinite(), 0)
     index = torch.unravel_index(apart.argmax(), apart.shape)
@@ -91,8 +90,14 @@ def are_equal(low: Tensor, other: Tensor) -> Tensor:
 def are_close(low: Tensor, other: Tensor) -> Tensor:
     """Elements that are equal, or differ by roundings of different ways to compute them."""
     size = low.abs().to(torch.float64) * ROUNDINGS_OF_ONE + _largest(low)
-    gap = (other.to(torch.float64) - low.to(torch.float64)).abs()
+    gap = _gap(low, other)
     return are_equal(low, other) | (gap <= torch.finfo(low.dtype).eps * size)
+
+
+def _gap(low: Tensor, other: Tensor) -> Tensor:
+    """How far elements are apart, in float64; of complex numbers, the modulus."""
+    wide = torch.complex128 if low.is_complex() else torch.float64
+    return (other.to(wide) - low.to(wide)).abs()
 
 
 def _largest(value: Tensor) -> float:

@@ -103,6 +103,7 @@ LONG = (
             "report/test_page.py",
             "report/test_page_opens.py",
             "report/test_terminal.py::test_a_real_terminal",
+            "repository/test_any_cpu.py::test_a_sample_holds_with_other_kernels",
             "repository/test_benchmarks.py",
             "repository/test_gpu_program.py::test_the_smallest_sizes_pass_on_a_cpu",
             "repository/test_release.py",

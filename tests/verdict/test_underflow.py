@@ -201,9 +201,13 @@ def test_what_is_0_by_right_or_on_purpose_is_no_underflow(
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
 def test_roundings_of_float64_are_no_underflow(dtype: torch.dtype) -> None:
     """The norm of a constant row is 1e-13 in float64, and 0 by right."""
-    x = torch.full((2, 1, 7), 3.7).to(dtype)
-    assert not F.instance_norm(x).any()
-    assert F.instance_norm(x.double()).any()
+    sizes = [(width, 3 + i / 8) for width in (7, 11, 61, 1001) for i in range(20)]
+    rows = (torch.full((2, 1, width), value * 1.1).to(dtype) for width, value in sizes)
+    # Whether, and which, depends on the kernel that adds them up in float64.
+    rounded = (x for x in rows if F.instance_norm(x.double()).any())
+    x = next((x for x in rounded if not F.instance_norm(x).any()), None)
+    if x is None:
+        pytest.skip("float64 rounds none of these rows here")
     assert not underflows(F.instance_norm, x)
 
 

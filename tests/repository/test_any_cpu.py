@@ -1,0 +1,65 @@
+"""Tests hold on any CPU: with other kernels, and other numbers of threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fxguard
+from support.same_text import same_text
+
+ROOT = Path(fxguard.__file__).parents[1]
+
+# What has failed on a CPU with other kernels, and what measures and judges roundings.
+SAMPLE = (
+    "measure/test_eager.py",
+    "measure/test_fingerprints.py",
+    "repository/test_famous_nans.py::test_the_page_shows_what_is_printed",
+    "verdict/test_bounds.py",
+    "verdict/test_why.py",
+    "verdict/test_underflow.py::test_roundings_of_float64_are_no_underflow",
+    "whole/nothing_unseen/test_odd_tensors.py",
+)
+
+
+@pytest.mark.parametrize(("capability", "threads"), [("default", 4), ("avx2", 2)])
+def test_a_sample_holds_with_other_kernels(capability: str, threads: int) -> None:
+    """``ATEN_CPU_CAPABILITY`` chooses kernels, as a CPU without the newer instructions would."""
+    tests = [f"tests/{test}" for test in SAMPLE]
+    chosen = ["-m", "not campaign and not slow", "-q", "-p", "no:cacheprovider", *tests]
+    variables = {"ATEN_CPU_CAPABILITY": capability, "FXGUARD_TEST_THREADS": str(threads)}
+    env = {**os.environ, **variables}
+    command = [sys.executable, "-m", "pytest", *chosen]
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("linear is -104232 in float64", "linear is -104226 in float64"),
+        ("at [0, 3]: 6.5e+04 * 1.2 in 3 graphs", "at [0, 3]: 6.6e+04 * 1.2 in 3 graphs"),
+        ("nothing to measure", "nothing to measure"),
+    ],
+)
+def test_digits_of_a_sum_may_differ(shown: str, printed: str) -> None:
+    assert same_text(shown, printed)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("model.py:109: 2.5 of 3", "model.py:110: 2.5 of 3"),
+        ("at [0, 3]: 1.5", "at [0, 4]: 1.5"),
+        ("1 NaN, 25 more", "1 NaN, 26 more"),
+        ("1.0e+04 is finite", "1.0e+05 is finite"),
+        ("it is 1.5", "it is -1.5"),
+        ("it is 1.5", "it is inf"),
+    ],
+)
+def test_words_counts_and_places_may_not(shown: str, printed: str) -> None:
+    assert not same_text(shown, printed)
