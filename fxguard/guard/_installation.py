@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard.errors import UsageError
@@ -47,14 +48,18 @@ class Installation:
                     self.own_methods[name] = own
                 else:
                     self.own_methods.pop(name, None)
+        self._put_in_front(guard)
+        self.methods.after_install(self.model)
+        return changed
+
+    def _put_in_front(self, guard: Installed) -> None:
+        for name in self.methods.names:
             # A bound method: libraries such as accelerate take it apart and put it together again.
             method = types.MethodType(self._wrappers[name], self.model)
             object.__setattr__(self.model, name, method)
         object.__setattr__(self.model, GUARD, guard)
         object.__setattr__(self.model, REDUCE, types.MethodType(reduce_plain, self.model))
         INSTALLED.add(guard)
-        self.methods.after_install(self.model)
-        return changed
 
     def take_away(self) -> None:
         """Restore the model's own methods.
@@ -86,7 +91,17 @@ class Installation:
         # A static method takes no model, and neither does a function written in C.
         return found.__get__(self.model) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]
 
-    def stands_in_for_copy(self, plain: Installation, memo: dict[int, Any]) -> None:
-        """Take over the replacements from the model that this installation's model is a copy of."""
+    def stands_in_for_copy(
+        self, guard: Installed, plain: Installation, memo: dict[int, Any]
+    ) -> None:
+        """Take over the replacements from the model that this installation's model is a copy of.
+
+        Args:
+            guard: the guard of the copy.
+            plain: the installation of the original.
+            memo: that of the copying.
+        """
         self._wrappers = plain._wrappers
         self.own_methods = copy.deepcopy(plain.own_methods, memo)
+        if isinstance(self.model, GraphModule):  # torch makes the copy of its graph, not of these
+            self._put_in_front(guard)

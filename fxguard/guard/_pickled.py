@@ -3,6 +3,8 @@
 Python looks for ``__reduce_ex__`` on the object itself first. The guard puts one there, which calls
 that of the class and marks the state in the result. When a marked state is pickled, the guard's
 attributes are left out; when it is deep-copied, they are copied, and the copy is guarded as well.
+
+What a model keeps in float32 changes its results, and a pickle cannot hold it: it is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any
 
 from torch.nn import Module
 
-from fxguard.guard.instrumented import GUARD
+from fxguard.errors import UsageError
+from fxguard.guard.instrumented import GUARD, find_installed
 
 __all__ = ["REDUCE", "reduce_plain"]
 
@@ -24,6 +27,8 @@ class State(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         guard = self[GUARD]
+        if guard.keeps:
+            raise _would_be_lost(guard.model)
         own = guard.installation.own_methods
         left_out = {GUARD, REDUCE, *guard.installation.methods.names}
         plain = {name: value for name, value in self.items() if name not in left_out}
@@ -39,7 +44,10 @@ def reduce_plain(model: Module, protocol: Any) -> Any:
     if isinstance(reduced, str):
         return reduced
     callee, args, *rest = reduced
-    return (callee, tuple(map(_marked, args)), *map(_marked, rest))
+    marked = (callee, tuple(map(_marked, args)), *map(_marked, rest))
+    if find_installed(model).keeps and not any(map(_holds_state, (marked[1], *marked[2:]))):
+        raise _would_be_lost(model)  # its class packs its attributes in a way of its own
+    return marked
 
 
 def _marked(value: Any) -> Any:
@@ -48,3 +56,15 @@ def _marked(value: Any) -> Any:
     if isinstance(value, tuple):  # attributes and slots
         return tuple(map(_marked, value))
     return value
+
+
+def _holds_state(value: Any) -> bool:
+    return isinstance(value, State) or (isinstance(value, tuple) and any(map(_holds_state, value)))
+
+
+def _would_be_lost(model: Module) -> UsageError:
+    return UsageError(
+        f"this {type(model).__name__} keeps operations in float32, and a copy of it would not: "
+        "save its state_dict, or call fxguard.remove(model) first, and fxguard.keep_float32 on "
+        "the loaded model"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -89,8 +90,7 @@ def _modules_read_by(function: Any) -> Iterator[tuple[str, Module]]:
     found: dict[str, Any] = {}
     plain = inspect.unwrap(getattr(inner, "__func__", inner))
     if inspect.isfunction(plain):
-        variables = inspect.getclosurevars(plain)
-        found = {**variables.globals, **variables.nonlocals}
+        found = _variables_of(plain)
     owner = getattr(inner, "__self__", None)
     if isinstance(owner, Module):
         found["self"] = owner
@@ -101,6 +101,22 @@ def _modules_read_by(function: Any) -> Iterator[tuple[str, Module]]:
         if isinstance(value, Module) and id(value) not in seen and _is_free(name):
             seen.add(id(value))
             yield name, value
+
+
+def _variables_of(function: types.FunctionType) -> dict[str, Any]:
+    """Globals and variables of enclosing functions that a function reads and that have a value.
+
+    A variable may get its value later: ``__class__``, which ``super()`` reads, or the function's
+    own name.
+    """
+    code = function.__code__
+    found = {
+        name: function.__globals__[name] for name in code.co_names if name in function.__globals__
+    }
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # the cell is empty
+            found[name] = cell.cell_contents
+    return found
 
 
 def _is_free(name: str) -> bool:

@@ -239,6 +239,11 @@ class Guard:
         last = self.recorder.last_batch
         return None if last is None else idle_globs(self.options.ignore, self.model, last)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether operations of the model are kept in float32."""
+        return self.captures.keeping is not None
+
     # Installing and uninstalling.
 
     def install(self) -> None:
@@ -284,9 +289,11 @@ class Guard:
         plugins = replace(self.plugins, methods=methods)
         twin = Guard(memo.get(id(self.model), self.model), self.options, plugins)
         twin.captures.keep(self.captures.keeping)
+        if self._keeper is not None:
+            twin._keeper = Keeper(twin.model, self._keeper.keeping)
         memo[id(self)] = twin
         INSTALLED.add(twin)
-        twin.installation.stands_in_for_copy(self.installation, memo)
+        twin.installation.stands_in_for_copy(twin, self.installation, memo)
         return twin
 
     def __reduce__(self) -> Any:

@@ -32,6 +32,10 @@ class Installed(Protocol):
     model: Module
     checks: bool  # True for a guard; a keeper only keeps operations in float32
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps operations in float32."""
+
 
 INSTALLED: weakref.WeakSet[Installed] = weakref.WeakSet()
 

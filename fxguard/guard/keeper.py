@@ -30,6 +30,7 @@ class Keeper:
     """
 
     checks = False
+    keeps = True
     fallback = True  # code that TorchDynamo fails to capture runs unchanged
 
     def __init__(self, model: Module, keeping: Keeping) -> None:
@@ -80,12 +81,13 @@ class Keeper:
         twin = Keeper(memo.get(id(self.model), self.model), self.keeping)
         memo[id(self)] = twin
         INSTALLED.add(twin)
-        twin.installation.stands_in_for_copy(self.installation, memo)
+        twin.installation.stands_in_for_copy(twin, self.installation, memo)
         return twin
 
     def __reduce__(self) -> Any:
         raise FxguardError(
-            "what keeps operations in float32 cannot be pickled; save the model's state_dict"
+            "what keeps operations in float32 cannot be pickled; save the model's state_dict, or "
+            "call fxguard.remove(model) first"
         )
 
 

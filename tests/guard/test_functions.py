@@ -75,6 +75,55 @@ def test_what_a_function_reads_is_named_like_its_variables() -> None:
     assert "__import" not in spread
 
 
+class Doubles(nn.Identity):
+    """Its forward is guarded in the body of the class, before the class is there."""
+
+    @instrument
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def recursive() -> Any:
+    @instrument
+    def power(x: Tensor, n: int) -> Tensor:
+        return x if n == 0 else power(x * x, n - 1)
+
+    return power
+
+
+def mutual() -> Any:
+    @instrument
+    def even(x: Tensor, n: int) -> Tensor:
+        return x * x if n == 0 else odd(x, n - 1)
+
+    def odd(x: Tensor, n: int) -> Tensor:
+        return even(x, n - 1)
+
+    return even
+
+
+def defined_before_its_module() -> Any:
+    @instrument
+    def step(x: Tensor) -> Tensor:
+        return layer(x) * 1e38
+
+    layer = nn.Identity()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("make", "args"),
+    [(Doubles, ()), (recursive, (2,)), (mutual, (2,)), (defined_before_its_module, ())],
+)
+def test_a_variable_may_have_no_value_yet_when_a_function_is_guarded(make: Any, args: Any) -> None:
+    """``super()`` reads the class, a recursive function itself: both are there later."""
+    function = make()
+    plain = {Doubles: 2.0, recursive: 1.0, mutual: 1.0}.get(make, 1e38)
+    assert torch.equal(function(ONES, *args), ONES * plain)
+    message = message_of(function, ONES * 2e38, *args)
+    assert message.startswith("mul made inf (test_functions.py:")
+
+
 class Task:
     """Its step is guarded in the body of the class."""
 

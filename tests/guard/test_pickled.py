@@ -97,7 +97,7 @@ def test_the_pickle_does_not_know_fxguard(tmp_path: Path) -> None:
     assert b"fxguard" not in pickle.dumps(nn.Sequential(part))
 
 
-@pytest.mark.parametrize("make", MAKERS[:-1])  # torch makes a copy of a GraphModule from its graph
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_deep_copy_is_guarded(make: Any) -> None:
     """A copy has a guard of its own, and is pickled like the model."""
     model = fxguard.instrument(make())

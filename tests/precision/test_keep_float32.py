@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 from torch.nn import functional as F  # noqa: N812
 
 import fxguard
@@ -334,18 +336,74 @@ def test_the_guard_comes_off_first() -> None:
         assert not fxguard.remove(model)(X.half()).isfinite().all()
 
 
-def test_a_copy_keeps_what_its_original_keeps() -> None:
-    model = fxguard.keep_float32(residual().half(), KEPT)
+def traced() -> nn.Module:
+    return symbolic_trace(residual())  # torch makes a copy of it from its graph
+
+
+@pytest.mark.parametrize(("make", "kept"), [(residual, KEPT), (traced, ["*"])])
+def test_a_copy_keeps_what_its_original_keeps(
+    make: Callable[[], nn.Module], kept: list[str]
+) -> None:
+    """Also under a guard, and after the guard of the copy is removed."""
+    model = fxguard.keep_float32(make().half(), kept)
     wanted = model(X.half())
     assert torch.equal(copy.deepcopy(model)(X.half()), wanted)
-    assert torch.equal(copy.deepcopy(fxguard.instrument(model))(X.half()), wanted)
+    twin = copy.deepcopy(fxguard.instrument(model))
+    assert torch.equal(twin(X.half()), wanted)
+    assert torch.equal(fxguard.remove(twin)(X.half()), wanted)
+    assert not fxguard.remove(twin)(X.half()).isfinite().all()
 
 
-def test_it_is_pickled_as_the_plain_model() -> None:
-    model = fxguard.keep_float32(residual().half(), KEPT)
-    loaded = pickle.loads(pickle.dumps(model))
+class Packs(nn.Module):
+    """A class that says itself what its state is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = residual()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x)
+
+    def __reduce__(self) -> Any:
+        return Packs, ()
+
+
+def through_torch(model: nn.Module) -> Any:
+    return torch.save(model, io.BytesIO())
+
+
+@pytest.mark.parametrize("through", [pickle.dumps, through_torch])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: fxguard.keep_float32(residual().half(), KEPT),
+        lambda: fxguard.instrument(fxguard.keep_float32(residual().half(), KEPT)),
+        lambda: fxguard.keep_float32(fxguard.instrument(residual().half()), KEPT),
+        lambda: nn.Sequential(fxguard.keep_float32(residual().half(), KEPT)),
+        lambda: fxguard.keep_float32(symbolic_trace(nn.Sequential(nn.GELU())), ["*"]),
+        lambda: fxguard.keep_float32(Packs().half(), ["*"]),
+    ],
+)
+def test_a_pickle_cannot_keep_it(through: Callable[[Any], Any], model: Any) -> None:
+    """A loaded model that overflows again would be worse than an error, which says what to do."""
+    kept = model()
+    before = kept(X.half())
+    with pytest.raises(FxguardError, match=r"state_dict.*remove.*keep_float32 on the loaded"):
+        through(kept)
+    assert torch.equal(kept(X.half()), before)
+
+
+def test_without_it_the_model_is_pickled_and_its_state_always() -> None:
+    """After `remove`, or as a state that is loaded into a model with the same kept operations."""
+    kept = fxguard.keep_float32(residual().half(), KEPT)
+    wanted = kept(X.half())
+    state = pickle.loads(pickle.dumps(kept.state_dict()))
+    other = fxguard.keep_float32(residual().half(), KEPT)
+    other.load_state_dict(state)
+    assert torch.equal(other(X.half()), wanted)
+    loaded = pickle.loads(pickle.dumps(fxguard.remove(kept)))
     assert not any(name.startswith("_fxguard") for name in loaded.__dict__)
-    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(fxguard.keep_float32(loaded, KEPT)(X.half()), wanted)
 
 
 def test_another_shape_and_mode_are_kept_too() -> None:
