@@ -116,12 +116,14 @@ _HOME = {
 __all__ = [*sorted(_HOME), "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'fxguard' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"fxguard.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'fxguard' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"fxguard.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from fxguard.guard._coverage import (
     not_judged_in,
 )
 from fxguard.guard._delivery import Delivery, raised_now
-from fxguard.guard.options import Options
+from fxguard.guard.options import Granularity, OnDetect, Options
 from fxguard.guard.recorder import Recorder
 from fxguard.records import Frame
 from fxguard.report.report import Report
@@ -35,8 +35,8 @@ def backend(
     max_frames_to_save: int = 21,
     trace_batch_nums: Iterable[int] = (),
     abort_after_batch_num: int | None = None,
-    on_detect: str | Callable[[Report], Any] = "raise",
-    granularity: str = "op",
+    on_detect: OnDetect = "raise",
+    granularity: Granularity = "op",
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,

@@ -13,8 +13,7 @@ from fxguard.errors import UsageError
 from fxguard.guard.functions import FunctionModule, module_of
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, find_guard, find_installed
-from fxguard.guard.options import Options
-from fxguard.report.report import Report
+from fxguard.guard.options import Granularity, OnDetect, Options
 
 __all__ = ["guard_of", "instrument", "remove"]
 
@@ -27,8 +26,8 @@ def instrument(
     max_frames_to_save: int = 21,
     trace_batch_nums: Iterable[int] = (),
     abort_after_batch_num: int | None = None,
-    on_detect: str | Callable[[Report], Any] = "raise",
-    granularity: str = "op",
+    on_detect: OnDetect = "raise",
+    granularity: Granularity = "op",
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,

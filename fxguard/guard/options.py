@@ -10,14 +10,39 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict  # torch needs it too
 
 from fxguard import globs
 from fxguard.errors import UsageError
 from fxguard.plan.plan import Step
 from fxguard.report.report import Report
 
-__all__ = ["Options"]
+__all__ = ["Granularity", "InstrumentOptions", "OnDetect", "Options"]
+
+OnDetect = Literal["raise", "warn"] | Callable[[Report], Any]
+Granularity = Literal["op", "module"]
+
+
+class InstrumentOptions(TypedDict, total=False):
+    """The options of :func:`fxguard.instrument`, for functions that pass them on."""
+
+    max_frames_to_save: int
+    trace_batch_nums: Iterable[int]
+    abort_after_batch_num: int | None
+    on_detect: OnDetect
+    granularity: Granularity
+    strict: bool
+    ignore: Iterable[str]
+    replay: bool
+    backward: bool
+    loss_scale: float | Callable[[], float] | None
+    underflow: float | None
+    reproduce_to: str | os.PathLike[str] | None
+    reproduce_ranges_only: bool
+    sync_ranks: bool
+    trace_to: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +74,14 @@ class Options:
             "metavar": "N",
         },
     )
-    on_detect: str | Callable[[Report], Any] = field(
+    on_detect: OnDetect = field(
         default="raise",
         metadata={
             "help": "stop at a detection (raise), or print it and go on (warn)",
             "choices": ("raise", "warn"),
         },
     )
-    granularity: str = field(
+    granularity: Granularity = field(
         default="op",
         metadata={
             "help": "show frames of operations and modules (op), or of modules only (module)",

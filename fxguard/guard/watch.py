@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from torch.nn import Module
+from typing_extensions import Unpack
 
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import instrument, remove
 from fxguard.guard.instrumented import find_guard, unwrapped
 from fxguard.guard.losses import Losses
+from fxguard.guard.options import InstrumentOptions
 
 __all__ = ["watch"]
 
 
 @contextlib.contextmanager
-def watch(model: Module, **options: Any) -> Iterator[Guard]:
+def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Guard]:
     """Watch whole training steps: forward, loss, backward, optimizer.
 
     Put it in a ``with`` block around the loop. It also checks what the block computes from the

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn import Module
+from typing_extensions import Unpack
 
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import guard_of, remove
 from fxguard.guard.instrumented import check_can_instrument, find_guard
 from fxguard.guard.losses import Losses
-from fxguard.guard.options import Options
+from fxguard.guard.options import InstrumentOptions, Options
 from fxguard.guard.plugins import Methods, Plugins
 
 __all__ = ["FxguardCallback"]
@@ -75,7 +76,7 @@ class FxguardCallback(Callback):
         >>> trainer.fit(module, data)  # raises fxguard.NonFiniteError at the first inf or NaN
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[InstrumentOptions]) -> None:
         self.options = Options(**options)
         self.losses: Losses | None = None  # while the Trainer fits
 

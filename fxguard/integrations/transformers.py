@@ -8,11 +8,13 @@ from typing import Any
 import transformers.trainer
 from torch.nn import Module
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from typing_extensions import Unpack
 
 from fxguard.debug_utils import DebugUnderflowOverflow
 from fxguard.guard.instrument import guard_of, instrument
 from fxguard.guard.instrumented import find_guard
 from fxguard.guard.losses import Losses
+from fxguard.guard.options import InstrumentOptions
 
 __all__ = ["FxguardCallback", "use_for_debug_option"]
 
@@ -38,7 +40,7 @@ class FxguardCallback(TrainerCallback):
         >>> trainer.train()  # raises fxguard.NonFiniteError at the first inf or NaN
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[InstrumentOptions]) -> None:
         self.options = options
         self.losses: Losses | None = None  # while the Trainer trains
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from torch.nn import Module
 
@@ -16,7 +17,10 @@ from fxguard.report.precision_plan import PrecisionPlan
 __all__ = ["keep_float32"]
 
 
-def keep_float32(model: Module, plan: PrecisionPlan | Iterable[str]) -> Module:
+Model = TypeVar("Model", bound=Module)
+
+
+def keep_float32(model: Model, plan: PrecisionPlan | Iterable[str]) -> Model:
     """Compute some operations of a model in float32, whatever dtype the model is in.
 
     The graphs that TorchDynamo captures are rewritten; the model's code, its parameters and its

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fxguard
-from fxguard.guard.options import Options
+from fxguard.guard.options import InstrumentOptions, Options
 from support.needs import OF_PYTHON_3_13_0
 
 # What a compiler's backend cannot do: it has no model to write of, and no batch of all ranks.
@@ -30,6 +30,17 @@ def test_functions_take_what_is_in_the_list(
     taken = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     listed = {f.name: f.default for f in dataclasses.fields(Options) if f.name not in missing}
     assert taken == listed
+
+
+def test_a_type_checker_knows_each_option_of_functions_that_pass_them_on() -> None:
+    """Names and types are those of the fields, and of ``instrument``'s arguments."""
+    listed = {field.name: field.type for field in dataclasses.fields(Options)}
+    passed_on = {
+        name: kind.__forward_arg__ for name, kind in InstrumentOptions.__annotations__.items()
+    }
+    taken = inspect.signature(fxguard.instrument).parameters.values()
+    assert passed_on == listed
+    assert {p.name: p.annotation for p in taken if p.kind is p.KEYWORD_ONLY} == listed
 
 
 def test_options_are_given_by_name() -> None:

@@ -109,6 +109,7 @@ LONG = (
             "repository/test_release.py",
             "repository/test_site.py",
             "repository/test_symptoms.py",
+            "repository/test_typing.py",
             "testing/test_properties.py",
             "testing/test_real_functions.py",
             "whole/bits_unchanged/test_models.py",
