@@ -37,6 +37,7 @@ from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.passes.unmark import without_marks
 from fxguard.precision._graphs import Operation
+from fxguard.precision._reference import reference_of
 from fxguard.precision._trials import Trials
 from fxguard.rerun.same_start import copies_of
 from harness.quiet import quieten
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, inputs = MODELS[name]()
         trials = Trials(model, inputs, {"use_cache": False} if " " in name else {}, torch.float16)
         found, _ = trials.forecast()
-        trials.error_wide()
+        reference_of(trials, draws=found.draws)
         order = list(found.counted)
         rows.append(
             {

@@ -76,7 +76,10 @@ class Found:
         self._frames[key] = frame
 
     def forecast(
-        self, dtype: str, between: int, planner: Callable[[bool], PrecisionPlan] | None = None
+        self,
+        dtype: str,
+        between: int,
+        planner: Callable[[bool, float | None], PrecisionPlan] | None = None,
     ) -> Forecast:
         """The findings as a forecast, the worst first.
 

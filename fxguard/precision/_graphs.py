@@ -71,7 +71,8 @@ class Graphs:
 
     Attributes:
         found: what fails.
-        operations: how many ran.
+        graphs: how many ran.
+        operations: how many ran in them.
         beyond: operations that fail, and those that read values that the dtype cannot hold.
         makers: for each operation, those that made its operands.
         counted: all operations.
@@ -91,6 +92,7 @@ class Graphs:
         self.tensors = dict(tensors)  # without tensors that a graph has written
         self.known: dict[int, _Known] = {}  # by id
         self.found = Found()
+        self.graphs = 0
         self.operations = 0
         self.beyond: dict[Operation, None] = {}
         self.makers: dict[Operation, set[Operation]] = {}
@@ -114,6 +116,7 @@ class Graphs:
         titles = titles_of(run)
         if run.random_state is not None and not run.random_state.is_same(RandomState.now(run.args)):
             self.draws = True
+        self.graphs += 1
         self.operations += len(titles)
         reference = Reference()
         form = InDtype(reference.bad) if self.float8 is None else InFloat8(self.float8)

@@ -1,9 +1,12 @@
-"""Finds the smallest set of operations to keep in float32, in few runs.
+"""Finds a small set of operations to keep in float32, in few runs.
 
 The search begins with all operations that fail or that read values that the dtype cannot hold. If a
 run of that mix fails elsewhere, the operations that fail there are added; if an operation fails
 because of earlier roundings, the operations that made its operands are added as well. Then each
 kind of operation is left out once. Equal layers are one decision.
+
+If the result is finite and much further off than with every operation in float32, a small set that
+is about as good as all of them is looked for.
 """
 
 from __future__ import annotations
@@ -15,29 +18,34 @@ import torch
 from torch.nn import Module
 
 from fxguard.measure.at_hand import name_of_dtype
+from fxguard.precision._errors import Bar, Error
 from fxguard.precision._graphs import Graphs, Operation
-from fxguard.precision._trials import Error, Trials
+from fxguard.precision._reference import loss_scale, reference_of
+from fxguard.precision._search import smallest
+from fxguard.precision._trials import Trials
 from fxguard.report.precision_plan import PrecisionPlan
 
 __all__ = ["plan_of"]
 
 MOST_ROUNDS = 8  # of adding operations
+MOST_TRIALS = 60  # of operations without which the result is finite, and far off
 LIKE_ROUNDING = 1.5  # times the error of roundings alone
 
 
-def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
+def plan_of(trials: Trials, found: Graphs, tolerance: float | None = None) -> PrecisionPlan:
     """Find out which operations to keep in float32.
 
     Args:
         trials: the trials of the model.
         found: its forecast.
+        tolerance: see :class:`~fxguard.precision._errors.Bar`.
     """
     names = _Names(trials.model, found.counted)
-    error_wide = trials.error_wide()
+    reference = reference_of(trials, draws=found.draws)
     error_low = trials.error(())
     eps = torch.finfo(trials.dtype).eps
-    rounding = trials.distance(trials.repaired, {})
-    globs = largest = _grown(trials, found, names, rounding)
+    rounding = trials.distance(trials.repaired)
+    globs = largest = [] if reference.why_not else _grown(trials, found, names, rounding)
     error = most = trials.error(globs) if globs else error_low
     if most.is_finite:
         for glob in largest:
@@ -45,11 +53,11 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
             tried = trials.error(smaller, most) if smaller else error_low
             if tried.is_as_good(most, eps):
                 globs, error = smaller, tried
+    missing = [f"nothing to compare with: {reason}" for reason in reference.why_not]
+    if not missing:
+        globs, error, bar = _near_the_best(trials, found, names, globs, error, tolerance)
+        missing = _missing(trials, found, error, bar)
     beyond = trials.outputs_beyond()
-    # Runs with other random numbers are not comparable, and how roundings affect gradients is
-    # unknown.
-    of_outputs = error._replace(gradients=math.nan)
-    is_good = found.draws or of_outputs.is_as_good(rounding, eps, LIKE_ROUNDING)
     kept = {each for each in found.counted if names.glob_of(each) in globs}
     return PrecisionPlan(
         dtype=name_of_dtype(trials.dtype),
@@ -57,19 +65,91 @@ def plan_of(trials: Trials, found: Graphs) -> PrecisionPlan:
         operations=tuple(names.shortened(globs)),
         kept=len(kept),
         of=len(found.counted),
-        verified=error.is_finite and not math.isnan(error.outputs) and is_good and not beyond,
+        verified=not missing and not beyond,
         error=error.outputs,
         gradient_error=error.gradients,
         error_rounding=rounding.outputs,
         error_low=error_low.outputs if error_low.is_finite else math.inf,
-        error_wide=error_wide.outputs,
+        error_wide=reference.error,
         runs=trials.runs,
         draws=found.draws,
         remains=(
             *(title for title, (_, step) in found.found.forward.items() if step is None),
             *beyond,
         ),
+        missing=tuple(missing),
     )
+
+
+def _near_the_best(
+    trials: Trials,
+    found: Graphs,
+    names: _Names,
+    globs: list[str],
+    error: Error,
+    tolerance: float | None,
+) -> tuple[list[str], Error, Bar]:
+    """A mix that is about as good as with every operation in float32, with its error.
+
+    Args:
+        trials: the trials of the model.
+        found: its forecast.
+        names: the names of its operations.
+        globs: the operations that have to be kept for the results to be finite.
+        error: with these.
+        tolerance: see :class:`~fxguard.precision._errors.Bar`.
+    """
+    eps = torch.finfo(trials.dtype).eps
+    every = names.globs_of(found.counted)
+    best = trials.error(every) if set(every) > set(globs) else error
+    if not best.is_finite or not best.outputs <= error.outputs:  # or it is not known
+        best = error
+    bar = Bar(best, eps, tolerance)
+    if best is error or bar.is_near(error):
+        return globs, error, bar
+
+    def suffices(more: list[str]) -> bool:
+        tried = trials.error([*globs, *more])
+        return bar.is_near(tried) and (bar.is_within(tried) or not bar.is_within(best))
+
+    others = [glob for glob in every if glob not in globs]
+    added = smallest(others, suffices, MOST_TRIALS)
+    return [*globs, *added], trials.error([*globs, *added]), bar
+
+
+def _missing(trials: Trials, found: Graphs, error: Error, bar: Bar) -> list[str]:
+    """What a mix lacks to be verified."""
+    missing = []
+    if not error.is_finite:
+        what = "outputs" if error.outputs == math.inf else "gradients"
+        missing.append(f"the {what} are not finite")
+    elif math.isnan(error.outputs):
+        missing.append("no output could be compared")
+    elif not bar.is_within(error):
+        least = bar.best.root_mean_square
+        line = (
+            f"the outputs are {error.root_mean_square:.2g} off (root mean square), "
+            f"{bar.of_outputs:.2g} is allowed"
+        )
+        if not bar.is_within(bar.best):
+            line += f"; {least:.2g} with every operation in float32"
+            if trials.between:
+                line += f" but for {trials.between} between graphs"
+            elif trials.converts and not found.draws:
+                line += ": roundings of weights and inputs"
+                line += ", and between graphs" if found.graphs > 1 else ""
+        missing.append(line)
+    elif not bar.is_near(error):
+        missing.append("with every operation in float32 the error is less than a third of this")
+    if error.dead:
+        names = sorted(error.dead)
+        more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+        dtype = name_of_dtype(trials.dtype)
+        scale = loss_scale(trials, error)
+        missing.append(f"the gradient of {names[0]}{more} is 0 in {dtype}: {scale}")
+    if missing and found.draws:
+        missing.append("it draws random numbers: plan for it in evaluation mode")
+    return missing
 
 
 def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> list[str]:
@@ -87,7 +167,7 @@ def _grown(trials: Trials, found: Graphs, names: _Names, rounding: Error) -> lis
         more = names.globs_of(found.beyond)
         if set(more) <= set(globs):  # kept operations still fail, because of their operands
             eps = torch.finfo(trials.dtype).eps
-            if trials.distance(outputs, {}).is_as_good(rounding, eps, LIKE_ROUNDING):
+            if trials.distance(outputs).is_as_good(rounding, eps, LIKE_ROUNDING):
                 break
             more = names.globs_of(_before(found, names, globs))
         added = [glob for glob in more if glob not in globs]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -24,45 +23,13 @@ from fxguard.guard.keeper import Keeper
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import name_of_dtype
+from fxguard.precision._errors import Error, Wanted
 from fxguard.precision._graphs import Graphs
-from fxguard.rerun.differences import relative_error
 from fxguard.rerun.in_float8 import FLOAT8
 
-__all__ = ["Error", "Loss", "Trials"]
+__all__ = ["Loss", "Trials"]
 
 Loss = Callable[[Any], Tensor] | str | int
-
-
-class Error(NamedTuple):
-    """How far the results of a run are from what they should be.
-
-    Each is the largest error of a tensor, relative to its largest magnitude; inf if an element is
-    not finite and should be, NaN if nothing is known.
-    """
-
-    outputs: float  # from float64
-    gradients: float  # of weights, from those of the model in its own dtype
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every element is finite that should be."""
-        return self.outputs != math.inf and self.gradients != math.inf
-
-    def is_as_good(self, other: Error, eps: float, factor: float = 1.1) -> bool:
-        """Whether the error is no worse than another one.
-
-        Args:
-            other: the other one.
-            eps: eps of the dtype; smaller errors do not count.
-            factor: how many times larger than the other one it may be.
-        """
-        return self.is_finite and not any(
-            mine > max(factor * theirs, eps) for mine, theirs in zip(self, other, strict=True)
-        )
-
-
-# Gradients below this share of the largest gradient of all weights may be nothing but roundings.
-SMALL_GRADIENT = 1e-3
 
 
 class Trials:
@@ -110,8 +77,9 @@ class Trials:
         self.mix = f"torch.autocast({self.device!r}, {dtype})" if autocast else f"model.to({dtype})"
         self.dtypes: list[torch.dtype] = []  # dtype of each output of the copy
         self.repaired: list[Tensor] = []  # outputs of the copy with all failures repaired
-        self.wanted: list[Tensor | None] = []  # the same outputs in float64
-        self.gradients: dict[str, Tensor] = {}  # of weights, in the model's own dtype
+        self.wanted = Wanted()  # those outputs in float64, and gradients in the model's own dtype
+        self.between = 0  # how many operations ran between graphs
+        self.not_judged = False  # whether the float64 run took over results of the copy
         self.keeping = Keeping(())
         self.keeper = Keeper(self.low, self.keeping)
         self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
@@ -141,7 +109,9 @@ class Trials:
             graphs.look_back([(output, x) for output, x in pairs if x is not None])
         self.dtypes = [output.dtype for output in outputs]
         found = [graphs.reference_of(output) for output in outputs]
-        self.wanted = [None if pair is None else pair[0] for pair in found]
+        self.wanted.outputs = [None if pair is None else pair[0] for pair in found]
+        self.between = between
+        self.not_judged = bool(between or graphs.found.not_judged)
         self.repaired = [
             output if pair is None else pair[1] for output, pair in zip(outputs, found, strict=True)
         ]
@@ -159,7 +129,7 @@ class Trials:
         Returns:
             What was found, what the model returned, and how many operations ran between graphs.
         """
-        given = self._start()
+        given = self.start()
         graphs = Graphs(
             _tensors_of(self.model),
             _pairs(given, self.given),
@@ -171,7 +141,7 @@ class Trials:
         guard.captures.keep(Keeping(tuple(globs)))
         guard.install()
         try:
-            outputs, _ = self._run(self.low, given)
+            outputs, _ = self.run(self.low, given)
         finally:
             guard.uninstall()
         return graphs, outputs, guard.counted().between
@@ -197,54 +167,37 @@ class Trials:
         self.keeper.install()
         try:
             if enough is not None and self.loss is not None:
-                error = self.distance(*self._run(self.low, self._start()))
+                error = self.distance(self.run(self.low, self.start())[0])
                 if not error.is_as_good(enough, torch.finfo(self.dtype).eps):
                     return error
-            return self.distance(*self._run(self.low, self._start(), self.loss))
+            return self.distance(*self.run(self.low, self.start(), self.loss))
         finally:
             self.keeper.put_away()
 
-    def error_wide(self) -> Error:
-        """The error of the model in its own dtype, whose gradients later ones are compared with."""
-        outputs, self.gradients = self._run(*self._plain(), self.loss)
-        self.wanted = [  # where it had to, the reference took over values that the dtype spoiled
-            output if wanted is None or _is_worse(wanted, output) else wanted
-            for wanted, output in zip(self.wanted, outputs, strict=True)
-        ]
-        return self.distance(outputs, {})
-
-    def _plain(self) -> tuple[Module, Any]:
+    def plain(self) -> tuple[Module, Any]:
         """A copy of the model in its own dtype, with writable buffers, and its inputs."""
         model = copy.deepcopy(self.model)
         _make_plain(model)
         return model, pytree.tree_map_only(Tensor, torch.clone, self.given)
 
     def _plain_output(self) -> Any:
-        model, (args, kwargs) = self._plain()
+        model, (args, kwargs) = self.plain()
         self.runs += 1
         with torch.no_grad(), random_state_kept((args, kwargs)):
             return model(*args, **kwargs)
 
-    def distance(self, outputs: list[Tensor], gradients: Mapping[str, Tensor]) -> Error:
+    def distance(
+        self, outputs: Sequence[Tensor], gradients: Mapping[str, Tensor] | None = None
+    ) -> Error:
         """The error of outputs against float64, and of gradients against the model's own."""
-        pairs = zip(outputs, self.wanted, strict=True)
-        of_outputs = [
-            relative_error(output, wanted.to(torch.float64))
-            for output, wanted in pairs
-            if wanted is not None
-        ]
-        largest = max((float(x.abs().max()) for x in self.gradients.values()), default=0.0)
-        of_gradients = [
-            relative_error(gradient, self.gradients[name].double(), SMALL_GRADIENT * largest)
-            for name, gradient in gradients.items()
-            if name in self.gradients
-        ]
-        return Error(max(of_outputs, default=math.nan), max(of_gradients, default=math.nan))
+        return self.wanted.distance(outputs, gradients or {})
 
     def outputs_beyond(self) -> list[str]:
         """The outputs in the dtype that the dtype cannot hold, whatever is kept."""
         found = []
-        for number, (dtype, wanted) in enumerate(zip(self.dtypes, self.wanted, strict=True)):
+        for number, (dtype, wanted) in enumerate(
+            zip(self.dtypes, self.wanted.outputs, strict=True)
+        ):
             if wanted is None or wanted.is_complex() or not wanted.numel():
                 continue
             needed = float(wanted.abs().where(wanted.isfinite(), 0).max())
@@ -252,7 +205,7 @@ class Trials:
                 found.append(f"output {number}, which needs {needed:.6g}")
         return found
 
-    def _start(self) -> Any:
+    def start(self) -> Any:
         """Reset the copy to its start, and return its inputs."""
         with torch.no_grad():
             for name, buffer in self.low.named_buffers():
@@ -267,10 +220,17 @@ class Trials:
             return torch.autocast(self.device, self.dtype)
         return contextlib.nullcontext()
 
-    def _run(
-        self, model: Module, given: Any, loss: Loss | None = None
+    def run(
+        self, model: Module, given: Any, loss: Loss | None = None, scale: float = 1.0
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """What a model returns, and the gradients of its weights if there is a loss."""
+        """What a model returns, and the gradients of its weights if there is a loss.
+
+        Args:
+            model: the copy, or one in the model's own dtype.
+            given: its arguments.
+            loss: see :class:`Trials`.
+            scale: a factor of the loss.
+        """
         self.runs += 1
         with torch.set_grad_enabled(loss is not None), random_state_kept(given):
             try:
@@ -283,7 +243,7 @@ class Trials:
             if loss is not None:
                 weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
                 found = torch.autograd.grad(
-                    loss_of(output, loss), list(weights.values()), allow_unused=True
+                    loss_of(output, loss) * scale, list(weights.values()), allow_unused=True
                 )
                 pairs = zip(weights, found, strict=True)
                 gradients = {name: x for name, x in pairs if x is not None}
@@ -313,10 +273,6 @@ def loss_of(output: Any, loss: Loss) -> Tensor:
 def _make_plain(model: Module) -> None:
     while find_installed(model) is not None:
         remove(model)
-
-
-def _is_worse(one: Tensor, other: Tensor) -> bool:
-    return int(one.isfinite().sum()) < int(other.isfinite().sum())
 
 
 def _tensors_of(model: Module) -> dict[str, Tensor]:

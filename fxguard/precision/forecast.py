@@ -83,13 +83,13 @@ def forecast(
     trials = Trials(model, args, kwargs, dtype, loss)
     graphs, between = trials.forecast()
 
-    def plan(autocast: bool) -> PrecisionPlan:
+    def plan(autocast: bool, tolerance: float | None) -> PrecisionPlan:
         if dtype in FLOAT8:
             raise UsageError(f"a plan is for float16 and bfloat16, and this forecast is of {dtype}")
         if not autocast:
-            return plan_of(trials, graphs)
+            return plan_of(trials, graphs, tolerance)
         others = Trials(model, args, kwargs, dtype, loss, autocast=True)
-        return plan_of(others, others.forecast()[0])
+        return plan_of(others, others.forecast()[0], tolerance)
 
     return graphs.found.forecast(name_of_dtype(dtype), between, plan)
 

@@ -85,9 +85,13 @@ class Forecast(Displayed):
     # For each operation, in order of execution: what it reads and makes in float64, or in the
     # backward the gradients that it received and returned.
     frames: tuple[Frame, ...] = field(default=(), compare=False)
-    planner: Callable[[bool], PrecisionPlan] | None = field(default=None, compare=False)
+    planner: Callable[[bool, float | None], PrecisionPlan] | None = field(
+        default=None, compare=False
+    )
 
-    def plan(self, *, autocast: bool = False) -> PrecisionPlan:
+    def plan(
+        self, *, autocast: bool = False, output_tolerance: float | None = None
+    ) -> PrecisionPlan:
         """Find out, by trial runs, the fewest operations to keep in float32.
 
         The model runs in the dtype some more times, once for each kind of operation that may have
@@ -97,6 +101,9 @@ class Forecast(Displayed):
         Args:
             autocast: whether the model is to run under ``torch.autocast`` to the dtype, with
                 unchanged weights; if not, it is to be converted.
+            output_tolerance: how far off a verified plan may be: the root mean square of an
+                output's error, relative to that of the output in float64. None for four units of
+                roundoff of the dtype: 0.002 in float16, 0.016 in bfloat16.
 
         Raises:
             FxguardError: when this forecast was read from a file, or is for float8.
@@ -107,7 +114,7 @@ class Forecast(Displayed):
         """
         if self.planner is None:
             raise UsageError("this forecast holds no model to plan for: fxguard.forecast makes one")
-        return self.planner(autocast)
+        return self.planner(autocast, output_tolerance)
 
     def __bool__(self) -> bool:
         return not self.rows

@@ -26,7 +26,9 @@ class PrecisionPlan(Displayed):
     operations: tuple[str, ...]  # globs
     kept: int  # how many operations they name
     of: int  # how many operations the graphs have
-    verified: bool  # whether a run of this mix was finite, with an error like that of roundings
+    # Whether a run of this mix was finite, with outputs within the tolerance, outputs and gradients
+    # about as good as they can be, and no gradient lost.
+    verified: bool
     error: float  # of this mix
     gradient_error: float  # the same for gradients; NaN without a loss
     error_rounding: float  # of the dtype's roundings alone, with all failures repaired
@@ -36,6 +38,7 @@ class PrecisionPlan(Displayed):
     draws: bool = False  # whether it draws random numbers, which may differ in another dtype
     # What still fails: inputs, weights and outputs that the dtype cannot hold.
     remains: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # what it lacks to be verified, besides these
 
     def __bool__(self) -> bool:
         return self.verified
@@ -59,6 +62,7 @@ class PrecisionPlan(Displayed):
         if self.draws:
             lines.append("  it draws random numbers, and perhaps others in each dtype")
         lines += [f"  {self.dtype} does not hold: {each}" for each in self.remains]
+        lines += [f"  missing: {each}" for each in self.missing]
         return "\n".join(lines)
 
     __repr__ = __str__  # what an interactive session shows
