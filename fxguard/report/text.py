@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import FORMATS
-from fxguard.records import Frame, Row, RowRole
+from fxguard.records import Frame, Role, Row, RowRole
 from fxguard.report.groups import group_headline, more_text
 
 __all__ = [
@@ -206,6 +206,8 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
     needs = ""
     if origin.frame.source is not None and (origin.is_operation or origin.is_lost_gradient):
         yield f"  {origin.frame.source}"
+    elif origin.frame.source is not None and origin.role is Role.INPUT:
+        yield f"  read at {origin.frame.source}"
     if origin.is_lost_gradient:  # its message has the rest
         return
     if origin.is_operation:

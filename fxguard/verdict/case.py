@@ -121,16 +121,15 @@ class Case:
 
     def reads_mask(self) -> bool:
         """An operand is -inf on purpose: a number, a mask, an input."""
-        if self.evidence is None:
-            return False
-        tensors = [operand for operand in self.evidence.operands if operand.dtype]
-        infinite = [
-            value
-            for value, operand in zip(self.around.step.inputs, tensors, strict=False)
-            if operand.low == -math.inf
-        ]
         is_literal = self.around.step.infinite_literal and self.reads_infinity()
-        return is_literal or any(map(self.around.is_masked, infinite))
+        return is_literal or any(map(self.around.is_masked, self.infinite_operands()))
+
+    def infinite_operands(self) -> list[int]:
+        """The values among its operands that are -inf."""
+        found = () if self.evidence is None else self.evidence.operands
+        tensors = [operand for operand in found if operand.dtype]
+        pairs = zip(self.around.step.inputs, tensors, strict=False)
+        return [value for value, operand in pairs if operand.low == -math.inf]
 
     def adds_limit(self) -> bool:
         """An operand is a mask of the dtype's limit."""

@@ -75,7 +75,7 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
 
 
 def fixes_of_given(
-    role: Role, name: str, *, is_all_bad: bool = False, row: int | None = None
+    role: Role, name: str, *, is_all_bad: bool = False, is_log: bool = False, row: int | None = None
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -83,15 +83,18 @@ def fixes_of_given(
         role: its role in the model.
         name: the user's name for it.
         is_all_bad: whether every element is bad.
+        is_log: whether all of its bad elements are -inf.
         row: the first bad sample of an input.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
-        look at sample 5 of x: the data is bad before the model runs (advice)
+        look at where sample 5 of x comes from: outside what fxguard follows (advice)
     """
     if role is Role.INPUT:
         what = name if row is None else f"sample {row} of {name}"
-        text = f"look at {what}: the data is bad before the model runs"
+        text = f"look at where {what} comes from: outside what fxguard follows"
+        if is_log:
+            text += "; -inf is what log(0) gives, and log1p of a count is finite"
     elif is_all_bad:
         text = f"look at the step before this batch: an update made all of {name} bad"
     else:
@@ -259,8 +262,13 @@ RULES = (
          "keep the argument of {c.name} away from where its derivative is infinite", last=True),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
+         "put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is NaN",
+         signs.is_masked_log),
+    Rule("domain", _names("mul"), "exact",
+         "mask after this product, not before it: 0 * -inf is NaN", signs.is_masked_score),
+    Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
-         Case.reads_mask),
+         lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c))),
     Rule("domain", _names("add sub"), "exact",
          "join masks by where or a boolean or, not by addition: inf - inf is NaN",
          Case.reads_mask),

@@ -25,6 +25,7 @@ from fxguard.rerun.turned import turned_infinite
 from fxguard.verdict import origins
 from fxguard.verdict.bounds import RULES
 from fxguard.verdict.explain import beyond
+from fxguard.verdict.masks import features, made_masks
 from fxguard.verdict.precedents import Answer, Conditions, Question
 
 __all__ = ["Judgment", "answer"]
@@ -49,11 +50,21 @@ class Judgment:
         self.is_ignored = is_ignored
         self.answers: dict[Question, Answer] = {}
         self.turned: dict[int, dict[int, bool]] = {}  # event to values that were examined
+        self.features: set[int] = set()  # inputs that hold -inf, and are no masks
         self.verdict = self.judge()
         if overflowed := self.overflowed():
             self.verdict = self.judge(overflowed)
+        if self.verdict.origins:
+            made = made_masks(flow, self.verdict, self.detail)
+            self.features = features(flow, self.verdict)
+            if made or self.features:
+                self.verdict = self.judge(overflowed, made)
+            if not self.verdict.origins:  # a whole row is masked, and its -inf was returned
+                self.verdict = self.judge(overflowed)
 
-    def judge(self, overflowed: Collection[int] = ()) -> origins.Verdict:
+    def judge(
+        self, overflowed: Collection[int] = (), made: Collection[int] = ()
+    ) -> origins.Verdict:
         """Trace bad values back to their origins."""
         return origins.find_origins(
             self.flow.steps,
@@ -66,6 +77,7 @@ class Judgment:
             reached=self.flow.reached,
             is_ignored=self.is_ignored,
             overflowed=overflowed,
+            made_masks=made,
         )
 
     def range_of(self, value: int) -> Range | None:
@@ -130,7 +142,7 @@ class Judgment:
 
         Tensors that the model writes hold leftovers of an earlier batch, which are not masks.
         """
-        if value in self.left_before:
+        if value in self.left_before or value in self.features:
             return False
         question = Question(self.flow.keys[value], "mask")
         self.answers[question] = found = answer(self.batch, question)

@@ -63,6 +63,7 @@ def find_origins(
     reached: Iterable[int],
     is_ignored: Callable[[Step], bool],
     overflowed: Collection[int] = (),
+    made_masks: Collection[int] = (),
 ) -> Verdict:
     """Trace every bad value back to its origin.
 
@@ -79,6 +80,7 @@ def find_origins(
         reached: values that left the model.
         is_ignored: whether the user ignores an operation.
         overflowed: values that hold +inf and look like masks but are not.
+        made_masks: infinite values that are masks, by their use.
     """
     tracing = _Tracing(
         values,
@@ -87,6 +89,7 @@ def find_origins(
         turned_infinite,
         is_ignored,
         overflowed,
+        made_masks,
         masks=_masks(steps, values, abs_max),
         bounds=Bounds(values, finite_part),
     )
@@ -114,6 +117,7 @@ class _Tracing:
         turned_infinite: for a value that an operation made from intended infinities.
         is_ignored: for an operation.
         overflowed: values that look intended but are not.
+        made_masks: values that do not look intended but are.
         masks: values at the limit of their dtype on purpose.
         bounds: bounds for values with intended infinities.
     """
@@ -126,6 +130,7 @@ class _Tracing:
         turned_infinite: Callable[[int], bool | None],
         is_ignored: Callable[[Step], bool],
         overflowed: Collection[int],
+        made_masks: Collection[int],
         masks: Collection[int],
         bounds: Bounds,
     ) -> None:
@@ -135,6 +140,7 @@ class _Tracing:
         self.turned_infinite = turned_infinite
         self.is_ignored = is_ignored
         self.overflowed = overflowed
+        self.made_masks = made_masks
         self.of_limits = set(masks)  # and infinities made from them
         self.bounds = bounds
         self.sources: dict[int, tuple[Blame, ...]] = {}  # for bad values that are not intended
@@ -193,6 +199,10 @@ class _Tracing:
         """Whether an operation was meant to make an infinity."""
         if value in self.overflowed:
             return False
+        if value in self.made_masks:
+            self.bounds.follow(step, value)
+            self.bounds.excuse()
+            return True
         of_limits = self.keeps_limits(step)
         if of_limits or step.infinite_literal:
             self.bounds.follow(step, value)

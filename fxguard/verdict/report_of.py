@@ -19,6 +19,7 @@ from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
+from fxguard.verdict.case import Case
 from fxguard.verdict.explain import climb_to, spread_of, with_counts
 from fxguard.verdict.fixes import fixes_for, fixes_of_given
 from fxguard.verdict.forgiving import or_else
@@ -187,7 +188,7 @@ class _Description:
         return replace(
             self.origin(blame),
             cause=cause,
-            cause_in_words=or_else("", words_for, cause, self.opinion.evidence(blame)),
+            cause_in_words=or_else("", self.words, blame, cause),
             not_judged=opinion.not_judged,
         )
 
@@ -211,7 +212,7 @@ class _Description:
             reached_output=returned,
             turn=turn_of(flow, blame),
             cause=cause,
-            cause_in_words=or_else("", words_for, cause, evidence),
+            cause_in_words=or_else("", self.words, blame, cause),
             operands="" if evidence is None else or_else("", operands_text, evidence),
             needed=evidence.needed if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),
@@ -227,6 +228,17 @@ class _Description:
             turn=turn_in_loop(detail) or origin.turn,
         )
 
+    def words(self, blame: cause.Blame, name: str) -> str:
+        """The cause with this name as it is printed."""
+        evidence = self.opinion.evidence(blame)
+        of_mask = blame.step is not None and Case(name, evidence, self.around(blame)).reads_mask()
+        return words_for(name, evidence, of_mask=of_mask)
+
+    def around(self, blame: cause.Blame) -> Surroundings:
+        """The graph around an operation to blame."""
+        intended = self.judgment.verdict.intended
+        return Surroundings(self.flow.steps, self.flow.values, blame, intended)
+
     def fixes_of_given(self, blame: cause.Blame, detail: Detail) -> tuple[Fix, ...]:
         """What to do about a value with these details that was already bad."""
         bad = detail.nan_count + detail.posinf_count + detail.neginf_count
@@ -235,6 +247,7 @@ class _Description:
             self.judgment.name_of(blame.value),
             # In the first batch it has not been updated.
             is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
+            is_log=bad == detail.neginf_count,
         )
 
     def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:
@@ -242,7 +255,7 @@ class _Description:
         if blame.step is None:
             value = self.flow.values[blame.value]
             return fixes_of_given(value.role, self.judgment.name_of(blame.value))
-        around = Surroundings(self.flow.steps, self.flow.values, blame)
+        around = self.around(blame)
         cause = self.opinion.cause(blame)
         nothing: tuple[Fix, ...] = ()
         fixes = or_else(nothing, fixes_for, cause, self.opinion.evidence(blame), around)

@@ -54,6 +54,7 @@ class SecondOpinion:
     def __init__(self, batch: Batch, flow: DataFlow, verdict: Verdict) -> None:
         self.batch = batch
         self.flow = flow
+        self.verdict = verdict
         absorbed_nan = [b for b in verdict.absorbed if b.severity is Severity.NAN]
         others = [blame for blame in verdict.both if blame not in absorbed_nan]
         self.looks = self._looks(others)
@@ -62,7 +63,6 @@ class SecondOpinion:
         told = [b for b in absorbed_nan if self.absorbed[b].harm or self.absorbed[b].lasts]
         self.looks |= self._looks(told)
         harmful = {blame for blame, opinion in self.absorbed.items() if opinion.harm}
-        self.verdict = verdict
         if harmful:
             counted = {*verdict.origins, *harmful}
             self.verdict = replace(
@@ -88,7 +88,7 @@ class SecondOpinion:
         evidence = self.evidence(blame)
         if evidence is None:
             return "unknown"
-        around = Surroundings(self.flow.steps, self.flow.values, blame)
+        around = Surroundings(self.flow.steps, self.flow.values, blame, self.verdict.intended)
         return or_else("unknown", cause_of, evidence, around)
 
     @property

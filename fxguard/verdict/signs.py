@@ -20,6 +20,8 @@ __all__ = [
     "is_exp_minus_one",
     "is_free_exponent",
     "is_logged",
+    "is_masked_log",
+    "is_masked_score",
     "is_near_limit",
     "is_normalized",
     "is_of_sigmoid",
@@ -133,6 +135,25 @@ def is_difference_of_squares(case: Case) -> bool:
             if all(side & {*_SQUARES, "mean"} for side in sides):
                 return True
     return False
+
+
+def is_masked_log(case: Case) -> bool:
+    """Its infinite operand is a logarithm of probabilities of which some are masked."""
+    behind = case.around.behind_all_of(case.infinite_operands())
+    return case.reads_mask() and not names_of(behind).isdisjoint(("log", "log_softmax"))
+
+
+def is_masked_score(case: Case) -> bool:
+    """Its infinite operand is an activation that was masked before."""
+    around = case.around
+    masked = [value for value in case.infinite_operands() if around.is_masked(value)]
+    return any(not around.is_given(value) for value in masked) and any(
+        not around.is_given(value)
+        for step in around.behind_all_of(masked)
+        if step.infinite_literal
+        for value in step.inputs[:1]
+        if around.behind(value)
+    )
 
 
 def is_count_of_mask(case: Case) -> bool:

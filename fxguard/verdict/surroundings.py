@@ -5,7 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 
 from fxguard.graph.poles import DEFAULT_EPS, plain
@@ -62,16 +62,24 @@ class Surroundings:
         steps: operations in order of execution, of one batch.
         values: what they read and made.
         blame: the origin, made by an operation.
+        intended: values that are infinite on purpose.
 
     Attributes:
         step: the blamed operation.
     """
 
-    def __init__(self, steps: Sequence[Step], values: Sequence[Value], blame: Blame) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        values: Sequence[Value],
+        blame: Blame,
+        intended: Collection[int] = (),
+    ) -> None:
         assert blame.step is not None
         self.step = steps[blame.step]
         self.values = values
         self.made = blame.value
+        self.intended = intended
         self._steps = steps
 
     @classmethod
@@ -144,6 +152,10 @@ class Surroundings:
                         todo += values_of(step)
         return found
 
+    def behind_all_of(self, values: Iterable[int]) -> list[Step]:
+        """The operations that computed some values."""
+        return [step for value in values for step in self.behind(value)]
+
     def behind_all(self, steps: Iterable[Step]) -> list[Step]:
         """The operations that computed the operands of others."""
         return [each for step in steps for value in step.inputs for each in self.behind(value)]
@@ -187,6 +199,8 @@ class Surroundings:
 
     def is_masked(self, value: int) -> bool:
         """Whether a value holds an intended infinity, or one that was given to the model."""
+        if value in self.intended:
+            return True
         behind = self._walk([value], self._made_by, lambda step: step.inputs, _keeps_scale)
         return self.is_given(value) or any(step.infinite_literal for step in behind)
 

@@ -108,12 +108,13 @@ OUTSIDE = {
 }
 
 
-def words_for(cause: str, evidence: Evidence | None) -> str:
+def words_for(cause: str, evidence: Evidence | None, *, of_mask: bool = False) -> str:
     """The cause as it is printed; "" if its name says enough, or nothing more is known.
 
     Args:
         cause: of :func:`~fxguard.verdict.causes.cause_of`.
         evidence: the operation, at the first bad element; None if there was no closer look.
+        of_mask: whether the infinity that it read is that of a mask.
 
     Example:
         >>> zero = Operand(0.0, 0.0, dtype="float32")
@@ -123,7 +124,13 @@ def words_for(cause: str, evidence: Evidence | None) -> str:
     if evidence is None or cause not in ("zero divisor", "domain"):
         return ""
     if evidence.inner is not None and evidence.same is not None and math.isfinite(evidence.same):
-        return words_for(cause, evidence.inner)
+        return words_for(cause, evidence.inner, of_mask=of_mask)
+    text = _told(cause, evidence)
+    is_of_mask = of_mask and cause == "domain" and "inf" in text
+    return f"{text} of a mask" if is_of_mask else text
+
+
+def _told(cause: str, evidence: Evidence) -> str:
     name, operands = plain(evidence.kind), evidence.operands
     tensors = [operand for operand in operands if operand.dtype]
     if name not in LAWS and cause == "domain":

@@ -25,12 +25,13 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
     """A graph written as ``y = exp(x); z = sum(y, 1)!``: the blamed line ends with ``!``.
 
     Names that no line made are inputs, or weights where they begin with ``w``. Lines are those of
-    ``model.py``, counted from 1.
+    ``model.py``, counted from 1. What is given ``-inf`` is masked, and so is what is made of it.
     """
     values: list[Value] = []
     numbers: dict[str, int] = {}
     steps: list[Step] = []
     blame = None
+    intended: set[int] = set()
 
     def value(name: str, role: Role) -> int:
         if name not in numbers:
@@ -44,19 +45,32 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
         name, kind, arguments, is_blamed = found.groups()
         inputs, literals = [], []
         for argument in filter(None, arguments.split(", ")):
-            if re.match(r"-?[\d.]", argument):
+            if argument == "-inf":
+                literals.append(-math.inf)
+            elif re.match(r"-?[\d.]", argument):
                 literals.append(float(argument))
             else:
                 inputs.append(value(argument, Role.WEIGHT if argument[0] == "w" else Role.INPUT))
         output = value(name, Role.MADE)
         source = Source("/tmp/model.py", line, text.strip())
+        is_masked = -math.inf in literals
         steps.append(
-            Step(kind, "", tuple(inputs), (output,), literals=tuple(literals), source=source)
+            Step(
+                kind,
+                "",
+                tuple(inputs),
+                (output,),
+                infinite_literal=is_masked,
+                literals=tuple(literals),
+                source=source,
+            )
         )
+        if is_masked or (kind != "exp" and not intended.isdisjoint(inputs)):
+            intended.add(output)
         if is_blamed:
             blame = Blame(output, len(steps) - 1, Severity.NAN)
     assert blame is not None
-    return Surroundings(steps, values, blame)
+    return Surroundings(steps, values, blame, intended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +165,10 @@ CASES = (
     Case("underflow", "y = cdist(x, z)!", "advice: compute cdist and what it reads in float32"),
     Case("domain", "y = mul(x, m)!", "exact: take masked_fill(mask, -inf)",
          numbers=(0.0, -math.inf)),
+    Case("domain", "m = masked_fill(x, -inf); l = log_softmax(m, -1); p = exp(l); y = mul(p, l)!",
+         "exact: put 0 where the mask is before this product", numbers=(0.0, -math.inf)),
+    Case("domain", "s = linear(x, w); m = masked_fill(s, -inf); y = mul(m, z)!",
+         "exact: mask after this product, not before it", numbers=(-math.inf, 0.0)),
     Case("domain", "y = add(x, m)!", "exact: join masks by where", numbers=(math.inf, -math.inf)),
     Case("domain", "y = matmul(x, m)!", "advice: put 0 where the mask is before the matmul",
          numbers=(0.0, -math.inf)),
@@ -275,7 +293,7 @@ def test_what_was_given_is_looked_at() -> None:
     (sample,) = fixes_of_given(Role.INPUT, "`x` of forward", row=5)
     assert weight.text.startswith("initialise fc.weight")
     assert all_of_it.text.startswith("look at the step before this batch")
-    assert sample.text.startswith("look at sample 5 of `x` of forward")
+    assert sample.text.startswith("look at where sample 5 of `x` of forward comes from")
 
 
 def test_walks_end() -> None:

@@ -131,11 +131,11 @@ def test_an_infinity_that_is_mixed_is_found(name: str) -> None:
 
 
 def test_minus_infinity_that_comes_into_a_linear_is_found() -> None:
-    """An input may be a mask, but not where weights are multiplied with it and summed."""
+    """An input may be a mask, but not where weights are multiplied with it and summed: bad data."""
     linear = nn.Linear(3, 2)
     with torch.no_grad():
         linear.weight.fill_(1.0)
-    assert origins_of(linear, masked(X)) == [("linear", "inf")]
+    assert origins_of(linear, masked(X)) == [("argument `input` of Linear.forward", "inf")]
 
 
 # What bounds do for later batches.

@@ -1,0 +1,178 @@
+"""Masks are known by their use: what a softmax turns into zeros is a mask, whoever made it.
+
+An infinity that is on its way to a linear layer is none, though somebody gave it to the model.
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from fxguard.batch.dataflow import DataFlow
+from fxguard.graph.poles import SOFTMAXES, plain
+from fxguard.graph.tables import ADDITIONS, CASTS, LIMITERS, LOSSES, MOVES, RANDOM, SELECTS
+from fxguard.measure.details import Detail
+from fxguard.plan.plan import Step
+from fxguard.records import Role, Severity
+from fxguard.verdict.origins import Blame, Verdict
+
+__all__ = ["features", "made_masks"]
+
+# Where -inf becomes 0.
+ENDS = SOFTMAXES | {"exp", "exp2", "sigmoid"}
+
+# These make -inf of finite numbers that are exact.
+AT_POLES = frozenset(["div", "log", "log10", "log1p", "log2", "logit", "reciprocal"])
+
+_SCALED = frozenset(["div", "div_", "dropout", "mul", "mul_"])
+_CHOSEN = frozenset(["amax", "amin", "max", "maximum", "min", "minimum"])
+_MASKED = frozenset(["masked_fill", "masked_fill_", "setitem", "where"])
+# A mask passes these on its way.
+PASSED = MOVES | SELECTS | CASTS | LIMITERS | ADDITIONS | _SCALED | _CHOSEN | _MASKED
+
+
+def made_masks(
+    flow: DataFlow, verdict: Verdict, detail: Callable[[Blame], Detail | None]
+) -> set[int]:
+    """Origins that are masks: ``torch.log(torch.tril(ones))``, ``(1 - mask) * -1e9`` in float16.
+
+    They hold -inf alone, depend on no weight and on nothing drawn, and end in softmaxes. A number
+    that overflowed is what to blame for a row that it masks entirely; a logarithm of 0 is not.
+
+    Args:
+        flow: the data flow of a batch.
+        verdict: its verdict.
+        detail: gives the details of a blamed tensor.
+    """
+    use = _Use(flow)
+    found: dict[Blame, Step] = {}
+    for blame in verdict.origins:
+        if blame.step is None or blame.severity is not Severity.INF:
+            continue
+        if not use.is_free(blame.step) or not use.is_of_mask(blame.value):
+            continue
+        seen = detail(blame)
+        if seen is not None and seen.neginf_count and not (seen.posinf_count or seen.nan_count):
+            found[blame] = flow.steps[blame.step]
+    others = (blame for blame in verdict.origins if blame not in found)
+    if any(found.keys().isdisjoint(_behind(flow, verdict, blame)) for blame in others):
+        return {blame.value for blame in found}
+    return {blame.value for blame, step in found.items() if plain(step.kind) in AT_POLES}
+
+
+def _behind(flow: DataFlow, verdict: Verdict, blame: Blame) -> Iterator[Blame]:
+    """The origins from which another one was made."""
+    for value in () if blame.step is None else flow.steps[blame.step].inputs:
+        yield from verdict.sources.get(value, ())
+
+
+def features(flow: DataFlow, verdict: Verdict) -> set[int]:
+    """Inputs whose -inf is no mask: an operation mixed them, and no softmax reads them.
+
+    Args:
+        flow: the data flow of a batch.
+        verdict: its verdict.
+    """
+    use = _Use(flow)
+    found: set[int] = set()
+    for blame in verdict.origins:
+        step = None if blame.step is None else flow.steps[blame.step]
+        if step is None or step.kind in LOSSES or plain(step.kind) in SOFTMAXES:
+            continue
+        roots = use.inputs_alone(step, verdict.intended)
+        if not any(use.is_of_mask(root, at_all=True) for root in roots):
+            found |= roots
+    return found
+
+
+class _Use:
+    """How the values of a batch are made and used."""
+
+    def __init__(self, flow: DataFlow) -> None:
+        self.flow = flow
+        self.maker = {value: i for i, step in enumerate(flow.steps) for value in step.outputs}
+        self.left = set(flow.reached)
+        self.readers: dict[int, list[Step]] = {}
+        for step in flow.steps:
+            for value in dict.fromkeys(step.inputs):
+                self.readers.setdefault(value, []).append(step)
+
+    def is_of_mask(self, value: int, *, at_all: bool = False) -> bool:
+        """Whether all that reads a value, directly or passed on, is a softmax or the like.
+
+        Args:
+            value: the value.
+            at_all: whether one such reader is enough.
+        """
+        todo, seen, ends, others = [value], {value}, 0, value in self.left
+        while todo:
+            for step in self.readers.get(todo.pop(), ()):
+                if plain(step.kind) in ENDS:
+                    ends += 1
+                elif not step.counts or step.kind in PASSED:
+                    new = [v for v in step.outputs if v not in seen]
+                    others = others or not self.left.isdisjoint(new)
+                    seen.update(new)
+                    todo += new
+                else:
+                    others = True
+        return bool(ends) and (at_all or not others)
+
+    def is_free(self, step: int) -> bool:
+        """Whether the result of an operation depends on no weight and on nothing drawn."""
+        behind = list(self._behind(step))
+        if any(self.flow.steps[index].kind in RANDOM for index in behind):
+            return False
+        read = (value for index in behind for value in self.flow.steps[index].inputs)
+        return all(self.flow.values[value].role is not Role.WEIGHT for value in read)
+
+    def inputs_alone(self, step: Step, intended: Collection[int]) -> set[int]:
+        """The inputs of the model that an operation's infinite operands are, at most passed on.
+
+        On the way they may meet weights and numbers, but no other data of the batch. An empty set
+        if they do, or if the infinity is a number of the program.
+        """
+        found: set[int] = set()
+        todo = [value for value in dict.fromkeys(step.inputs) if value in intended]
+        others = [value for value in step.inputs if value not in intended]
+        seen = set(todo)
+        while todo:
+            value = todo.pop()
+            if self.flow.values[value].role is Role.INPUT:
+                found.add(value)
+                continue
+            index = self.maker.get(value)
+            if index is None or self.flow.steps[index].infinite_literal:
+                return set()  # a buffer, a constant, or a number
+            maker = self.flow.steps[index]
+            bad = [v for v in maker.inputs if v in intended]
+            others += [v for v in maker.inputs if v not in intended]
+            todo += [v for v in bad if v not in seen]
+            seen.update(bad)
+        return found if all(self._is_of(value, found) for value in others) else set()
+
+    def _is_of(self, value: int, inputs: Collection[int]) -> bool:
+        """Whether a value is a weight or a number, or made of some inputs and of those."""
+        role = self.flow.values[value].role
+        if role is not Role.MADE:
+            return role is not Role.INPUT or value in inputs
+        index = self.maker.get(value)
+        if index is None:
+            return False
+        read = [self.flow.steps[i] for i in self._behind(index)]
+        roots = [v for each in read for v in each.inputs if v not in self.maker]
+        return all(
+            v in inputs or self.flow.values[v].role in (Role.BUFFER, Role.CONSTANT) for v in roots
+        )
+
+    def _behind(self, step: int) -> Iterator[int]:
+        """An operation, and all that computed what it read."""
+        todo, seen = [step], {step}
+        while todo:
+            index = todo.pop()
+            yield index
+            for value in self.flow.steps[index].inputs:
+                maker = self.maker.get(value)
+                if maker is not None and maker not in seen:
+                    seen.add(maker)
+                    todo.append(maker)
