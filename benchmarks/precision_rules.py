@@ -39,7 +39,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.precision._graphs import Operation
 from fxguard.precision._reference import reference_of
 from fxguard.precision._trials import Trials
-from fxguard.rerun.same_start import copies_of
+from fxguard.rerun.start import Start
 from harness.quiet import quieten
 from harness.tables import table
 
@@ -202,7 +202,7 @@ def by_range(model: nn.Module, trials: Trials, order: Sequence[Operation]) -> Ke
         graph = without_marks(run.graph_module)
         largest = Largest(graph)
         with torch.no_grad():
-            largest.run(*copies_of(run))
+            largest.run(*Start(run).copies())
         nodes = {node.name: node for node in graph.graph.nodes}
         for step, number in numbered(run.plan):
             if largest.above(nodes[step.node]):

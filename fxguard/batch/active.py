@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
@@ -14,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.tape import Tape
+from fxguard.graph.wide_form import is_float
 from fxguard.records import Role
 
 __all__ = ["ActiveForward", "FusedModule", "current", "here"]
@@ -86,6 +89,13 @@ class ActiveForward:
         if self.fused is not None:
             self.fused.observation.close()  # may be called again after an interrupt
             self.fused = None
+
+    def take_fingerprints(self, tensors: Iterable[Any]) -> None:
+        """Take the fingerprints of floating-point tensors now: they may be written later."""
+        for number, tensor in enumerate(tensors):
+            if is_float(tensor):
+                with torch._C.DisableTorchFunction():
+                    self.key_of(tensor, f"input[{number}]")
 
     def key_of(self, tensor: Tensor, label: str) -> Key:
         """The value that a tensor holds: that of a weight or buffer if it is one."""

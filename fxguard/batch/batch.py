@@ -72,6 +72,7 @@ class Batch:
         self.details: dict[int, Detail] = {}  # of bad values
         self.fingerprints: dict[Key, Fingerprint] | None = None  # if asked for
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
+        self.no_evidence: dict[int, str] = {}  # why there is none, for other bad values
         # These operations with copies of their operands, and whether they are wanted.
         self.operations: dict[int, OneOperation] = {}
         self.keeps_operands = False
@@ -323,7 +324,7 @@ class Batch:
     @property
     def repeated(self) -> bool:
         """Whether each graph that had to run again repeated the numbers of its first run."""
-        return all(run.may_repeat for run in self.runs)
+        return not any(run.not_again for run in self.runs)
 
     def close(self) -> None:
         """Release everything that keeps memory of the forward alive."""

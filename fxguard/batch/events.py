@@ -118,10 +118,10 @@ class GraphRun(Event):
     stopped_at: tuple[int, ...] = ()
     raised: FramePlan | None = None  # the raising operation
     postponed: Postponed | None = None  # how to get the statistics when they are needed
-    # False: a second run would start differently, or gave other numbers; then none is made.
-    may_repeat: bool = True
+    # Why it may not run again: it would start differently, or gave other numbers; "" if it may.
+    not_again: str = ""
     is_compiled: bool = False  # whether a compiled form of the captured graph ran
-    # The `version_of` each item of `args` before the run; None if it will not be needed.
+    # How often each item of `args` was written when the graph had run; None if nobody looked.
     versions: tuple[int | None, ...] | None = None
 
     @property

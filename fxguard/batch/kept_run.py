@@ -105,11 +105,6 @@ class KeptRun:
         args = tuple(x() if isinstance(x, weakref.ref) else x for x in self.args)
         return None if any(x is None for x in args) else args
 
-    def is_unchanged(self) -> bool:
-        """Whether nobody has written its arguments since the run."""
-        args = self._arguments()
-        return args is not None and versions_of(args) == self.versions
-
     def freed_weights(self) -> list[str]:
         """The names of weights that the graph read and that FSDP has since freed."""
         args = self._arguments()
@@ -134,7 +129,12 @@ class KeptRun:
 
     def opened(self) -> GraphRun:
         """The run as it was before its batch was closed, so that it can run again."""
-        return replace(self.event, args=self._arguments(), random_state=self.random_state)
+        return replace(
+            self.event,
+            args=self._arguments(),
+            random_state=self.random_state,
+            versions=self.versions,
+        )
 
 
 def keep(
@@ -175,7 +175,7 @@ def keep(
         index=index,
         args=args,
         random_state=run.random_state,
-        versions=versions_of(args),
+        versions=versions_of(args) if run.versions is None else run.versions,
         restore_settings=settings_now(),
         are_sums=are_sums,
         inner=inner_outputs(run.plan, hooked) if are_sums else {},

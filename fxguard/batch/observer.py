@@ -29,6 +29,7 @@ from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
+from fxguard.graph.collectives import waits
 from fxguard.graph.lost_elements import lost_alone
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call, is_move, name_of, read_call
@@ -257,6 +258,9 @@ def add_evidence(
     for path, (_, index) in made:
         if index not in batch.details or len(batch.evidence) >= FLOAT64_RUNS:
             continue
+        if reason := waits(func, nodes.leaves([*call.args, *call.kwargs.values(), result])):
+            batch.no_evidence[index] = reason
+            continue
         with batch.own_arithmetic(), contextlib.suppress(Exception):  # a tensor may know few
             evidence = evidence_alone(call, func, result, path)
             if evidence is not None:
@@ -273,6 +277,9 @@ def add_lost(batch: Batch, call: Call, func: Any, result: Any, value: int) -> No
     assert batch.lost_share is not None
     if call.written or call.kind in RUN_FUNCTIONS:
         return  # its operands are gone, or it is not a single operation
+    if reason := waits(func, nodes.leaves([*call.args, *call.kwargs.values(), result])):
+        batch.lost[value] = reason
+        return
     with batch.own_arithmetic():
         batch.lost[value] = lost_alone(call, func, result, batch.lost_share)
 

@@ -21,8 +21,9 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.tape_graph import Noted, Ref, graph_of, refs, replaced
 from fxguard.errors import FxguardError
+from fxguard.graph.collectives import none_issued, waits
 from fxguard.graph.nodes import elements_of, leaves
-from fxguard.graph.operations import is_collective, name_of
+from fxguard.graph.operations import name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
 from fxguard.graph.source_lines import Place
 from fxguard.graph.tables import RANDOM
@@ -191,7 +192,7 @@ class Tape:
                 collective would be issued.
         """
         calls = self._leading_to(set(roots))
-        if not self.is_repeatable or any(is_collective(call.func) for call in calls):
+        if not self.is_repeatable or any(waits(call.func, ()) for call in calls):
             raise FxguardError("operations between graphs that cannot run again")
         known = self._inputs_of(calls)
         if not all(_is_as_it_was(*each) for each in known.values()):
@@ -218,7 +219,7 @@ class Tape:
         """Run the graph once, with the settings of the first run, for an example of each value."""
         restore = settings_now()
         try:
-            with random_state_kept(inputs):
+            with random_state_kept(inputs), none_issued(graph_module, inputs):
                 if self.random_state is not None:
                     self.random_state.restore()
                 if self.restore_settings is not None:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from fxguard.batch import active, observer
 from fxguard.batch.events import GraphRun
+from fxguard.batch.kept_run import versions_of
 from fxguard.capture import dynamo
 from fxguard.capture._copies import Copies, Spare
 from fxguard.capture._leaving import Unchecked
@@ -24,9 +25,9 @@ from fxguard.capture.float32_weights import Float32Weights
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.try_blocks import leave_try_blocks
+from fxguard.graph.collectives import may_wait_in
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import changes_settings, settings_now
-from fxguard.measure.at_hand import versions_of
 from fxguard.measure.eager import gathered
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
 from fxguard.passes.checkpointing import with_repeatable_checkpoints
@@ -40,6 +41,8 @@ __all__ = ["CheckingBackend", "is_checked", "is_inlined", "outer_compiler"]
 
 NOTHING = bytearray()  # the measurements of a graph that has not returned
 
+NOT_COPIED = "there was no memory for copies of what its graph writes"
+
 
 class CheckingBackend:
     """A TorchDynamo backend: makes a plan, inserts checks, calls the inner backend.
@@ -52,7 +55,8 @@ class CheckingBackend:
         refresh: brings both up to date; called before a graph is read, because modules and
             parameters may have been replaced since the last one.
         weights_stay: whether weights are still there when a report is made.
-        replay: whether only the outputs of a graph are measured, until they turn bad.
+        replay: whether only the outputs of a graph are measured, until they turn bad. A graph that
+            waits for other ranks cannot run again, and is measured in full.
         follows_python: whether nobody asked for a compiler, so that the model has to take the path
             of plain Python.
         has_marks: whether modules leave marks in the graphs; if not, their frames come from the
@@ -120,7 +124,9 @@ class CheckingBackend:
                         arguments[position] = arguments[original]
                     example_inputs = [*example_inputs, *weights.of(example_inputs)]
                     graph_module, plan = rewritten, read(rewritten, arguments=arguments)
-            if self.replay:
+            # A second run of this rank alone must not issue a collective.
+            postpones = self.replay and not may_wait_in(graph_module, example_inputs)
+            if postpones:
                 handed_on, cache_keys = without_marks(graph_module), {}
             else:
                 handed_on = with_checks(graph_module, plan, self.way, joined=self.way.is_traceable)
@@ -132,7 +138,7 @@ class CheckingBackend:
         self.plans.append(plan)
         self.graphs.append(graph_module)
         checked = functools.partial(with_checks, graph_module, plan)
-        unchecked = Unchecked(plan, self.way, checked, self.inner) if self.replay else None
+        unchecked = Unchecked(plan, self.way, checked, self.inner) if postpones else None
         copies = Copies(plan, self.spare)
         gathers, is_compiled = not self.way.is_traceable, self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
@@ -157,11 +163,11 @@ class CheckingBackend:
                 names,
                 calls,
                 live=args,
-                may_repeat=kept is not None,
+                not_again="" if kept is not None else NOT_COPIED,
                 is_compiled=is_compiled,
             )
             if forward is not None and forward.batch.fingerprints is not None:
-                graph_run.versions = versions_of(graph_run.args or ())
+                forward.take_fingerprints(args[at] for at, _ in plan.inputs)
             try:
                 # The graph checks its own operations, so no observer has to see them.
                 outputs = observer.unobserved(compiled, *args)
@@ -171,6 +177,7 @@ class CheckingBackend:
                 self.report(graph_run, None)
                 raise
             with torch._C.DisableTorchFunction():
+                graph_run.versions = versions_of(graph_run.args or ())
                 if unchecked is None:
                     *outputs, measured = outputs
                     graph_run.measured = gathered(measured) if gathers else measured

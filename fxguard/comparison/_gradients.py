@@ -16,7 +16,7 @@ from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.differences import relative_error
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 from fxguard.trace.elements import Compared
 
@@ -145,9 +145,9 @@ def gradients_in_float64(
                     leaves[name] = leaf.requires_grad_(argument.requires_grad)
                 wide.append(leaves[name].clone())
         form = WideForm(differentiable=True)
-        with as_before(kept.run), torch.enable_grad():
+        with Start(kept.run).begun() as low, torch.enable_grad():
             module = without_marks(kept.run.graph_module)
-            _, made = WholeFunctions(module, form).run_both(copies_of(kept.run), wide)
+            _, made = WholeFunctions(module, form).run_both(low, wide)
         for output, other in zip(kept.outputs, made, strict=True):
             if is_float(output):
                 known[id(output)] = widened(other, torch.float64, differentiable=True)

@@ -20,7 +20,7 @@ from fxguard.graph.operations import read_node
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.trace.elements import Compared
 
 __all__ = ["Graphs", "compare_graphs"]
@@ -125,8 +125,7 @@ def _compare_graph(
         if difference := difference_between(theirs.detach(), mine.detach()):
             form.differing[name] = difference
     form.begin(number, weights, writes=writes)
-    with as_before(run):
-        low = copies_of(run)
+    with Start(run).begun() as low:
         second = [
             x.detach().clone() if writes and isinstance(x, Tensor) and x is not y else x
             for x, y in zip(arguments, low, strict=True)

@@ -13,7 +13,7 @@ from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 from fxguard.trace.batch_diff import COARSER, TOLERANCES
 from fxguard.trace.elements import Compared
@@ -76,12 +76,11 @@ def _in_float64(runs: Sequence[KeptRun]) -> dict[int, Tensor]:
     for kept in runs:
         run = kept.run
         assert run.args is not None
-        low = copies_of(run)
-        seconds = [
-            known[id(x)].clone() if id(x) in known else y
-            for x, y in zip(run.args, low, strict=True)
-        ]
-        with torch.no_grad(), as_before(run):
+        with Start(run).begun() as low:
+            seconds = [
+                known[id(x)].clone() if id(x) in known else y
+                for x, y in zip(run.args, low, strict=True)
+            ]
             module = without_marks(run.graph_module)
             _, made = Lockstep(module, WideForm()).run_both(low, seconds)
         for output, high in zip(kept.outputs, made, strict=True):

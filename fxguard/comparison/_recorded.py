@@ -20,7 +20,7 @@ from fxguard.graph.wide_form import Ran
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
 from fxguard.rerun.lockstep import Lockstep, SecondForm
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 
 __all__ = [
     "Made",
@@ -107,8 +107,8 @@ def recorded(run: GraphRun, interpreter: type[Lockstep] = Lockstep) -> Recorded:
     module = without_marks(run.graph_module)
     writes = any(read_node(node, owner).written for _, node, owner in nodes_of(module))
     recorder = Recorder(writes)
-    with as_before(run):
-        outputs, _ = interpreter(module, recorder).run_both(copies_of(run))
+    with Start(run).begun() as given:
+        outputs, _ = interpreter(module, recorder).run_both(given)
     return Recorded(run, recorder.made, list(outputs))
 
 

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
-from fxguard.graph.operations import Call, is_custom
+from fxguard.graph.operations import Call, is_collective, is_custom
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_body import wide_body, with_wide_dtypes
 from fxguard.measure.at_hand import dtype_of, name_of_dtype
@@ -118,6 +118,8 @@ def wide_result(
         is_higher_order = isinstance(ran.target, torch._ops.HigherOrderOperator)
         if is_higher_order and ran.target.name() not in WHOLE:
             raise NotJudged(f"inside {kind}")
+        if is_collective(ran.target):
+            raise NotJudged(f"{kind} is a collective")
         if is_custom(ran.target):
             raise NotJudged(f"no {name_of_dtype(dtype)} kernel for {kind}")
         if call.casts and call.first is not None:

@@ -25,7 +25,7 @@ from fxguard.rerun.in_float8 import BackwardInFloat8, InFloat8
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_dtype import InDtype, Reference
 from fxguard.rerun.other_values import RaisedOnOther
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 
 __all__ = ["Graphs", "Operation"]
 
@@ -253,11 +253,10 @@ def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any,
 
     Written arguments are copied: arguments that are the same in both forms are the copies.
     """
-    assert run.args is not None
-    low = copies_of(run)
-    seconds = [  # copies may be written
-        copied if other is argument else other if copied is argument else other.clone()
-        for argument, copied, other in zip(run.args, low, others, strict=True)
-    ]
-    with as_before(run):
+    with Start(run).begun() as low:
+        assert run.args is not None
+        seconds = [  # copies may be written
+            copied if other is argument else other if copied is argument else other.clone()
+            for argument, copied, other in zip(run.args, low, others, strict=True)
+        ]
         return Lockstep(without_marks(run.graph_module), form).run_both(low, seconds)

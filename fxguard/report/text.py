@@ -51,9 +51,9 @@ CAUSES = {
 }
 
 NOT_REPEATED = (
-    "a second run of the graph did not repeat this, or there was no memory for it: the bad values "
-    "were seen where they left the graph, and where they came from is not known; instrument "
-    "without replay=True to find out"
+    "no second run of the graph has measured its operations: the bad values were seen where they "
+    "left the graph, and where they came from is not known; instrument without replay=True to find "
+    "out"
 )
 
 

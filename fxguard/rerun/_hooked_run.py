@@ -18,9 +18,9 @@ from fxguard.batch.samples import is_sample_of
 from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.one_operation import autocast_around
-from fxguard.graph.operations import is_collective, read_node
+from fxguard.graph.operations import read_node
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.measure.func_levels import levels_opened_by
 from fxguard.records import Range
@@ -105,8 +105,6 @@ class HookedRun(Interpreter):
             if n.op == "get_attr" and is_differentiable(result):
                 self.enter(result)
             return result
-        if is_collective(n.target):
-            raise NotJudged(f"{n.name} is a collective")
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         kind = higher_order.kind_of(n)
         if kind is not None and not kind.has_own_backward:

@@ -31,7 +31,7 @@ from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.other_dtype import InDtype
 from fxguard.rerun.other_values import rounded
 from fxguard.rerun.ranges import rows_of, tensors_in
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = [
@@ -97,7 +97,6 @@ def gradients_in_float64(
         NotJudged: when something has no float64 form.
     """
     form = _WithGradients()
-    low = copies_of(run)
     # Kernels refuse running statistics that require a gradient.
     buffers = {value.argument for value in run.plan.values if value.role is Role.BUFFER}
     inputs = {
@@ -105,8 +104,8 @@ def gradients_in_float64(
         for position, x in enumerate(wide)
         if position not in buffers and is_float(x) and not x.is_complex()
     }
-    given = [inputs[at].clone() if at in inputs else x for at, x in enumerate(wide)]
-    with as_before(run), torch.enable_grad():
+    with Start(run).begun() as low, torch.enable_grad():
+        given = [inputs[at].clone() if at in inputs else x for at, x in enumerate(wide)]
         graph = without_marks(run.graph_module)
         _, made = Lockstep(graph, form).run_both(low, given)
         outputs = leaves(made)

@@ -26,13 +26,13 @@ from fxguard.plan.plan import Check, Place
 from fxguard.rerun.differences import Difference, difference_of
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_values import Perturbed, RaisedOnOther, Repaired, perturbed
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 
-__all__ = ["Replay", "Start", "check_of", "if_other", "if_repaired"]
+__all__ = ["Replaced", "Replay", "check_of", "if_other", "if_repaired"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Replaced:
     """An operation whose result is to be replaced."""
 
     key: Key  # key of the value
@@ -101,15 +101,12 @@ class Replay:
                 raise NotJudged("a view that was made between graphs")
         if index not in self.starts and not others:
             return
-        if run.args is None or not run.may_repeat:
-            raise NotJudged("a second run of its graph is not possible")
-        low_args = copies_of(run)
-        other_args = [
-            others[position](low) if position in others else low
-            for position, low in enumerate(low_args)
-        ]
         step = _KeepsInputs(without_marks(run.graph_module), self.form_of(index))
-        with as_before(run):
+        with Start(run, to_the_end=False).begun() as low_args:
+            other_args = [
+                others[position](low) if position in others else low
+                for position, low in enumerate(low_args)
+            ]
             low, other = step.run_both(low_args, other_args)
         outputs = zip(plan.outputs, nodes.leaves(low), nodes.leaves(other), strict=True)
         for made, one, two in outputs:
@@ -163,7 +160,7 @@ class _KeepsInputs(Lockstep):
 
 
 def if_repaired(
-    batch: Batch, flow: DataFlow, starts: Sequence[Start]
+    batch: Batch, flow: DataFlow, starts: Sequence[Replaced]
 ) -> tuple[list[Difference], bool]:
     """What would be different if some operations had not failed because of precision.
 

@@ -12,7 +12,8 @@ from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.node_by_node import NodeByNode
-from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
+from fxguard.rerun.repeats import same_magnitude
+from fxguard.rerun.start import Start
 
 __all__ = ["detail_of", "numbers_inside"]
 
@@ -33,7 +34,7 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
         earlier second run failed to repeat them, because a third one would see another tensor.
     """
     wanted, later = run.plan.values[value].slot, run.plan.values[value].later
-    if run.args is None or not run.may_repeat or (wanted is None and later is None):
+    if wanted is None and later is None:
         return None
     expected = run.statistics.tolist()
     # Neither integers nor inputs: a cache that the graph wrote has changed.
@@ -70,9 +71,9 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
     if later is not None:  # only a second run sees it, so there is nothing to compare
         wanted, checks = -1, [(-1, run.plan.later[later])]
     try:
-        with as_before(run):
+        with Start(run, to_the_end=False).begun() as given:
             walk = NodeByNode(run.graph_module, checks, visit)
-            walk.run(*copies_of(run))
+            walk.run(*given)
     except _Ended as ended:
         detail = ended.detail
         return None if detail is None else replace(detail, **iterations)
@@ -88,7 +89,7 @@ def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
         Value of the plan to its range; empty if the run is healthy, or no second run is possible.
     """
     values = {value.later: i for i, value in enumerate(run.plan.values) if value.later is not None}
-    if run.args is None or bool(torch.isfinite(run.statistics).all()):
+    if not values or bool(torch.isfinite(run.statistics).all()):
         return {}
     ranges: dict[int, Range | str] = {}
 
@@ -97,9 +98,9 @@ def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
         ranges[values[later]] = traceable.decode(float(low), float(high))
 
     try:
-        with as_before(run):
+        with Start(run, to_the_end=False).begun() as given:
             checks = list(enumerate(run.plan.later))
-            NodeByNode(run.graph_module, checks, visit).run(*copies_of(run))
+            NodeByNode(run.graph_module, checks, visit).run(*given)
     except Exception:  # then the operation around them is blamed
         return {}
     return ranges

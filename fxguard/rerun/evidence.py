@@ -25,7 +25,8 @@ from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check, Place
 from fxguard.records import Role
 from fxguard.rerun.lockstep import Ended, Lockstep, look_through
-from fxguard.rerun.same_start import same_magnitude
+from fxguard.rerun.repeats import same_magnitude
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Look", "evidence_in", "samples_of"]
@@ -43,7 +44,7 @@ class Look:
     operation: OneOperation | None = None
 
 
-def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
+def evidence_in(run: GraphRun, values: Collection[int]) -> tuple[dict[int, Look], str]:
     """What the operations behind some values of a graph read and made.
 
     Args:
@@ -51,21 +52,21 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> dict[int, Look]:
         values: values of its plan.
 
     Returns:
-        Evidence by value; without values that the second run did not reach, or that are finite in
-        it.
+        Evidence by value, without values that the second run did not reach, or that are finite in
+        it; and why that run did not begin, or had to end, if that is known.
     """
-    if run.args is None or not run.may_repeat:
-        return {}
     checks = {
         value: check
         for value in values
         if (check := _check_of(run, value)) is not None and check.region_end is None
     }
+    if reason := Start(run, to_the_end=False).why_not():
+        return {}, reason
     if not checks:
-        return {}
+        return {}, ""
     looks = _Looks(checks, samples_of(run), _compared_in(run), is_compiled=run.is_compiled)
-    look_through(run, looks)
-    return looks.found
+    stopped = look_through(run, looks)
+    return looks.found, stopped
 
 
 def _check_of(run: GraphRun, value: int) -> Check | None:

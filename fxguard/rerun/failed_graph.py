@@ -16,7 +16,7 @@ from fxguard.measure import traceable
 from fxguard.plan.plan import FramePlan, RowPlan
 from fxguard.records import Role
 from fxguard.rerun.node_by_node import NodeByNode
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 
 __all__ = ["run_until_it_raises"]
 
@@ -34,8 +34,8 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
 
     second = NodeByNode(run.graph_module, list(enumerate(checks)), visit)
     try:
-        with as_before(run):
-            second.run(*copies_of(run))
+        with Start(run, to_the_end=False).begun() as given:
+            second.run(*given)
     except Exception:  # raised like the first run; where it stopped is the question
         run = replace(run, stopped_at=tuple(_read_by(second, run)[0]))
         run = replace(run, raised=_frame_of(second.last, run))

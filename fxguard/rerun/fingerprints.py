@@ -20,20 +20,20 @@ from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.formats import format_of
 from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import NotJudged
 from fxguard.measure import eager
-from fxguard.measure.at_hand import versions_of
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.records import Fingerprint, Role
 from fxguard.rerun.node_by_node import NodeByNode
-from fxguard.rerun.same_start import TOLERANCE, as_before, copies_of
+from fxguard.rerun.repeats import TOLERANCE
+from fxguard.rerun.start import Start
+from fxguard.rerun.whole_graph import OTHER_NUMBERS
 
 __all__ = ["fingerprints_of", "take_fingerprints"]
 
-NOT_REPEATED = "its graph cannot run again"
 WRITTEN = "its graph wrote it"
 WRITTEN_SINCE = "an input of its graph may have been written since"
 STOPPED = "a second run of its graph was stopped by an error"
-OTHER_NUMBERS = "a second run of its graph gave other numbers"
 RANDOM = "its graph draws random numbers under a compiler"
 MANY_TIMES = "made many times, in a loop"
 NOT_MADE = "a second run did not come to it"
@@ -79,11 +79,17 @@ def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerp
     found: dict[int, Fingerprint] = {}
     if not why:
         try:
-            found = _second_run(run, measured)
+            _second_run(run, measured, found)
+        except NotJudged as reason:  # it has repeated the first run until then
+            why = str(reason).partition("\n")[0]  # the interpreter adds the node
+            if run.is_compiled and run.random_state is not None:
+                found.clear()
         except _Other as other:
             why = str(other)
-        except Exception:  # a collective, no memory, or a missing kernel
+            found.clear()
+        except Exception:  # no memory, or a missing kernel
             why = STOPPED
+            found.clear()
     missing = Fingerprint(note=why or NOT_MADE)
     overwritten = {
         value: Fingerprint(note=WRITTEN)
@@ -99,30 +105,19 @@ def _written_by(run: GraphRun) -> set[int]:
 
 
 def _why_not(run: GraphRun, is_last: bool) -> str:
-    if run.args is None or not run.may_repeat or not run.plan.checks:
-        return NOT_REPEATED
-    if not _holds_inputs(run, run.args, is_last):
-        return WRITTEN_SINCE
+    """Why no second run may begin: ranges do not reveal every write to an input."""
+    reason = Start(run, to_the_end=False).why_not()
+    if reason or is_last or run.args is None or run.versions is None:
+        return reason
+    own = _written_by(run)
+    for position, (argument, version) in enumerate(zip(run.args, run.versions, strict=True)):
+        if version is None and isinstance(argument, Tensor) and position not in own:
+            return WRITTEN_SINCE  # in inference mode versions are not counted
     return ""
 
 
-def _holds_inputs(run: GraphRun, args: Sequence[Any], is_last: bool) -> bool:
-    """Whether the inputs of the graph still exist unchanged: ranges do not reveal every write."""
-    own = _written_by(run)
-    before = run.versions or (None,) * len(args)
-    for position, (then, now) in enumerate(zip(before, versions_of(args), strict=True)):
-        if position in own or not isinstance(args[position], Tensor):
-            continue
-        if then is None and not is_last:  # in inference mode versions are not counted
-            return False
-        if then is not None and then != now:
-            return False
-    return True
-
-
-def _second_run(run: GraphRun, measured: dict[int, int]) -> dict[int, Fingerprint]:
+def _second_run(run: GraphRun, measured: dict[int, int], found: dict[int, Fingerprint]) -> None:
     first: Sequence[Any] = run.statistics.tolist()
-    found: dict[int, Fingerprint] = {}
     allowed = _allowed(run)
 
     def visit(slot: int, tensor: Any, repeats: bool) -> None:
@@ -139,12 +134,11 @@ def _second_run(run: GraphRun, measured: dict[int, int]) -> dict[int, Fingerprin
         taken = fingerprint_of(tensor)
         found[index] = replace(taken, of_eager_run=run.is_compiled and not taken.note)
 
-    with as_before(run):
-        NodeByNode(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*copies_of(run))
+    with Start(run, to_the_end=False).begun() as given:
+        NodeByNode(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*given)
         # A compiler may have drawn from its own generator, which ranges cannot reveal.
         if run.is_compiled and _has_drawn(run):
             raise _Other(RANDOM)
-    return found
 
 
 def _has_drawn(run: GraphRun) -> bool:

@@ -12,7 +12,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.records import Role
 from fxguard.rerun._hooked_run import HookedRun
 from fxguard.rerun.edges import Gradients, Look
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 
 __all__ = ["gradients_of"]
 
@@ -31,14 +31,13 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
         NotJudged: when an argument was changed since, or a collective would be issued.
         Exception: whatever the operations raise.
     """
-    if not kept.is_unchanged():
-        raise NotJudged("an input of the graph was changed before its backward ended")
     gradients = Gradients()
     run = kept.opened()
-    assert run.args is not None
-    with kept.settings(), as_before(run), torch.enable_grad():
+    start = Start(run)
+    with kept.settings(), start.begun() as copies, torch.enable_grad():
+        assert run.args is not None
         aliases, given = [], []
-        for argument, copy in zip(run.args, copies_of(run), strict=True):
+        for argument, copy in zip(run.args, copies, strict=True):
             if not (isinstance(argument, Tensor) and argument.requires_grad):
                 given.append(copy)
                 continue
@@ -64,7 +63,7 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
                 gradients.sums[number] = gradient
         for position, sample in kept.samples.items():
             gradients.samples[hooked.number_of(outputs[position])] = sample / scale
-    with random_state_kept(run.args), torch._C.DisableTorchFunction():
+    with random_state_kept(run.args), torch._C.DisableTorchFunction(), start.alone():
         torch.autograd.grad(
             [outputs[position] for position in incoming],
             aliases,

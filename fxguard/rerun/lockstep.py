@@ -9,8 +9,6 @@ second copy of the weights is made.
 from __future__ import annotations
 
 import abc
-import contextlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +19,15 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph import higher_order
+from fxguard.graph.collectives import expect_none, waits_in
 from fxguard.graph.nodes import memory_of
-from fxguard.graph.operations import Call, is_collective, read_node
+from fxguard.graph.operations import Call, read_node
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
 from fxguard.rerun._regions import Regions
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.rerun.two_forms import joined, parts, same_leaves, stacked
 
 __all__ = ["Ended", "Lockstep", "SecondForm", "again", "look_through"]
@@ -134,7 +133,6 @@ class Lockstep(Interpreter):
             for node in self.module.graph.nodes:  # type: ignore[union-attr]
                 if node.op == "placeholder":
                     low, other = next(given)
-                    _expect_one_rank(low)
                     self.keep(node, low, other)
                 elif node.op == "output":
                     return (
@@ -168,11 +166,10 @@ class Lockstep(Interpreter):
         if node.op == "get_attr":
             self.keep(node, *[self.run_node(node)] * 2)
             return
-        if is_collective(node.target):
-            raise NotJudged(f"{self.call_of(node).kind} is a collective")
+        kind = self.kind_of(node)
+        expect_none(node, self.module, enters=kind is not None)  # type: ignore[arg-type]
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         differs = any(read in self.others for read in node.all_input_nodes)
-        kind = self.kind_of(node)
         if kind is not None and not kind.only_a_second_run_sees:
             others = self.other_of(node.args, node)
             self.keep(node, *parts(self.run_bodies(node, kind, joined(args, others), kwargs)))
@@ -235,6 +232,8 @@ class Lockstep(Interpreter):
             module: Any = args[position]
             low, other = parts(operands)
             if position not in entered:
+                if reason := waits_in(module):
+                    raise NotJudged(reason)
                 return module(*low)
             inside = (*self.inside, (node.name, position))
             made = self.nested(module, inside).run_both(low, other)
@@ -266,24 +265,29 @@ class Ended(Exception):  # noqa: N818 - a signal, not an error
 
 def again(run: GraphRun, second: SecondForm) -> tuple[Any, Any]:
     """Run a graph again in both forms, with its original inputs and random numbers."""
-    with as_before(run):
-        return Lockstep(without_marks(run.graph_module), second).run_both(copies_of(run))
+    return _both(Start(run), second)
 
 
-def look_through(run: GraphRun, look: SecondForm) -> None:
+def look_through(run: GraphRun, look: SecondForm) -> str:
     """Run a graph again to let a form look at it, as far as possible.
 
     Whatever stops the second run, the findings until then are valid.
+
+    Returns:
+        Why the second run did not begin, or had to end; "" if nothing is known to have stopped it.
     """
-    with contextlib.suppress(Exception):
-        again(run, look)
+    try:
+        _both(Start(run, to_the_end=False), look)
+    except NotJudged as reason:
+        return str(reason)
+    except Exception:
+        return ""
+    return ""
 
 
-def _expect_one_rank(value: Any) -> None:
-    """Raise if operations on a tensor may wait for other ranks."""
-    module = sys.modules.get("torch.distributed.tensor")  # if not imported, there is none
-    if module is not None and isinstance(value, module.DTensor):
-        raise NotJudged("operations on a DTensor may be collectives")
+def _both(start: Start, second: SecondForm) -> tuple[Any, Any]:
+    with start.begun() as given:
+        return Lockstep(without_marks(start.run.graph_module), second).run_both(given)
 
 
 def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:

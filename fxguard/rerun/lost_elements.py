@@ -23,11 +23,9 @@ from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
 from fxguard.rerun.evidence import samples_of
 from fxguard.rerun.lockstep import Lockstep, SecondForm
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 
 __all__ = ["LostElements", "lost_elements_in"]
-
-NOT_COPIED = "there was no memory for copies of what the graph writes"
 
 
 @dataclass(slots=True)
@@ -51,14 +49,15 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
     suspects = _suspects(run)
     if not suspects:
         return LostElements()
-    if run.args is None or not run.may_repeat:
-        return LostElements(not_judged=dict.fromkeys(suspects, NOT_COPIED))
+    start = Start(run, to_the_end=False)
+    if reason := start.why_not():
+        return LostElements(not_judged=dict.fromkeys(suspects, reason))
     form = _SameOperands(share, suspects, samples_of(run))
     try:
-        with as_before(run):
+        with start.begun() as given:
             # Autocast may cache the cast of a weight that requires a gradient for the model's own
             # operations, and one made here would have no gradient.
-            args = pytree.tree_map_only(Tensor, Tensor.detach, copies_of(run))
+            args = pytree.tree_map_only(Tensor, Tensor.detach, given)
             Lockstep(without_marks(run.graph_module), form).run_both(args)
     except Exception as error:  # the findings until then are valid
         form.lost.not_judged |= dict.fromkeys(suspects.keys() - form.seen, why_not(error))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.graph import higher_order, operations
-from fxguard.graph.wide_form import NotJudged
+from fxguard.graph.collectives import expect_none
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check
 from fxguard.rerun._regions import Regions
@@ -72,8 +72,7 @@ class NodeByNode(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         self.node = n
-        if operations.is_collective(n.target):
-            raise NotJudged(f"{n.name} is a collective")
+        expect_none(n, self.module, enters=self.enters(n))  # type: ignore[arg-type]
         result = super().run_node(n)
         self.regions.passed(n.target, result)
         for slot, check in self.after.get(n.name, ()):
@@ -90,11 +89,16 @@ class NodeByNode(Interpreter):
             self.visit(slot, value, self.repeats)
         return result
 
+    def enters(self, node: Node) -> bool:
+        """Whether the bodies of an operation run node by node."""
+        is_looked_at = any(name == node.name for name, _ in self.bodies)
+        return is_looked_at and higher_order.kind_of(node) is not None
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node = self.node
         assert node is not None
         kind = higher_order.kind_of(node)
-        if kind is None or not any(name == node.name for name, _ in self.bodies):
+        if kind is None or not self.enters(node):
             return super().call_function(target, args, kwargs)
         repeats = self.repeats or kind.runs_many_times
         iterations: Counter[int] = Counter()  # for each body, by position

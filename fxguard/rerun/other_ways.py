@@ -30,6 +30,7 @@ from fxguard.records import Role, Severity
 from fxguard.rerun.consequences import Replay
 from fxguard.rerun.lockstep import Ended, Lockstep, SecondForm, look_through
 from fxguard.rerun.other_values import AsTheModel
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Other", "Outcome", "in_dtype", "in_eager_mode", "leading_to", "on_others"]
@@ -128,8 +129,9 @@ def _may_run(run: GraphRun, dtype: torch.dtype | None = None) -> bool:
 
     Weights are read in place; in another dtype, one copy exists at a time.
     """
-    if run.args is None or not run.may_repeat:
+    if Start(run, to_the_end=False).why_not():
         return False
+    assert run.args is not None
     floats = {i: x for i, x in enumerate(run.args) if is_float(x)}
     weights = {v.argument for v in run.plan.values if v.role is Role.WEIGHT}
     largest = max((floats[i] for i in floats.keys() & weights), key=Tensor.numel, default=None)

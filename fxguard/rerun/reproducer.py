@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fxguard.errors import UsageError
+from fxguard.graph.collectives import none_issued_by
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.rerun.as_test import operands_of, text_of
@@ -51,6 +52,11 @@ def kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOpera
     for x in operation.tensors:
         if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
             raise NotJudged(f"an operand is a {type(x).__name__} of layout {x.layout}")
+    with none_issued_by(operation.target):
+        return _kept(operation, sameness, problem)
+
+
+def _kept(operation: OneOperation, sameness: Sameness, problem: str) -> KeptOperation:
     if operation.is_compiled:
         return _kept_whole(operation, sameness, problem)
     shrinker = Shrinker(operation, sameness)

@@ -48,7 +48,7 @@ def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | 
     """
     run = batch.run_of(key)
     alone = len(batch.runs) == 1 and not batch.uncaptured()
-    if run is None or not alone or run.args is None or not run.may_repeat:
+    if run is None or not alone:
         return None
     first = check_of(batch, key).place
     left = [check_of(batch, each).place for each in harmless if each.event == key.event]

@@ -35,7 +35,7 @@ def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
     """
     found = {value: run.plan.check_of(value) for value in values}
     checks = {value: check for value, check in found.items() if check is not None}
-    if run.args is None or not run.may_repeat or not checks:
+    if not checks:
         return {}
     look = _Look(checks)
     look_through(run, look)

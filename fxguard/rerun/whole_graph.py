@@ -20,9 +20,12 @@ from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
-from fxguard.rerun.same_start import as_before, copies_of, same_magnitude
+from fxguard.rerun.repeats import same_magnitude
+from fxguard.rerun.start import Start
 
-__all__ = ["measure_postponed", "measure_run"]
+__all__ = ["OTHER_NUMBERS", "measure_postponed", "measure_run"]
+
+OTHER_NUMBERS = "a second run of its graph gave other numbers"
 
 
 def measure_postponed(batch: Batch) -> None:
@@ -34,20 +37,21 @@ def measure_postponed(batch: Batch) -> None:
 def measure_run(run: GraphRun) -> None:
     """Give a run its postponed numbers.
 
-    If no second run repeats the first, ``run.may_repeat`` is False from then on. The run then has
+    If no second run repeats the first, ``run.not_again`` says so from then on. The run then has
     only the numbers of its inputs and outputs, and one step that represents all its operations.
     """
     postponed = run.postponed
     assert postponed is not None
     run.postponed = None
-    if not run.may_repeat:  # nothing was copied
+    run.not_again = Start(run).why_not()
+    if run.not_again:  # perhaps nothing was copied
         entered = dict((*run.plan.inputs, *run.plan.buffers))
         lost = (entered[p] for p in run.plan.overwritten if p in entered)
         postponed.overwritten = (*postponed.overwritten, *lost)
-    for second in postponed.ways() if run.may_repeat else ():
+    for second in () if run.not_again else postponed.ways():
         try:
-            with as_before(run):
-                *_, statistics = second(*copies_of(run))
+            with Start(run).begun() as given:
+                *_, statistics = second(*given)
         except Exception:  # it could not be captured again, or ran out of memory
             continue
         numbers = statistics.cpu()
@@ -56,7 +60,7 @@ def measure_run(run: GraphRun) -> None:
             run.statistics = numbers
             _forget_overwritten(run, postponed.overwritten)
             return
-    run.may_repeat = False
+    run.not_again = run.not_again or OTHER_NUMBERS
     _stand_alone(run, postponed)
 
 

@@ -14,7 +14,7 @@ from fxguard.graph.outputs import to_differentiate
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.measure.at_hand import version_of
 from fxguard.rerun.both_gradients import BothGradients
-from fxguard.rerun.same_start import copies_of
+from fxguard.rerun.start import Start
 from fxguard.testing.side_by_side import Deviation, SideBySide
 
 __all__ = ["Comparison"]
@@ -43,10 +43,12 @@ class Comparison:
         """Compare one run of a graph after it has returned."""
         if outputs is None:
             return
+        both, start = SideBySide(run, self.reference, self.gradients), Start(run)
+        copies = start.copies()
         assert run.args is not None
-        both = SideBySide(run, self.reference, self.gradients)
-        pairs = [self.given(*each) for each in zip(run.args, copies_of(run), strict=True)]
-        returned = both.run([low for low, _ in pairs], [wide for _, wide in pairs])
+        pairs = [self.given(*each) for each in zip(run.args, copies, strict=True)]
+        with start.alone():
+            returned = both.run([low for low, _ in pairs], [wide for _, wide in pairs])
         self.compared.append(both)
         for output, low, wide in zip(outputs, *returned, strict=True):
             if is_float(output):

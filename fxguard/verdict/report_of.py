@@ -36,6 +36,8 @@ from fxguard.verdict.words import words_for
 
 __all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames", "position_of"]
 
+NO_CAUSE = "no cause: "  # prefix of the operands of an origin
+
 HALVES = ("float16", "bfloat16")  # dtypes of models that may have some operations in float32
 
 # Gives the last frames of earlier batches, at most as many as asked for.
@@ -213,7 +215,7 @@ class _Description:
             turn=turn_of(flow, blame),
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),
-            operands="" if evidence is None else or_else("", operands_text, evidence),
+            operands=self.operands(blame),
             needed=evidence.needed if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),
             harm="" if judged is None else judged.harm,
@@ -238,6 +240,14 @@ class _Description:
         """The graph around an operation to blame."""
         intended = self.judgment.verdict.intended
         return Surroundings(self.flow.steps, self.flow.values, blame, intended)
+
+    def operands(self, blame: cause.Blame) -> str:
+        """The numbers at the first bad element, or why nobody has looked at them."""
+        evidence = self.opinion.evidence(blame)
+        if evidence is not None:
+            return or_else("", operands_text, evidence)
+        reason = self.opinion.no_cause(blame)
+        return NO_CAUSE + reason if reason else ""
 
     def fixes_of_given(self, blame: cause.Blame, detail: Detail) -> tuple[Fix, ...]:
         """What to do about a value with these details that was already bad."""

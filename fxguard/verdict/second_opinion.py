@@ -13,7 +13,7 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged
 from fxguard.records import Severity
-from fxguard.rerun.consequences import Start, if_other, if_repaired
+from fxguard.rerun.consequences import Replaced, if_other, if_repaired
 from fxguard.rerun.differences import Difference
 from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.rerun.other_values import RaisedOnOther
@@ -55,6 +55,7 @@ class SecondOpinion:
         self.batch = batch
         self.flow = flow
         self.verdict = verdict
+        self.stopped: dict[int, str] = {}  # event to why a second run of its graph did not go on
         absorbed_nan = [b for b in verdict.absorbed if b.severity is Severity.NAN]
         others = [blame for blame in verdict.both if blame not in absorbed_nan]
         self.looks = self._looks(others)
@@ -91,6 +92,15 @@ class SecondOpinion:
         around = Surroundings(self.flow.steps, self.flow.values, blame, self.verdict.intended)
         return or_else("unknown", cause_of, evidence, around)
 
+    def no_cause(self, blame: Blame) -> str:
+        """Why nobody has looked at the operation that made a bad value; "" if somebody has."""
+        if blame.step is None or blame in self.looks:
+            return ""
+        key = self.flow.keys[blame.value]
+        if key.is_between_graphs:
+            return self.batch.no_evidence.get(key.value, "")
+        return self.stopped.get(key.event, "")
+
     @property
     def lasts(self) -> bool:
         """Whether the absorbed values are harmless in every batch with the same bad values."""
@@ -111,7 +121,9 @@ class SecondOpinion:
                 found[blame] = Look(self.batch.evidence[key.value], operation=operation)
         for event, values in by_event.items():
             run = self.batch.run_of(Key(event, 0))
-            looks = {} if run is None else evidence_in(run, values)
+            if run is None:
+                continue
+            looks, self.stopped[event] = evidence_in(run, values)
             found |= {values[value]: look for value, look in looks.items()}
         return found
 
@@ -137,7 +149,7 @@ class SecondOpinion:
         evidence = self.evidence(blame)
         if evidence is not None and evidence.not_judged:
             return evidence.not_judged
-        return "a second run of its graph did not show it"
+        return self.no_cause(blame) or "a second run of its graph did not show it"
 
     def _of_nan(self, blames: Sequence[Blame]) -> Opinion:
         try:
@@ -149,7 +161,7 @@ class SecondOpinion:
 
     def _of_failures(self, blames: Sequence[Blame]) -> Opinion:
         starts = [
-            Start(self.flow.keys[blame.value], self.looks[blame].wide)
+            Replaced(self.flow.keys[blame.value], self.looks[blame].wide)
             for blame in blames
             if blame in self.looks
         ]

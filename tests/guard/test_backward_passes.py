@@ -606,7 +606,7 @@ def test_why_no_operation_is_accused_is_said() -> None:
     with torch.no_grad():
         model.inner.bias.add_(1)
     loss.backward()
-    why = "an input of the graph was changed before its backward ended"
+    why = "an input of its graph was written since"
     assert found[0].verdict[1] == f"  which operation made it is not known: {why}"
     coverage = fxguard.guard_of(model).coverage()
     assert coverage.endswith(f"; 1 bad gradient without an operation: {why}")

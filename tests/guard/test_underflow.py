@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.guard import _underflows
 from fxguard.report.load import load_report
-from fxguard.rerun import lost_elements
+from fxguard.rerun import lost_elements, start
 from support import zoo
 from support.needs import OF_PYTHON_3_13_0, needs
 from support.same_results import assert_same, results
@@ -475,7 +475,7 @@ def test_a_run_that_cannot_be_repeated_is_counted(monkeypatch: pytest.MonkeyPatc
     def out_of_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(lost_elements, "copies_of", out_of_memory)
+    monkeypatch.setattr(start, "_copies_of", out_of_memory)
     model = fxguard.instrument(Net().half(), underflow=0.5)
     model(inputs())
     assert fxguard.guard_of(model).coverage().endswith("; underflow not judged: 1 (out of memory)")

@@ -83,7 +83,7 @@ def test_a_run_that_is_closed_or_did_not_repeat_has_no_details() -> None:
     """Its inputs are gone, or a third run would be yet another computation."""
     run = run_of(Logs(), X)
     value = made_by(run, "log")
-    assert detail_of(replace(run, may_repeat=False), value) is None
+    assert detail_of(replace(run, not_again="it gave other numbers"), value) is None
     run.close()
     assert detail_of(run, value) is None
     assert numbers_inside(run) == {}

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.fx import Node, symbolic_trace
 from torch.utils.checkpoint import checkpoint
 
@@ -25,7 +21,7 @@ from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep, SecondForm
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 from fxguard.testing.watch import as_module
 
@@ -46,9 +42,9 @@ def in_both(model: Any, *args: Any, form: WideForm | None = None) -> tuple[Any, 
         seen.form = form
 
     def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        with as_before(run):
+        with Start(run).begun() as given:
             step = Lockstep(without_marks(run.graph_module), seen.form)
-            seen.low, seen.wide = step.run_both(copies_of(run))
+            seen.low, seen.wide = step.run_both(given)
 
     module = as_module(model)
     guard = Guard(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
@@ -302,17 +298,3 @@ def test_where_nothing_differs_nothing_is_held() -> None:
     low, other = step.run_both([X])
     assert low is other
     assert not step.others
-
-
-def test_a_dtensor_ends_a_second_run(tmp_path: Path) -> None:
-    """Its operations may be collectives that no graph shows."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        x = distribute_tensor(X, mesh, [Shard(0)])
-        with pytest.raises(NotJudged, match="may be collectives"):
-            Lockstep(symbolic_trace(lambda x: x.exp()), WideForm()).run_both([x])
-    finally:
-        dist.destroy_process_group()

@@ -26,7 +26,7 @@ from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.same_start import as_before, copies_of
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 from fxguard.verdict.causes import cause_of
 
@@ -50,9 +50,9 @@ class Comparison:
         if outputs is None:
             return
         try:
-            with as_before(run):
+            with Start(run).begun() as given:
                 graph = without_marks(run.graph_module)
-                Lockstep(graph, Beside(self)).run_both(copies_of(run))
+                Lockstep(graph, Beside(self)).run_both(given)
         except NotJudged as reason:
             self.not_judged[f"the rest of a graph: {reason}"] += 1
 

@@ -1,0 +1,129 @@
+"""The start of a second run: the gate that every second run passes, and the state it begins with.
+
+A second run is made on one rank, because of what this rank has seen. If it issued a collective, it
+would wait for ranks that make no such run, or take their numbers for its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fxguard.batch.events import GraphRun
+from fxguard.batch.kept_run import versions_of
+from fxguard.graph.collectives import OF_RANKS, is_of_ranks, none_issued, waits_in
+from fxguard.graph.overwritten_inputs import written_inputs
+from fxguard.graph.random_state import random_state_kept
+from fxguard.graph.torch_settings import settings_now
+from fxguard.graph.wide_form import NotJudged
+from fxguard.measure.at_hand import has_memory, own_arithmetic
+from fxguard.measure.func_levels import levels_restored
+from fxguard.records import Role
+
+__all__ = ["Start"]
+
+GONE = "an input of its graph is gone"
+FREED = "an input of its graph has been freed"
+CHANGED = "an input of its graph was written since"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a second run of a graph.
+
+    Attributes:
+        run: the first run, still open.
+        to_the_end: whether the whole graph has to run. A look at its beginning ends where the
+            first operation would wait for other ranks.
+    """
+
+    run: GraphRun
+    to_the_end: bool = True
+
+    def why_not(self) -> str:
+        """Why no second run may begin; "" if one may.
+
+        Example:
+            >>> Start(run).why_not()
+            'all_reduce is a collective, and no second run issues one'
+        """
+        run = self.run
+        if run.not_again:
+            return run.not_again
+        if run.args is None:
+            return GONE
+        for argument in run.args:
+            if is_of_ranks(argument):
+                return OF_RANKS.format(type(argument).__name__)
+        if not all(has_memory(x) for x in run.args if isinstance(x, Tensor)):
+            return FREED
+        if self._was_written():
+            return CHANGED
+        return waits_in(run.graph_module) if self.to_the_end else ""
+
+    def _was_written(self) -> bool:
+        """Whether anybody else has written an input since."""
+        run = self.run
+        assert run.args is not None
+        if run.versions is None or (now := versions_of(run.args)) == run.versions:
+            return False
+        own = {position for position, _ in run.plan.written}  # a second run writes the same again
+        pairs = zip(run.versions, now, strict=True)
+        return any(one != two for i, (one, two) in enumerate(pairs) if i not in own)
+
+    def copies(self) -> list[Any]:
+        """The graph's inputs, with copies of everything that it may write.
+
+        Raises:
+            NotJudged: when no second run may begin.
+        """
+        if reason := self.why_not():
+            raise NotJudged(reason)
+        return _copies_of(self.run)
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[list[Any]]:
+        """The graph's inputs, in a block with the random state and the settings of the first run.
+
+        Everything that the graph may write is a copy. The block has no visible side effects.
+
+        Raises:
+            NotJudged: when no second run may begin, and in place of a collective.
+        """
+        copies, run = self.copies(), self.run
+        assert run.args is not None
+        with random_state_kept(run.args), own_arithmetic(), levels_restored():
+            if run.random_state is not None:
+                run.random_state.restore()
+            restore = settings_now()
+            try:
+                with self.alone():
+                    yield copies
+            finally:
+                restore()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block that issues no collective, as :meth:`begun` does; for a backward after it.
+
+        Raises:
+            NotJudged: in place of a collective.
+        """
+        with none_issued(self.run.graph_module, self.run.args or ()):
+            yield
+
+
+def _copies_of(run: GraphRun) -> list[Any]:
+    assert run.args is not None
+    writable, may_write_more = written_inputs(run.graph_module)
+    if may_write_more:  # except weights, for which unseen writes are unknown
+        others = (v.argument for v in run.plan.values if v.role in (Role.INPUT, Role.BUFFER))
+        writable |= {argument for argument in others if argument is not None}
+    return [
+        a.detach().clone() if i in writable and isinstance(a, Tensor) else a
+        for i, a in enumerate(run.args)
+    ]
