@@ -116,6 +116,10 @@ class StandingTensors:
             self._stop()
             self._stop = None
 
+    def step_was_made(self) -> None:
+        """Called after a step of an optimizer by whoever may hear of it earlier."""
+        self._steps.current = None
+
     def stepped_since(self, snapshot: Snapshot) -> bool:
         """Whether an optimizer of this process has made a step since a snapshot."""
         return snapshot.step is not self._steps.current

@@ -74,6 +74,7 @@ class BackwardPasses:
         self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook on it
         self.largest = 0.0  # of the gradients of the last pass; see Finite.largest
+        self.count = 0  # of passes that have ended
         # The pass that was asked for last.
         self._last: tuple[int, Callable[[], Pass | None]] = (-1, lambda: None)
         self._lock = threading.Lock()
@@ -213,6 +214,7 @@ class BackwardPasses:
         """
         bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
+        self.count += 1
         kept = list(runs) if bad or self.tells_of_all else None
         if leaves.zero and not bad and (self.hears_of_all_zero or not self.tells_of_all):
             self.zero(runs if kept is None else iter(kept), leaves.zero)

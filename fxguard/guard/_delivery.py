@@ -36,8 +36,9 @@ from fxguard.report.text import absorbed_line
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, Ended, ReportOfBackward
-from fxguard.verdict.optimizer_step import SteppedWeight, frame_of_step, origin_of_step
+from fxguard.verdict.optimizer_step import SteppedWeight, frame_of_step
 from fxguard.verdict.report_of import Finished
+from fxguard.verdict.step_rules import Excused
 
 __all__ = ["Delivery", "raised_now"]
 
@@ -57,6 +58,7 @@ class Delivery:
         last_report: the report of the last detection, or None.
         heard: called with each report after it was handed on.
         scalers: those that scaled the last loss; None if nobody followed it.
+        excused: the last backward, if only the loss scale made its gradients bad.
         not_searched: why no operation was found for bad gradients, and how often.
         warns_of_idle_globs: whether a warning is still due for globs of ``ignore`` that name
             nothing in the first batch.
@@ -69,6 +71,7 @@ class Delivery:
         self.last_report: Report | None = None
         self.heard: Callable[[Report], object] = lambda report: None
         self.scalers: Iterable[GradScaler] | None = None
+        self.excused: Excused | None = None
         self.not_searched: Counter[str] = Counter()
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
@@ -239,8 +242,11 @@ class Delivery:
         if frames:
             self.traces.stepped(number, frames)
 
-    def step_spoilt(self, optimizer: Optimizer, weights: Sequence[SteppedWeight]) -> None:
-        """Report weights that a step of an optimizer made bad.
+    def weights_spoilt(self, describe: Callable[[int], Origin]) -> None:
+        """Report weights that were made bad after a backward.
+
+        Args:
+            describe: makes the origin, given the number of the last batch.
 
         Raises:
             NonFiniteError: if ``on_detect="raise"``.
@@ -249,11 +255,8 @@ class Delivery:
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
             return  # the gradients were bad, which was reported
         number = last.batch.number
-        name = class_name(type(optimizer))
-        origin = origin_of_step(
-            name, weights, source_of_caller(), number, saw_gradients=self.options.backward
-        )
-        report = self.recorder.report_on(number, origin)
+        self.recorder.standing.step_was_made()  # weights are not what its frames read
+        report = self.recorder.report_on(number, describe(number))
         # Other ranks may hold other weights: they do not wait here for this one.
         self._tell(report, Finished(last.batch, report=report), None, None)
 
@@ -272,12 +275,13 @@ class Delivery:
         self, number: int, ended: Ended, gather: Gather = nothing_gathered
     ) -> Report | None:
         judge = ReportOfBackward(max_frames=self.options.max_frames_to_save, gather=gather)
+        scale = self.loss_scale(ended.kept)
         report, notes = judge(
-            ended,
-            self.recorder.earlier_frames,
-            batch_number=number,
-            loss_scale=self.loss_scale(ended.kept),
+            ended, self.recorder.earlier_frames, batch_number=number, loss_scale=scale
         )
+        if report is None and scale is not None:
+            made = next((each.message for each in notes if each.is_operation), "")
+            self.excused = Excused(number, scale, made, has_scaler=self.options.loss_scale is None)
         for origin in () if report is None else report.origins:
             if origin.operands.startswith(NOT_KNOWN):
                 self.not_searched[origin.operands.removeprefix(NOT_KNOWN)] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.graph.source_lines import warn_user
 from fxguard.guard._step_hooks import StepHooks
-from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.at_hand import own_arithmetic, versions_of
 from fxguard.measure.finite import Finite, is_plain
 from fxguard.records import Role, Severity
+from fxguard.rerun.own_step import OwnStep, is_own
 from fxguard.verdict.optimizer_step import SteppedWeight
 
 __all__ = ["OptimizerSteps"]
@@ -22,8 +23,19 @@ __all__ = ["OptimizerSteps"]
 # Called after each step with the optimizer and the weights that it stepped.
 Stepped = Callable[[Optimizer, Iterator[SteppedWeight]], object]
 
-# Called after a step that made weights bad, with the optimizer and these weights.
-Spoilt = Callable[[Optimizer, Sequence[SteppedWeight]], object]
+# Called after a step that made weights bad, with the optimizer, these weights, and what its step
+# began with if it is a script's own.
+Spoilt = Callable[[Optimizer, Sequence[SteppedWeight], OwnStep | None], object]
+
+# Called before a step, with the optimizer and weights that something else has made bad since the
+# last step.
+Written = Callable[[Optimizer, Sequence[SteppedWeight]], object]
+
+# Called with the names of weights that are good again.
+Restored = Callable[[Iterable[str]], object]
+
+# Called when a step that holds weights of the model has ended.
+Ended = Callable[[], object]
 
 LARGE = 1e13  # magnitude of gradients whose sum of squares may not fit float32
 
@@ -43,6 +55,9 @@ class OptimizerSteps:
         largest_gradient: the largest magnitude of a gradient in the last backward.
         stepped: see :data:`Stepped`.
         spoilt: see :data:`Spoilt`. What it raises comes out of ``step()``.
+        written: see :data:`Written`; likewise.
+        restored: see :data:`Restored`.
+        ended: see :data:`Ended`.
     """
 
     def __init__(
@@ -51,37 +66,78 @@ class OptimizerSteps:
         largest_gradient: Callable[[], float],
         stepped: Stepped,
         spoilt: Spoilt,
+        written: Written,
+        restored: Restored,
+        ended: Ended,
     ) -> None:
         self.tensors = tensors
         self.largest_gradient = largest_gradient
         self.warns = True
         self.stepped = stepped
         self.spoilt = spoilt
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.written = written
+        self.restored = restored
+        self.ended = ended
+        # Versions of an optimizer's weights when it was seen last.
+        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int | None, ...]]
+        self._known = weakref.WeakKeyDictionary()
+        self._own: weakref.WeakKeyDictionary[Optimizer, OwnStep] = weakref.WeakKeyDictionary()
         self._bad_before: set[str] = set()  # names of weights that are known to be bad
         self._hooks = StepHooks(self._before, self._after)
 
     def close(self) -> None:
-        """Remove the hooks from optimizers."""
+        """Remove the hooks from optimizers, and the copies of what they hold."""
         self._hooks.close()
+        self._own.clear()
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.warns and self._lost_gradients(optimizer):
             self.warns = False
             warn_user(LOST.format(type(optimizer).__name__))
-        if optimizer in self._known:
-            return
-        self._known.add(optimizer)
-        self._bad_before.update(name for name, _, _ in self._bad(optimizer))
+        known, versions = self._known.get(optimizer), self._versions(optimizer)
+        if versions and versions != known:
+            self._look_before(optimizer, is_first=known is None)
+        if versions and is_own(optimizer):
+            self._own.setdefault(optimizer, OwnStep()).begin(optimizer, args, kwargs)
 
-    def _after(self, optimizer: Optimizer) -> None:
+    def _look_before(self, optimizer: Optimizer, *, is_first: bool) -> None:
+        """Look at weights that something else has written since the last step."""
+        found = self._bad(optimizer)
+        new = [each for each in found if each[0] not in self._bad_before]
+        self._forget_restored(optimizer, {name for name, _, _ in found})
+        self._bad_before.update(name for name, _, _ in found)
+        bad = [_stepped(optimizer, *each) for each in new if _has_step(each[1])]
+        if bad and not is_first:
+            self.written(optimizer, bad)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         steps = ((name, held) for name, held in self._weights_of(optimizer) if _has_step(held))
         self.stepped(optimizer, (_stepped(optimizer, name, held) for name, held in steps))
-        found = [each for each in self._bad(optimizer) if each[0] not in self._bad_before]
-        self._bad_before.update(name for name, _, _ in found)
-        bad = [_stepped(optimizer, *each) for each in found if _has_step(each[1])]
-        if bad:
-            self.spoilt(optimizer, bad)
+        own = self._own.get(optimizer)
+        try:
+            found = self._bad(optimizer)
+            new = [each for each in found if each[0] not in self._bad_before]
+            self._forget_restored(optimizer, {name for name, _, _ in found})
+            self._bad_before.update(name for name, _, _ in new)
+            bad = [_stepped(optimizer, *each) for each in new if _has_step(each[1])]
+            if bad:
+                self.spoilt(optimizer, bad, own)
+        finally:
+            if own is not None:
+                own.end()
+            self._known[optimizer] = versions = self._versions(optimizer)
+            if versions:
+                self.ended()
+
+    def _forget_restored(self, optimizer: Optimizer, bad: set[str]) -> None:
+        """A weight that was set back, and turns bad again, is news."""
+        if self._bad_before:
+            good = {name for name, _ in self._weights_of(optimizer)} - bad
+            self._bad_before -= good
+            self.restored(good)
+
+    def _versions(self, optimizer: Optimizer) -> tuple[int | None, ...]:
+        return versions_of(weight for _, (weight, _) in self._weights_of(optimizer))
 
     def _lost_gradients(self, optimizer: Optimizer) -> bool:
         """Whether all gradients are 0 now, and their norm may have overflowed before."""

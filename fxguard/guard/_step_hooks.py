@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +18,23 @@ from torch.utils.hooks import RemovableHandle
 
 from fxguard.capture import dynamo
 
-__all__ = ["StepHooks"]
+__all__ = ["StepHooks", "step_that_runs"]
+
+# Of the function that torch puts around each optimizer's step, to call these hooks.
+_AROUND_STEP = Optimizer.profile_hook_step(lambda self: None).__code__  # type: ignore[arg-type]
+
+OnStep = Callable[[Optimizer, Any, Any], object]
+
+
+def step_that_runs() -> Optimizer | None:
+    """The optimizer whose step this thread is making, such as LBFGS calling its closure."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _AROUND_STEP:
+            optimizer = frame.f_locals.get("self")
+            return optimizer if isinstance(optimizer, Optimizer) else None
+        frame = frame.f_back
+    return None
 
 
 class StepHooks:
@@ -26,15 +44,12 @@ class StepHooks:
     called.
 
     Args:
-        before: a bound method; None for none.
+        before: a bound method, called with the optimizer and the arguments of its step; None for
+            none.
         after: likewise.
     """
 
-    def __init__(
-        self,
-        before: Callable[[Optimizer], object] | None = None,
-        after: Callable[[Optimizer], object] | None = None,
-    ) -> None:
+    def __init__(self, before: OnStep | None = None, after: OnStep | None = None) -> None:
         handles: list[RemovableHandle] = []
         if before is not None:
             handles.append(register_optimizer_step_pre_hook(_hook(before)))
@@ -52,19 +67,19 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _hook(method: Callable[[Optimizer], object]) -> Callable[[Optimizer, Any, Any], None]:
+def _hook(method: OnStep) -> Callable[[Optimizer, Any, Any], None]:
     reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_dynamo_compiling() and dynamo.may_not_break():
             return
-        _call(reference, optimizer)
+        _call(reference, optimizer, args, kwargs)
 
     return hook
 
 
 @torch.compiler.disable
-def _call(reference: weakref.WeakMethod[Any], optimizer: Optimizer) -> None:
+def _call(reference: weakref.WeakMethod[Any], optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     call = reference()
     if call is not None:
-        call(optimizer)
+        call(optimizer, args, kwargs)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch.nn import Module
 
 from fxguard.batch.weights import Snapshot, StandingTensors
 from fxguard.findings import Fix, Origin
+from fxguard.graph.nodes import class_name
+from fxguard.guard._step_hooks import step_that_runs
 from fxguard.records import Role
 from fxguard.report.report import Report
 from fxguard.verdict.report_of import Finished
@@ -20,6 +22,8 @@ NOT_WATCHED = (
 )
 NO_STEP = "look at what writes weights between these batches: no step of torch.optim did"
 WATCHED = "look at what writes weights between these batches besides the steps that are watched"
+IN_STEP = "look at what {}'s step, which calls the model, writes into these weights{}"
+BY_STEP = "fix what the report of batch {} names: {} wrote it into these weights"
 
 
 def with_last_good(
@@ -30,6 +34,7 @@ def with_last_good(
     standing: StandingTensors,
     *,
     watched: bool,
+    spoilt: Mapping[str, tuple[int, str]],
 ) -> Report:
     """The report, with the batch since which each bad weight is bad.
 
@@ -40,6 +45,8 @@ def with_last_good(
         model: the model that has the weights.
         standing: the model's weights and buffers.
         watched: whether the steps of its optimizers are watched.
+        spoilt: weights that a watched step wrote something bad into, which was reported: the batch
+            before that step, and who wrote it.
     """
     if model is None or last is None or last.batch.ended is None:
         return report
@@ -56,14 +63,20 @@ def with_last_good(
     if not turned:
         return report
     advice = WATCHED if watched else NOT_WATCHED
-    if not standing.stepped_since(last.batch.ended):
+    running = step_that_runs()
+    if running is not None:
+        rate = running.param_groups[0].get("lr")
+        of_rate = "" if rate is None else f": its learning rate is {float(rate):g}"
+        advice = IN_STEP.format(class_name(type(running)), of_rate)
+    elif not standing.stepped_since(last.batch.ended):
         advice = NO_STEP
-    fixes = (Fix("advice", advice),)
 
     def with_batch(origin: Origin) -> Origin:
-        if origin.role is not Role.WEIGHT or origin.what.removeprefix("weight ") not in turned:
+        name = origin.what.removeprefix("weight ")
+        if origin.role is not Role.WEIGHT or name not in turned:
             return origin
-        return replace(origin, good_in=last.batch.number, fixes=fixes)
+        text = BY_STEP.format(*spoilt[name]) if name in spoilt else advice
+        return replace(origin, good_in=last.batch.number, fixes=(Fix("advice", text),))
 
     return replace(report, origins=tuple(map(with_batch, report.origins)))
 

@@ -15,6 +15,7 @@ from fxguard.guard._backward import BackwardPasses
 from fxguard.guard._delivery import Delivery
 from fxguard.guard._names import Names
 from fxguard.guard._optimizer import OptimizerSteps
+from fxguard.guard._spoilt_steps import SpoiltSteps
 from fxguard.guard.losses import Losses
 
 __all__ = ["WholeStep"]
@@ -39,8 +40,15 @@ class WholeStep:
         self.names = names
         self.delivery = delivery
         self.backward = backward
+        self._spoilt = SpoiltSteps(delivery, backward)
         self._optimizers = OptimizerSteps(
-            names.tensors, self._largest_gradient, delivery.stepped, delivery.step_spoilt
+            names.tensors,
+            self._largest_gradient,
+            delivery.stepped,
+            self._spoilt.by_step,
+            self._spoilt.before_step,
+            self._spoilt.restored,
+            self._spoilt.ended,
         )
 
     def returned(self, batch: Batch, output: Any) -> None:

@@ -85,7 +85,7 @@ class Losses:
         loss = self._following().loss
         return loss is not None and loss.is_read_by(args, kwargs)
 
-    def _step_comes(self, optimizer: Optimizer) -> None:
+    def _step_comes(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called when an optimizer is about to make a step in this thread."""
         following = self._following()
         if following.loss is not None and following.loss.is_of(optimizer):

@@ -55,7 +55,8 @@ class Recorder:
     - ``last`` is replaced as a whole by whichever call ends last. Its target is never changed.
     - ``notes`` only grows, by single operations on a dict.
     - ``judge`` may be called by several threads at the same time.
-    - ``optimizer_step`` is set by the user, and ``steps_are_watched`` by the guard.
+    - ``optimizer_step`` is set by the user, ``steps_are_watched`` by the guard, ``spoilt`` by
+      what watches steps.
 
     Args:
         options: what the user asked for.
@@ -71,6 +72,8 @@ class Recorder:
         self.next_number = 0
         self.optimizer_step: int | None = None
         self.steps_are_watched = False
+        # Weights that a watched step wrote something bad into: the batch before it, and by whom.
+        self.spoilt: dict[str, tuple[int, str]] = {}
         self._lock = threading.Lock()
         self.last: Finished | None = None
         self.view = FrameView(model, options.granularity == "op")
@@ -229,6 +232,7 @@ class Recorder:
             self.model,
             self.standing,
             watched=self.steps_are_watched,
+            spoilt=self.spoilt,
         )
         return replace(judged, report=report)
 

@@ -5,7 +5,6 @@ It is read after the step, from the gradients and moments that the step used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,19 +15,18 @@ from torch import Tensor
 from fxguard.batch.frames import row_of
 from fxguard.findings import Fix, Origin
 from fxguard.formats import LIMITS
+from fxguard.graph.source_lines import source_at
 from fxguard.measure.at_hand import dtype_of, own_arithmetic
 from fxguard.measure.details import describe
 from fxguard.records import Frame, Severity, Source
+from fxguard.rerun.first_bad import FirstBad
 from fxguard.verdict.explain import with_counts
 from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.step_rules import Excused, StepCase, finding_of
 
-__all__ = ["SteppedWeight", "frame_of_step", "origin_of_step"]
+__all__ = ["Spoilt", "SteppedWeight", "frame_of_step", "origin_of_step", "origin_of_write"]
 
 MOST_NAMES = 3  # of weights
-
-# Moments by whose square root an optimizer divides, by name in the optimizer's state: Adam and its
-# family, RMSprop and Adadelta, Adagrad.
-SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,23 @@ class SteppedWeight:
     state: Mapping[str, Any]  # the optimizer's state for this weight
     group: Mapping[str, Any]  # its settings
     severity: Severity = Severity.FINITE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoilt:
+    """A step that made weights bad, and what is known of it."""
+
+    optimizer: str  # name of its class
+    weights: Sequence[SteppedWeight]  # at least one; the first one is examined closely
+    is_own: bool = False  # whether its step is not one of torch's
+    inside: FirstBad | None = None  # of an own step, which ran again
+    why_not_inside: str = ""  # why it did not
+    saw_gradients: bool = False  # whether each backward was checked at its end
+    backwards: int = 1  # since the last step
+    excused: Excused | None = None  # the last backward whose bad gradients the scale excuses
+    scaled_by: float = 1.0  # a GradScaler's scale that the gradients still have
+    schedule: str = ""  # what set the learning rate
+    spoilt_in: int | None = None  # the batch after which an earlier step wrote bad gradients
 
 
 def frame_of_step(
@@ -64,79 +79,115 @@ def frame_of_step(
     )
 
 
-def origin_of_step(
-    optimizer: str,
-    weights: Sequence[SteppedWeight],
-    source: Source | None,
-    batch_number: int,
-    *,
-    saw_gradients: bool,
-) -> Origin:
+def origin_of_step(spoilt: Spoilt, source: Source | None, batch_number: int) -> Origin:
     """Describe for the user what a step has done.
 
     Args:
-        optimizer: name of its class.
-        weights: at least one; the first one is examined closely.
+        spoilt: the step.
         source: the line that made the step.
         batch_number: number of the last batch.
-        saw_gradients: whether gradients were checked at the end of their backward and were finite.
     """
-    first = weights[0]
-    frame = frame_of_step(optimizer, first, source, batch_number)
+    first, more = spoilt.weights[0], spoilt.weights[1:]
+    frame = frame_of_step(spoilt.optimizer, first, source, batch_number)
     origin = Origin(
         frame=frame,
         problem=first.severity.problem,
-        what=f"{optimizer}'s step",
+        what=f"{spoilt.optimizer}'s step",
         row=frame.rows[-1].label,
         dtype=dtype_of(first.weight),
         limit=LIMITS.get(dtype_of(first.weight)),
-        spread=tuple(f"weight {each.name}" for each in weights[1 : MOST_NAMES + 1]),
-        spread_count=len(weights) - 1,
+        spread=tuple(f"weight {each.name}" for each in more[:MOST_NAMES]),
+        spread_count=len(more),
     )
-    return or_else(origin, _explained, origin, first, saw_gradients)
+    return or_else(origin, _explained, origin, spoilt)
 
 
-def _explained(origin: Origin, bad: SteppedWeight, saw_gradients: bool) -> Origin:
+def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
     """The origin with the numbers at the first bad element."""
+    bad = spoilt.weights[0]
     with own_arithmetic():
         detail = describe(bad.weight)
         index = detail.first_index
         assert index is not None
-        numbers = {
+        states = {
             key: float(value[index])
             for key, value in bad.state.items()
             if isinstance(value, Tensor) and value.shape == bad.weight.shape
         }
-        gradient = float(bad.gradient[index])
-        eps = bad.group.get("eps")
-        held = None if eps is None else float(torch.tensor(float(eps), dtype=bad.weight.dtype))
-    origin = with_counts(origin, detail)
-    moment = next((numbers[key] for key in SECOND_MOMENTS if key in numbers), None)
-    rate = float(bad.group.get("lr", math.nan))
-    place = f"at {list(index)}: "
-    if not math.isfinite(gradient):
-        before = "; it was finite when its backward ended" if saw_gradients else ""
-        text = f"{place}the gradient was {gradient:.4g} when the step began{before}"
-        return replace(origin, operands=text)
-    if moment == 0 and held == 0:
-        kept = f"eps {eps:g} is 0 in {origin.dtype}" if eps else "eps is 0"
-        return replace(
-            origin,
-            cause="zero divisor",
-            operands=f"{place}the step divides by sqrt({moment}) + eps, and {kept}; "
-            f"gradient {gradient:.4g}",
-            fixes=(Fix("advice", _larger_eps(origin.dtype)),),
+        gradient = float(bad.gradient.to_dense()[index])
+        weight = float(bad.weight[index])
+        settings = settings_of(bad.group)
+        eps = settings.get("eps")
+        held = None if eps is None else float(torch.tensor(eps, dtype=bad.weight.dtype))
+    found = finding_of(
+        StepCase(
+            optimizer=spoilt.optimizer,
+            dtype=origin.dtype,
+            index=index,
+            weight=weight,
+            gradient=gradient,
+            states=states,
+            settings=settings,
+            held_eps=held,
+            is_own=spoilt.is_own,
+            inside=spoilt.inside,
+            why_not_inside=spoilt.why_not_inside,
+            saw_gradients=spoilt.saw_gradients,
+            backwards=spoilt.backwards,
+            excused=spoilt.excused,
+            scaled_by=spoilt.scaled_by,
+            schedule=spoilt.schedule,
+            spoilt_in=spoilt.spoilt_in,
         )
+    )
+    frame = origin.frame
+    if found.place is not None:
+        frame = replace(frame, source=source_at(found.place))
     return replace(
-        origin,
-        cause="overflow",
-        operands=f"{place}learning rate {rate:g}, gradient {gradient:.4g}",
-        fixes=(Fix("advice", f"a smaller learning rate: it is {rate:g}"),),
+        with_counts(origin, detail),
+        frame=frame,
+        cause=found.cause,
+        operands=found.text,
+        fixes=found.fixes,
     )
 
 
-def _larger_eps(dtype: str) -> str:
-    """An eps that the dtype can hold."""
-    if dtype == "float16":
-        return "eps=1e-4, or weights in float32 that autocast casts for the forward"
-    return "an eps above 0"
+def settings_of(group: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among the settings of an optimizer's group: ``{"lr": 0.1, "betas[0]": 0.9}``."""
+    found: dict[str, float] = {}
+    for key, value in group.items():
+        several = isinstance(value, (tuple, list)) and key != "params"
+        for index, each in enumerate(value if several else (value,)):
+            is_number = isinstance(each, (int, float)) and not isinstance(each, bool)
+            if is_number or (isinstance(each, Tensor) and each.numel() == 1):
+                found[f"{key}[{index}]" if several else key] = float(each)
+    return found
+
+
+def origin_of_write(
+    optimizer: str, weights: Sequence[SteppedWeight], source: Source | None, batch_number: int
+) -> Origin:
+    """Describe weights that were bad when a step began, and not when the last step had ended.
+
+    Args:
+        optimizer: name of the optimizer's class.
+        weights: at least one; the first one is examined closely.
+        source: the line that makes the step.
+        batch_number: number of the last batch.
+    """
+    first, more = weights[0], weights[1:]
+    origin = Origin(
+        frame=frame_of_step(optimizer, first, source, batch_number),
+        problem=first.severity.problem,
+        what=f"something before {optimizer}'s step",
+        row="output",
+        dtype=dtype_of(first.weight),
+        limit=LIMITS.get(dtype_of(first.weight)),
+        spread=tuple(f"weight {each.name}" for each in more[:MOST_NAMES]),
+        spread_count=len(more),
+        operands="it was finite when the last step had ended, and not when this one began",
+        fixes=(Fix("advice", "look at what writes weights between two steps, under no_grad"),),
+    )
+    with own_arithmetic():
+        detail = describe(first.weight)
+    return with_counts(origin, detail)

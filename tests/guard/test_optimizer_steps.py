@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -181,6 +182,190 @@ def test_what_was_reported_in_the_backward_is_not_reported_again() -> None:
         (model(torch.ones(2, 4)) * 0).square().sum().sqrt().backward()
         optimizer.step()
     assert [report.phase for report in found] == ["backward"]
+
+
+def trained(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int = 3,
+    loss: Callable[[Tensor, int], Tensor] = lambda out, step: out.square().mean(),
+    between: Callable[[int], object] = lambda step: None,
+    after: Callable[[int], object] = lambda step: None,
+) -> list[fxguard.Report]:
+    """What is said of a few steps of training, in which nothing raises."""
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=found.append):
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss(model(torch.ones(2, 4)), step).backward()
+            between(step)
+            optimizer.step()
+            after(step)
+    return found
+
+
+def test_a_learning_rate_that_a_schedule_made_nan() -> None:
+    """The schedule is named, with its step; a warm-up that begins at 0 is healthy."""
+    model = net(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: [0.0, 1.0, math.nan][n])
+    [report] = trained(model, optimizer, after=lambda step: step < 2 and schedule.step())
+    assert report.message == "batch 2: AdamW's step made weight 0.weight NaN"
+    [origin] = report.origins
+    assert origin.cause == "unknown"
+    assert origin.operands == (
+        "the learning rate was nan when the step began; LambdaLR set it, at its step 2"
+    )
+    assert report.fix.startswith("look at how the learning rate is computed: a warm-up")
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "text"),
+    [
+        (torch.optim.Adam, {"lr": torch.tensor(math.nan)}, "the learning rate was nan"),
+        (torch.optim.SGD, {"lr": math.inf}, "the learning rate was inf"),
+        (torch.optim.SGD, {"weight_decay": math.nan}, "the weight decay was nan"),
+        (torch.optim.AdamW, {"betas": (0.9, math.nan)}, "the second beta was nan"),
+    ],
+)
+def test_a_setting_that_is_not_finite(
+    kind: type[torch.optim.Optimizer], setting: dict[str, Any], text: str
+) -> None:
+    """A number or a tensor, in the second group: the first one's weights are healthy."""
+    model = net(torch.float32)
+    first, _, second = model.children()
+    groups = [{"params": first.parameters()}, {"params": second.parameters()}]
+    optimizer = kind(groups, 0.1)  # type: ignore[call-arg]
+    optimizer.param_groups[1].update(setting)
+    [report] = trained(model, optimizer, steps=1)
+    assert report.message == f"batch 0: {kind.__name__}'s step made weight 2.weight NaN"
+    assert report.origins[0].operands == f"{text} when the step began"
+    assert report.origins[0].cause == "unknown"
+
+
+def test_a_state_that_an_earlier_step_spoilt() -> None:
+    """Weights were set back after bad gradients, and the moments were not."""
+    model = net(torch.float32)
+    healthy = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss(out: Tensor, step: int) -> Tensor:
+        return (out * 0).sqrt().sum() if step == 0 else out.sum()
+
+    def after(step: int) -> None:
+        if step == 0:
+            model.load_state_dict(healthy)
+
+    first, second = trained(model, optimizer, steps=2, loss=loss, after=after)
+    assert first.phase == "backward"
+    assert second.message == "batch 1: Adam's step made weight 0.weight NaN"
+    assert second.origins[0].operands.endswith(
+        "exp_avg was nan before this step; the gradient is finite. The step after batch 0 wrote it"
+    )
+    assert second.origins[0].cause == "unknown"
+    optimizer.state.clear()  # the fix
+    model.load_state_dict(healthy)
+    assert trained(model, optimizer) == []
+
+
+def test_a_step_is_not_accused_of_what_was_written_before_it() -> None:
+    """The weight was bad when the step began; one that is bounded there is healthy."""
+    model = net(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    bias = model.get_parameter("2.bias")
+
+    @torch.no_grad()
+    def between(step: int) -> None:
+        bias.clamp_(-1, 1)
+        if step == 1:
+            bias.div_(bias * 0)
+
+    report, *_ = trained(model, optimizer, steps=2, between=between)
+    assert report.message.startswith("batch 1: something before SGD's step made weight 2.bias ")
+    assert report.origins[0].cause == "unknown"
+    model = net(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    bias = model.get_parameter("2.bias")
+    assert trained(model, optimizer, steps=1, between=between) == []
+
+
+def test_finite_gradients_whose_sum_is_not() -> None:
+    """Accumulated in float16: no backward alone has done it, and no one is said to have."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with fxguard.watch(model):
+        for _ in range(4):
+            (model(torch.ones(8, 4, dtype=torch.float16)).float().sum() * 4000).backward()
+        with pytest.raises(fxguard.NonFiniteError) as raised:
+            optimizer.step()
+    report = raised.value.report
+    assert "each of 4 backwards brought finite gradients" in report.origins[0].operands
+    assert report.fix.endswith("look at whether their sum overflows (advice)")
+
+
+def test_a_variance_that_roundings_made_negative() -> None:
+    """A centered RMSprop with constant gradients, against its own arithmetic."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.RMSprop(model.parameters(), 0.01, alpha=0.5, eps=0.0, centered=True)
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=found.append):
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(torch.full((1, 1), 0.3)).sum().backward()
+            optimizer.step()
+            if found:
+                break
+    [report] = found
+    [state] = optimizer.state.values()
+    variance = state["square_avg"] - state["grad_avg"] ** 2
+    assert float(variance) <= 0
+    assert report.origins[0].cause == "rounding"
+    assert report.fix.startswith("centered=False")
+
+
+def test_weight_decay_that_multiplies_weights() -> None:
+    """The gradient is small: it is not the gradient's doing."""
+    model = net(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), 1e20, weight_decay=1e20)
+    [report] = trained(model, optimizer, steps=1)
+    assert report.origins[0].cause == "overflow"
+    assert "each step multiplies the weight by -1e+40" in report.origins[0].operands
+    assert report.fix == "a smaller weight decay or learning rate (advice)"
+
+
+def test_a_step_that_calls_the_model_is_named_there() -> None:
+    """LBFGS writes weights and calls its closure; the step has not ended then."""
+    model = net(torch.float32)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=math.inf)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    with fxguard.watch(model), pytest.raises(fxguard.NonFiniteError) as raised:
+        optimizer.step(closure)
+    assert raised.value.report.fix == (
+        "look at what LBFGS's step, which calls the model, writes into these weights: its "
+        "learning rate is inf (advice)"
+    )
+
+
+def test_a_watched_step_that_wrote_a_bad_gradient_is_not_denied() -> None:
+    """The next batch finds the weights bad, and says which report has the reason."""
+    model = net(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(out: Tensor, step: int) -> Tensor:
+        return (out - out.detach()).sum().sqrt() if step == 0 else out.sum()
+
+    first, second, *_ = trained(model, optimizer, steps=2, loss=loss)
+    assert first.phase == "backward"
+    assert second.fix == (
+        "fix what the report of batch 0 names: SGD's step wrote it into these weights (advice)"
+    )
 
 
 def test_no_hook_is_left_and_none_keeps_a_model_alive() -> None:

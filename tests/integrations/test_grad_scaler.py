@@ -98,3 +98,94 @@ def test_a_tensor_that_scales_the_loss_is_called_neither() -> None:
     assert report.origins[0].cause == "overflow"
     assert "factor" not in str(report.fix)
     assert report.why[-1] == "without the loss scale of 8 it is inf too: not the loss scale"
+
+
+def training(step: Callable[..., object], **options: object) -> list[fxguard.Report]:
+    """The reports on one scaled step whose gradients do not fit float16.
+
+    Args:
+        step: called with the scaler, the optimizer and the model.
+        options: of ``watch``.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu")
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=found.append, **options):  # type: ignore[arg-type]
+        with torch.autocast("cpu", torch.float16):
+            out = model(torch.ones(2, 8)).float()
+        loss = out.square().sum() * 10
+        (scaler.scale(loss) if "loss_scale" not in options else loss * 2.0**16).backward()
+        step(scaler, optimizer, model)
+    return found
+
+
+def plain(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, _: nn.Module) -> None:
+    optimizer.step()
+
+
+def clipped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+    optimizer.step()
+
+
+def unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module) -> None:
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+    optimizer.step()
+    scaler.update()
+
+
+@pytest.mark.parametrize("step", [plain, clipped, unscaled])
+def test_a_step_that_the_scaler_would_have_skipped(step: Callable[..., object]) -> None:
+    """The gradients were bad when the backward ended, which only the scaler's step excuses."""
+    [report] = training(step)
+    assert report.message.startswith("batch 0: SGD's step made weight weight ")
+    [origin] = report.origins
+    assert origin.cause == "loss scale"
+    assert origin.operands.startswith(
+        "the gradient was not finite when the backward of batch 0 ended, because of the loss scale "
+        "of 65536: backward of "
+    )
+    first, *others = (fix.text for fix in origin.fixes)
+    assert first.startswith("scaler.step(optimizer), then scaler.update(), in place of optimizer.")
+    unscales = ["call scaler.unscale_(optimizer) before gradients are clipped"]
+    assert others == (unscales if step is clipped else [])
+
+
+def test_a_step_that_the_scaler_skips_is_healthy() -> None:
+    """The fix of the report above."""
+
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module) -> None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert training(step) == []
+
+
+def test_a_scale_of_ones_own_is_not_a_scalers() -> None:
+    """There is no scaler whose step could be called."""
+    [report] = training(plain, loss_scale=2.0**16)
+    assert report.origins[0].cause == "loss scale"
+    assert report.fix == (
+        "skip the step while a gradient is not finite, and lower the loss scale (advice)"
+    )
+
+
+def test_gradients_that_are_still_scaled_overflow_a_weight() -> None:
+    """They are finite, and larger than they should be by the scale."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 1e36)
+    scaler = torch.amp.GradScaler("cpu")
+    with fxguard.watch(model):
+        scaler.scale(model(torch.ones(2, 8)).square().mean()).backward()
+        with pytest.raises(fxguard.NonFiniteError) as raised:
+            optimizer.step()
+    [origin] = raised.value.report.origins
+    assert origin.cause == "overflow"
+    assert origin.operands.endswith("still multiplied by the loss scale of 65536")
+    assert origin.fixes[0].text.startswith("scaler.step(optimizer) in place of optimizer.step()")

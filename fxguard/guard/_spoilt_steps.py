@@ -1,0 +1,165 @@
+"""What is known of a step that made weights bad: its scaler, its schedule, what it computed."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import FrameType
+
+import torch.amp.grad_scaler
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from fxguard.capture.instances import instances_of
+from fxguard.findings import Origin
+from fxguard.graph.nodes import class_name
+from fxguard.graph.source_lines import source_of_caller
+from fxguard.guard._backward import BackwardPasses
+from fxguard.guard._delivery import Delivery
+from fxguard.rerun.first_bad import FirstBad
+from fxguard.rerun.own_step import OwnStep, is_own
+from fxguard.verdict.forgiving import or_else
+from fxguard.verdict.optimizer_step import Spoilt, SteppedWeight, origin_of_step, origin_of_write
+
+__all__ = ["SpoiltSteps"]
+
+UNKNOWN_THEN = "it began before the model was called for the first time"
+
+
+class SpoiltSteps:
+    """Describes steps that made weights of one model bad, and has them reported.
+
+    Args:
+        delivery: delivers the model's reports.
+        backward: its backward passes; None if nobody looks at them.
+    """
+
+    def __init__(self, delivery: Delivery, backward: BackwardPasses | None) -> None:
+        self.delivery = delivery
+        self.backward = backward
+        self._backwards = 0  # that had ended when the last step was made
+        # Weights into which a step wrote bad gradients: the number of the batch before it.
+        self._spoilt_in: dict[str, int] = {}
+
+    def by_step(
+        self, optimizer: Optimizer, weights: Sequence[SteppedWeight], own: OwnStep | None
+    ) -> None:
+        """Report weights that a step made bad.
+
+        Raises:
+            NonFiniteError: if ``on_detect="raise"``.
+        """
+        name = class_name(type(optimizer))
+        if own is not None:  # it may write gradients
+            first, more = weights[0], weights[1:]
+            gradient = own.gradient_of(first.weight)
+            if gradient is not None:
+                weights = [replace(first, gradient=gradient.clone()), *more]
+        spoilt_in = self._spoilt_in.get(weights[0].name)
+        self._note(weights, f"{name}'s step")
+        source = source_of_caller()
+
+        def describe(number: int) -> Origin:
+            inside = _inside(own, optimizer, weights)
+            return origin_of_step(
+                Spoilt(
+                    optimizer=name,
+                    weights=weights,
+                    is_own=is_own(optimizer),
+                    inside=inside,
+                    why_not_inside=UNKNOWN_THEN if own is None else own.why_not,
+                    saw_gradients=self.backward is not None,
+                    backwards=self._passes(),
+                    excused=None if _is_called_by_scaler() else self.delivery.excused,
+                    scaled_by=self._scaled_by(optimizer),
+                    schedule=or_else("", schedule_of, optimizer),
+                    spoilt_in=spoilt_in,
+                ),
+                source,
+                number,
+            )
+
+        self.delivery.weights_spoilt(describe)
+
+    def ended(self) -> None:
+        """Called when a step has ended."""
+        self.delivery.excused = None
+        self._backwards = self._count()
+
+    def before_step(self, optimizer: Optimizer, weights: Sequence[SteppedWeight]) -> None:
+        """Report weights that something else has made bad since the last step.
+
+        Raises:
+            NonFiniteError: if ``on_detect="raise"``.
+        """
+        name, source = class_name(type(optimizer)), source_of_caller()
+        self._note(weights, "a write before the step")
+        self.delivery.weights_spoilt(lambda number: origin_of_write(name, weights, source, number))
+
+    def restored(self, names: Iterable[str]) -> None:
+        """Called with weights that are good again."""
+        for name in names:
+            self.delivery.recorder.spoilt.pop(name, None)
+
+    def _note(self, weights: Sequence[SteppedWeight], by: str) -> None:
+        last = self.delivery.recorder.last
+        if last is None:
+            return
+        for weight in weights:
+            self.delivery.recorder.spoilt[weight.name] = last.batch.number, by
+            self._spoilt_in[weight.name] = last.batch.number
+
+    def _count(self) -> int:
+        return 0 if self.backward is None else self.backward.count
+
+    def _passes(self) -> int:
+        return max(self._count() - self._backwards, 1)
+
+    def _scaled_by(self, optimizer: Optimizer) -> float:
+        """The scale that the gradients of an optimizer still have; 1 if there is none."""
+        if _is_called_by_scaler():
+            return 1.0
+        scales = [
+            float(scaler.get_scale())
+            for scaler in self.delivery.scalers or ()
+            if _still_scales(scaler, optimizer)
+        ]
+        return max(scales, default=1.0)
+
+
+def _inside(
+    own: OwnStep | None, optimizer: Optimizer, weights: Sequence[SteppedWeight]
+) -> FirstBad | None:
+    """The operation of a script's own step that made the first of these weights bad."""
+    nothing: FirstBad | None = None
+    if own is None:
+        return None
+    return or_else(nothing, own.first_bad, optimizer, weights[0].weight)
+
+
+def _still_scales(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    state = scaler._per_optimizer_states[id(optimizer)]
+    return scaler.is_enabled() and state["stage"] is OptState.READY
+
+
+def _is_called_by_scaler() -> bool:
+    """Whether ``GradScaler.step`` calls the step that runs now: it skips steps by itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == torch.amp.grad_scaler.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def schedule_of(optimizer: Optimizer) -> str:
+    """What set a learning rate that is not finite: ``LambdaLR set it, at its step 3``."""
+    for scheduler in instances_of(LRScheduler):
+        if getattr(scheduler, "optimizer", None) is optimizer:
+            rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
+            if not all(map(math.isfinite, rates)):
+                return f"{type(scheduler).__name__} set it, at its step {scheduler.last_epoch}"
+    return ""

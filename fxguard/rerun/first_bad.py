@@ -1,0 +1,198 @@
+"""Looks at every operation of some Python code, and finds the one that made a tensor bad.
+
+The code runs on copies. An operation that would write anything else is refused, which ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fxguard.graph import nodes
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.operations import Call, is_collective, is_custom, name_of, read_call
+from fxguard.graph.source_lines import Place, calling_line
+from fxguard.graph.tables import NOT_OPERATIONS
+from fxguard.graph.wide_form import NotJudged, is_float
+
+__all__ = ["FirstBad", "Looks"]
+
+MOST_LOOKS = 64  # at operations that made something bad out of good numbers
+FOREACH = "_foreach_"
+NORM = "norm"
+NORMS = frozenset({NORM, "vector_norm", "linalg_vector_norm", "linalg_norm", "_foreach_norm"})
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBad:
+    """An operation that turned finite numbers into a bad one; or a number that was bad."""
+
+    kind: str  # "div"
+    place: Place | None  # the user's line
+    evidence: Evidence | None  # its numbers; None if it could not run alone
+    made_by: tuple[str, ...] = ()  # the operations that made its operands; "norm" for any norm
+    number: float | None = None  # a Python number among its arguments that is not finite
+
+
+class Looks(TorchFunctionMode):
+    """Looks at operations while it is on the stack.
+
+    Args:
+        copies: tensors that may be written.
+        live: tensors of the training, which may not even be read.
+
+    Attributes:
+        refused: why an operation was not run; "" if none was refused.
+    """
+
+    def __init__(self, copies: Iterable[Tensor], live: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.refused = ""
+        self._kept: list[Any] = []  # so that no id and no memory is used twice
+        self._ours: set[int] = set()  # memory that may be written
+        self._live = {id(x) for x in live}
+        self._bad: dict[int, FirstBad] = {}  # by memory
+        self._number: FirstBad | None = None  # behind the last bad number that was read
+        self._made_by: dict[int, str] = {}
+        self._looks = 0
+        for each in copies:
+            self._keep(each)
+            self._keep(each.grad)
+
+    def behind(self, tensor: Tensor) -> FirstBad | None:
+        """The operation of which a tensor became bad; None if it did not."""
+        return None if _is_finite(tensor) else self._bad.get(_memory(tensor))
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [x for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if any(id(x) in self._live for x in given):
+            self._refuse("it reads a tensor of the training")
+        kind = name_of(func)
+        if kind in NOT_OPERATIONS and kind != "__set__":
+            result = func(*args, **kwargs)
+            self._keep(result)
+            if isinstance(result, float) and not math.isfinite(result) and given:
+                self._number = self._bad.get(_memory(given[0]))
+            return result
+        return self._run(func, kind, args, kwargs, given)
+
+    def _run(
+        self, func: Any, kind: str, args: Any, kwargs: Mapping[str, Any], given: list[Tensor]
+    ) -> Any:
+        if is_collective(func):
+            self._refuse("it waits for other ranks")
+        if kind == "__set__":
+            result = func(*args, **kwargs)
+            if len(args) > 1 and isinstance(args[1], Tensor):
+                self._keep(args[0])
+            return result
+        call = read_call(func, args, kwargs)
+        if any(_memory(x) not in self._ours for x in _written(call, kind, args)):
+            self._refuse("it writes a tensor that was not copied")
+        sources = [found for x in given if (found := self._bad.get(_memory(x))) is not None]
+        numbers = [x for x in nodes.leaves((args, kwargs)) if isinstance(x, float)]
+        number = next((x for x in numbers if not math.isfinite(x)), None)
+        before = pytree.tree_map_only(Tensor, lambda x: x, (args, dict(kwargs)))
+        written = {id(x) for x in _written(call, kind, args)}
+        if written:
+            before = pytree.tree_map_only(
+                Tensor, lambda x: x.detach().clone() if id(x) in written else x, before
+            )
+        result = func(*args, **kwargs)
+        self._keep(result)
+        made = [x for x in nodes.leaves(result) if isinstance(x, Tensor)]
+        read = {_memory(x) for x in given} if not written else set()
+        for index, tensor in enumerate(made or _written(call, kind, args)):
+            self._made_by[id(tensor)] = self._maker(kind, given, tensor)
+            if _memory(tensor) in read:
+                continue  # a view
+            if not is_float(tensor) or _is_finite(tensor):
+                if _fills_memory(tensor):
+                    self._bad.pop(_memory(tensor), None)
+            elif sources:
+                self._bad[_memory(tensor)] = sources[0]
+            elif number is not None:
+                bad = FirstBad(kind, calling_line(), None, number=number)
+                self._bad[_memory(tensor)] = self._number or bad
+            else:
+                self._bad[_memory(tensor)] = self._found(func, call, before, index)
+        return result
+
+    def _maker(self, kind: str, given: list[Tensor], made: Tensor) -> str:
+        """The operation that made a tensor; a norm that is only bounded or scaled stays one."""
+        before = self._made_by.get(id(given[0]), "") if len(given) == 1 else ""
+        if kind in NORMS or (made.numel() == 1 and (before == NORM or kind == "sqrt")):
+            return NORM
+        return kind
+
+    def _found(self, func: Any, call: Call, before: Any, index: int) -> FirstBad:
+        found = FirstBad(call.kind, calling_line(), None)
+        self._looks += 1
+        if self._looks > MOST_LOOKS or is_custom(func):
+            return found
+        args, kwargs = before
+        if call.kind.startswith(FOREACH):
+            kind = call.kind.removeprefix(FOREACH)
+            args = tuple(x[index] if isinstance(x, (list, tuple)) else x for x in args)
+            operation = OneOperation(kind, kind, args, kwargs)
+            found = replace(found, kind=kind)
+        else:
+            operation = OneOperation(call.kind, func, args, kwargs)
+        made_by = tuple(self._made_by.get(id(x), "") for x in operation.tensors)
+        found = replace(found, made_by=made_by)
+        with contextlib.suppress(Exception):  # then only its name is known
+            found = replace(found, evidence=operation.evidence())
+        return found
+
+    def _keep(self, value: Any) -> None:
+        for x in nodes.leaves(value):
+            if isinstance(x, Tensor):
+                self._kept.append(x)
+                self._ours.add(_memory(x))
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        raise NotJudged(why)
+
+
+def _written(call: Call, kind: str, args: Any) -> list[Tensor]:
+    written = [x for x in call.written if isinstance(x, Tensor)]
+    if kind.startswith(FOREACH) and kind.endswith("_") and args:
+        written = [x for x in nodes.leaves(args[0]) if isinstance(x, Tensor)]
+    return written
+
+
+def _memory(tensor: Tensor) -> int:
+    """What a tensor shares with its views; its id if it has no memory of its own."""
+    memory = nodes.memory_of(tensor)
+    return -id(tensor) if memory is None else memory
+
+
+def _fills_memory(tensor: Tensor) -> bool:
+    with contextlib.suppress(Exception):
+        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    return True
+
+
+@torch.no_grad()
+def _is_finite(tensor: Tensor) -> bool:
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        values = values.coalesce().values() if values.is_sparse else values.values()
+    return bool(torch.isfinite(values).all())

@@ -1,0 +1,282 @@
+"""Why an optimizer's step made a weight bad: a table of rules, the first that applies counts.
+
+Each rule reads the numbers at the first bad element. There is no cause by default: what no rule
+explains is "unknown", with the numbers that are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fxguard.findings import Fix
+from fxguard.formats import limit_of
+from fxguard.graph.poles import plain
+from fxguard.rerun.first_bad import FirstBad
+from fxguard.verdict.causes import cause_of
+from fxguard.verdict.fixes import fixes_for
+from fxguard.verdict.operands import operands_text
+from fxguard.verdict.surroundings import Surroundings
+
+__all__ = ["Excused", "StepCase", "StepFinding", "finding_of"]
+
+# Moments by whose square root an optimizer divides, by name in the optimizer's state: Adam with
+# amsgrad, Adam and its family, RMSprop and Adadelta, Adagrad.
+SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum")
+
+# Averages of numbers that were finite: they cannot overflow.
+AVERAGES = ("exp_avg", "grad_avg")
+
+NAMES = {
+    "lr": "learning rate",
+    "weight_decay": "weight decay",
+    "betas[0]": "first beta",
+    "betas[1]": "second beta",
+}
+
+STEPS_DIRECTLY = (
+    "scaler.step(optimizer), then scaler.update(), in place of optimizer.step(): they skip such a "
+    "step and lower the scale"
+)
+BETWEEN = "look at what changes gradients between backward() and step(), such as clipping"
+
+
+@dataclass(frozen=True, slots=True)
+class Excused:
+    """A backward whose bad gradients only the loss scale made: its step should be skipped."""
+
+    batch_number: int
+    scale: float
+    by: str  # what made them: "backward of float (train.py:9)"; "" if unknown
+    has_scaler: bool  # whether a GradScaler scaled the loss
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """Everything known of a step that made a weight bad, at the first bad element."""
+
+    optimizer: str  # its class
+    dtype: str  # of the weight
+    index: tuple[int, ...]
+    weight: float  # after the step: inf or NaN
+    gradient: float  # when the step had ended
+    states: Mapping[str, float]  # the optimizer's, after the step
+    settings: Mapping[str, float]  # of the weight's group: "lr", "betas[0]"
+    held_eps: float | None = None  # eps as the weight's dtype holds it
+    is_own: bool = False  # whether its step is not one of torch's
+    inside: FirstBad | None = None  # of an own step, which ran again
+    why_not_inside: str = ""  # why it did not
+    saw_gradients: bool = False  # whether each backward was checked
+    backwards: int = 1  # since the last step
+    excused: Excused | None = None
+    scaled_by: float = 1.0  # a GradScaler's scale that the gradients still have
+    # "LambdaLR set it, at its step 3"; "" if unknown.
+    schedule: str = ""
+    # The batch after which an earlier step wrote bad gradients into this weight; None for none.
+    spoilt_in: int | None = None
+
+    @property
+    def place(self) -> str:
+        """``at [0, 3]: ``."""
+        return f"at {list(self.index)}: "
+
+    @property
+    def lr(self) -> float:
+        """The learning rate; NaN if it has none."""
+        return self.settings.get("lr", math.nan)
+
+    @property
+    def moment(self) -> float | None:
+        """The number by whose root the step divides; None if there is none."""
+        return next((self.states[key] for key in SECOND_MOMENTS if key in self.states), None)
+
+    @property
+    def numbers(self) -> str:
+        """``learning rate 0.1, gradient 3``."""
+        rate = "" if math.isnan(self.lr) else f"learning rate {self.lr:g}, "
+        states = "".join(f", {key} {value:.4g}" for key, value in self.states.items())
+        return f"{rate}gradient {self.gradient:.4g}{states}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinding:
+    """The answer of a rule."""
+
+    text: str
+    cause: str = "unknown"
+    fixes: tuple[Fix, ...] = ()
+    place: tuple[str, int] | None = None  # file and line of the operation to blame
+
+
+Rule = Callable[[StepCase], StepFinding | None]
+
+
+def finding_of(case: StepCase) -> StepFinding:
+    """Why the step made the weight bad, and what to do."""
+    return next(found for rule in RULES if (found := rule(case)) is not None)
+
+
+def _advice(*texts: str) -> tuple[Fix, ...]:
+    return tuple(Fix("advice", text) for text in texts)
+
+
+def _setting(case: StepCase) -> StepFinding | None:
+    """A learning rate, or another setting, that is not finite."""
+    for key, value in case.settings.items():
+        # An own setting may be infinite on purpose, such as a bound.
+        if math.isnan(value) or (math.isinf(value) and (key == "lr" or not case.is_own)):
+            name = NAMES.get(key, key)
+            by = f"; {case.schedule}" if key == "lr" and case.schedule else ""
+            fix = f"look at how the {name} is computed"
+            if key == "lr":
+                fix += ": a warm-up, or a schedule, of 0 steps divides by 0"
+            return StepFinding(f"the {name} was {value:g} when the step began{by}", "unknown",
+                               _advice(fix))  # fmt: skip
+    return None
+
+
+def _excused(case: StepCase) -> StepFinding | None:
+    """A gradient that the loss scale made bad, in a step that is made all the same."""
+    excused = case.excused
+    if math.isfinite(case.gradient) or excused is None:
+        return None
+    text = (
+        f"the gradient was not finite when the backward of batch {excused.batch_number} ended, "
+        f"because of the loss scale of {excused.scale:g}"
+    )
+    if excused.by:
+        text += f": {excused.by}"
+    if excused.has_scaler:
+        fixes = _advice(STEPS_DIRECTLY)
+        if math.isnan(case.gradient) and case.scaled_by > 1:
+            fixes += _advice("call scaler.unscale_(optimizer) before gradients are clipped")
+    else:
+        fixes = _advice("skip the step while a gradient is not finite, and lower the loss scale")
+    return StepFinding(text, "loss scale", fixes)
+
+
+def _gradient(case: StepCase) -> StepFinding | None:
+    """A gradient that something has spoilt since its backward."""
+    if math.isfinite(case.gradient):
+        return None
+    if case.is_own and case.why_not_inside:
+        text = f"{case.place}the gradient is {case.gradient:.4g} after the step"
+        return StepFinding(f"{text}, which was not looked into: {case.why_not_inside}")
+    text = f"{case.place}the gradient was {case.gradient:.4g} when the step began"
+    if not case.saw_gradients:
+        return StepFinding(text)
+    if case.backwards > 1:
+        text += f"; each of {case.backwards} backwards brought finite gradients"
+        both = "or look at whether their sum overflows"
+        return StepFinding(text, "unknown", _advice(f"{BETWEEN}, {both}"))
+    return StepFinding(f"{text}; it was finite when its backward ended", "unknown",
+                       _advice(BETWEEN))  # fmt: skip
+
+
+def _inside(case: StepCase) -> StepFinding | None:
+    """The operation of a script's own step, which ran again."""
+    found = case.inside
+    if found is None:
+        return None
+    made = f"{plain(found.kind)} made the first bad number of this step"
+    if found.number is not None:
+        text = f"{plain(found.kind)} was given the number {found.number:g}"
+        fix = "look at how this number is computed: Python's 0 * inf and inf - inf are nan"
+        return StepFinding(text, "unknown", _advice(fix), found.place)
+    evidence = found.evidence
+    if evidence is None:
+        return StepFinding(made, place=found.place)
+    cause = cause_of(evidence)
+    fixes = fixes_for(cause, evidence, Surroundings.of_nothing(evidence.kind, evidence.dtype))
+    if cause == "zero divisor" and found.made_by == ("norm", "norm"):
+        fixes = _advice(
+            "take 1 for this ratio where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"
+        )
+    if cause == "overflow" and any(abs(x.low) == case.lr for x in evidence.operands if not x.dtype):
+        fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
+    problem = "NaN" if math.isnan(evidence.number) else "inf"
+    made = f"{plain(found.kind)} made the first {problem} of this step"
+    return StepFinding(f"{made}: {operands_text(evidence)}", cause, fixes, found.place)
+
+
+def _state(case: StepCase) -> StepFinding | None:
+    """A state that was bad before the step."""
+    limit = limit_of(case.dtype)
+    for key, value in case.states.items():
+        squares = key in SECOND_MOMENTS and case.gradient**2 >= limit
+        if case.is_own or math.isfinite(value) or squares:
+            continue
+        if math.isinf(value) and key not in (*AVERAGES, *SECOND_MOMENTS):
+            continue  # it may be a sum that overflowed now
+        text = f"{case.place}{key} was {value:.4g} before this step; the gradient is finite"
+        if case.spoilt_in is not None:
+            text += f". The step after batch {case.spoilt_in} wrote it"
+        fix = "drop the optimizer's state, or load a healthy one, when weights are set back"
+        return StepFinding(text, "unknown", _advice(fix))
+    return None
+
+
+def _centered(case: StepCase) -> StepFinding | None:
+    """The variance of a centered RMSprop, which roundings can make negative."""
+    if case.is_own or not {"square_avg", "grad_avg"} <= case.states.keys():
+        return None
+    variance = case.states["square_avg"] - case.states["grad_avg"] ** 2
+    if not math.isnan(case.weight) or variance > 1e-6 * case.states["square_avg"]:
+        return None
+    text = f"{case.place}the step takes the root of square_avg - grad_avg², which is {variance:.4g}"
+    return StepFinding(text, "rounding", _advice("centered=False: this difference cancels"))
+
+
+def _eps(case: StepCase) -> StepFinding | None:
+    """A divisor of 0, because the weight's dtype does not hold eps."""
+    if case.moment != 0 or case.held_eps != 0:
+        return None
+    eps = case.settings.get("eps", 0.0)
+    kept = f"eps {eps:g} is 0 in {case.dtype}" if eps else "eps is 0"
+    text = (
+        f"{case.place}the step divides by sqrt({case.moment}) + eps, and {kept}; "
+        f"gradient {case.gradient:.4g}"
+    )
+    larger = "an eps above 0"
+    if case.dtype == "float16":
+        larger = "eps=1e-4, or weights in float32 that autocast casts for the forward"
+    return StepFinding(text, "zero divisor", _advice(larger))
+
+
+def _overflow(case: StepCase) -> StepFinding | None:
+    """Finite numbers without a pole made an infinite weight."""
+    known = (case.gradient, case.lr, *case.states.values())
+    if case.is_own or not math.isinf(case.weight) or not all(map(math.isfinite, known)):
+        return None
+    decay = case.lr * case.settings.get("weight_decay", 0.0)
+    text = case.place + case.numbers
+    if case.scaled_by > 1:
+        return StepFinding(
+            f"{text}; the gradient is still multiplied by the loss scale of {case.scaled_by:g}",
+            "overflow",
+            _advice("scaler.step(optimizer) in place of optimizer.step(): it divides by the scale"),
+        )
+    if abs(1 - decay) > 1:
+        text += f"; weight decay {case.settings['weight_decay']:g} times the learning rate is "
+        text += f"{decay:.4g}: each step multiplies the weight by {1 - decay:.4g}"
+        return StepFinding(text, "overflow", _advice("a smaller weight decay or learning rate"))
+    buffer = case.states.get("momentum_buffer", case.gradient)
+    step = abs(case.lr * buffer)
+    fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
+    if step > limit_of(case.dtype) / 2 and case.lr <= 1:
+        fixes = (*_advice(f"clip the gradient: it is {case.gradient:.4g}"), *fixes)
+    return StepFinding(text, "overflow", fixes)
+
+
+def _unknown(case: StepCase) -> StepFinding:
+    """Only numbers."""
+    text = case.place + case.numbers
+    if case.is_own and case.why_not_inside:
+        text += f"; the step was not looked into: {case.why_not_inside}"
+    return StepFinding(text)
+
+
+RULES: tuple[Rule, ...] = (
+    _setting, _excused, _gradient, _inside, _state, _centered, _eps, _overflow, _unknown,
+)  # fmt: skip

@@ -1,0 +1,284 @@
+"""Steps of optimizers that a script wrote itself: which operation made a weight bad, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from fxguard.rerun import own_step
+
+Loss = Callable[[Tensor], Tensor]
+
+
+class Own(torch.optim.Optimizer):
+    """A script's own optimizer; ``update`` is made for each weight."""
+
+    def __init__(self, weights: Iterable[Tensor], **settings: Any) -> None:
+        super().__init__(weights, {"lr": 0.01, **settings})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.update(weight, weight.grad, self.state[weight], group)
+
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        raise NotImplementedError
+
+
+class Lamb(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        update = g / (g.abs() + 1e-6)
+        trust_ratio = w.norm() / update.norm()
+        w.add_(update * trust_ratio, alpha=-group["lr"])
+
+
+class SafeLamb(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        update = g / (g.abs() + 1e-6)
+        a, b = w.norm(), update.norm()
+        trust_ratio = torch.where((a > 0) & (b > 0), a / b, 1.0)  # the fix that is told
+        w.add_(update * trust_ratio, alpha=-group["lr"])
+
+
+class AdamWithoutEps(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        if not state:
+            state["m"], state["v"], state["t"] = torch.zeros_like(w), torch.zeros_like(w), 0
+        state["t"] += 1
+        state["m"].mul_(0.9).add_(g, alpha=0.1)
+        state["v"].mul_(0.99).addcmul_(g, g, value=0.01)
+        w.data.addcdiv_(state["m"], state["v"].sqrt(), value=-group["lr"])
+
+
+class Normalized(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        w -= 0.1 * g * (g**2).mean().rsqrt()
+
+
+class Variance(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        w.sub_(g / (torch.sqrt(g**2 - 2 * g.abs().mean() ** 2) + 1e-8), alpha=0.01)
+
+
+class Exponential(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        w.data = w.data - 1e-3 * torch.exp(g * 1e6)
+
+
+class ByNumber(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        share = (g.abs().max() / g.abs().min()).item() * 0.0
+        w.add_(g, alpha=-share)
+
+
+class WritesGradients(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        d = g.data
+        d.add_(w.data, alpha=0.01)
+        d.div_(d.norm() * 0)
+        w.data.add_(d, alpha=-0.1)
+
+
+class Foreach(torch.optim.Optimizer):
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__(weights, {})
+        self.moments: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        weights = self.param_groups[0]["params"]
+        gradients = [weight.grad for weight in weights]
+        for weight in weights:
+            self.moments.setdefault(weight, torch.zeros_like(weight)).add_(weight.grad)
+        shares = torch._foreach_div(gradients, [self.moments[weight] for weight in weights])
+        torch._foreach_add_(weights, shares, alpha=-0.01)
+
+
+def one_column(out: Tensor) -> Tensor:
+    """The gradients of the other columns are 0."""
+    return out[:, 0].sum()
+
+
+def nothing(out: Tensor) -> Tensor:
+    """All gradients are 0."""
+    return out.sum() * 0
+
+
+CASES: dict[type[torch.optim.Optimizer], tuple[Loss, str, str, str, str]] = {
+    Lamb: (nothing, "trust_ratio = w.norm() / update.norm()", "zero divisor", " / 0.0",
+           "where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"),
+    AdamWithoutEps: (one_column, 'state["v"].sqrt(), value', "zero divisor", "+ 0.0 / 0.0", "eps"),
+    Normalized: (nothing, "rsqrt()", "zero divisor", "rsqrt(0.0)", "rsqrt(x.clamp(min=0) + 1e-12)"),
+    Variance: (torch.sum, "torch.sqrt(g**2", "domain", "sqrt(-", "sqrt(x.clamp(min=0))"),
+    Exponential: (torch.sum, "torch.exp(g * 1e6)", "overflow", "exp(", "clamp(max=88)"),
+    ByNumber: (one_column, "g.abs().max() / g.abs().min()", "zero divisor", " / 0.0", "eps"),
+    WritesGradients: (torch.sum, "d.div_(d.norm() * 0)", "zero divisor", " / 0.0", "eps"),
+    Foreach: (one_column, "torch._foreach_div", "zero divisor", "0.0 / 0.0", "eps"),
+}  # fmt: skip
+
+
+def model_with_a_gate() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.bias.zero_()
+    return model
+
+
+def stepped(make: Any, loss: Loss, **options: Any) -> tuple[nn.Module, fxguard.Report | None]:
+    """The model after one step, and the report."""
+    model = model_with_a_gate()
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=found.append, **options):
+        loss(model(torch.ones(2, 4))).backward()
+        make(model.parameters()).step()
+    return model, found[0] if found else None
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_the_operation_inside_the_step_is_named(kind: type[torch.optim.Optimizer]) -> None:
+    """Its line in the script, its numbers, its cause: the first bad number of the step."""
+    loss, code, cause, numbers, fix = CASES[kind]
+    model, report = stepped(kind, loss)
+    assert report is not None
+    [origin] = report.origins
+    bad = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    assert report.message.startswith(f"batch 0: {kind.__name__}'s step made weight {bad[0]} ")
+    assert origin.frame.source is not None
+    assert code in origin.frame.source.code
+    assert origin.frame.source.file == __file__
+    assert (origin.cause, report.phase) == (cause, "optimizer")
+    assert numbers in origin.operands
+    assert fix in str(report.fix)
+
+
+def test_the_step_is_the_one_that_ran_without_fxguard() -> None:
+    """Looking inside changes neither weights nor states, and calls no line of the script twice."""
+    for kind, (loss, *_) in CASES.items():
+        plain = model_with_a_gate()
+        loss(plain(torch.ones(2, 4))).backward()
+        kind(plain.parameters()).step()  # type: ignore[call-arg]
+        model, _ = stepped(kind, loss)
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+def test_the_fix_that_is_told_is_one() -> None:
+    """A zero weight is healthy then, and a ratio that a where leaves out is no fault."""
+    model, report = stepped(SafeLamb, nothing)
+    assert report is None
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+class Talkative(Own):
+    """Its second run must not be heard, nor change what it shares with the script."""
+
+    steps = 0
+
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        print("update")
+        self.count = getattr(self, "count", 0) + 1
+        w.div_(g * 0 + torch.rand(1) * 0)
+
+
+def test_nothing_of_the_second_run_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the step prints, counts and draws is there once."""
+    model = model_with_a_gate()
+    optimizer = Talkative(model.parameters())
+    with fxguard.watch(model, on_detect=lambda report: None):
+        model(torch.ones(2, 4)).sum().backward()
+        torch.manual_seed(3)
+        optimizer.step()
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    torch.rand(1), torch.rand(1)
+    assert torch.equal(drawn, torch.rand(1))
+    assert capsys.readouterr().out.count("update") == 2
+    assert optimizer.count == 2
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__(weights, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.base.step()
+        for weight in self.param_groups[0]["params"]:
+            weight.div_(weight.norm() * 0)
+
+
+KEPT = torch.ones(3)
+
+
+class WritesGlobals(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        KEPT.add_(1)
+        w.div_(g.norm() * 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Around, "it holds a model or another optimizer"),
+        (WritesGlobals, "it writes a tensor that was not copied"),
+    ],
+)
+def test_a_step_that_may_reach_outside_is_not_run_again(kind: Any, why: str) -> None:
+    """Then there is no cause, and it is said why."""
+    KEPT.fill_(1)
+    _, report = stepped(kind, torch.sum)
+    assert report is not None
+    assert report.origins[0].cause == "unknown"
+    assert report.origins[0].operands.endswith(f"the step was not looked into: {why}")
+    assert report.fix == ""
+    assert kind is Around or float(KEPT[0]) == 3  # once for each weight
+
+
+def test_a_large_step_is_looked_into_at_the_beginning_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies cost time, so later steps of large models have no more than their numbers."""
+    monkeypatch.setattr(own_step, "FEW_BYTES", 8)
+    monkeypatch.setattr(own_step, "FIRST_STEPS", 1)
+    model = model_with_a_gate()
+    optimizer = Normalized(model.parameters())
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=found.append):
+        for factor in 1.0, 0.0:
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)).sum() * factor).backward()
+            optimizer.step()
+    [report] = found
+    assert report.origins[0].cause == "unknown"
+    assert own_step.TOO_LATE in report.origins[0].operands
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_learning_rate_that_is_not_finite(bad: float) -> None:
+    """It is named before any operation that it spoils."""
+    _, report = stepped(lambda weights: SafeLamb(weights, lr=bad), torch.sum)
+    assert report is not None
+    assert report.origins[0].operands == f"the learning rate was {bad:g} when the step began"
+    assert report.origins[0].cause == "unknown"
+    assert "how the learning rate is computed" in str(report.fix)
+
+
+class Bounded(Own):
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        w.add_(g.clamp(-group["most"], group["most"]), alpha=-0.1)
+
+
+def test_a_bound_may_be_infinite() -> None:
+    """An own setting that is infinite on purpose is nothing to speak of."""
+    _, report = stepped(lambda weights: Bounded(weights, most=math.inf), torch.sum)
+    assert report is None
