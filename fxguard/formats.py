@@ -17,6 +17,7 @@ __all__ = [
     "headroom",
     "is_mask",
     "limit_of",
+    "spelled_out",
 ]
 
 
@@ -95,6 +96,28 @@ PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"
 def format_of(dtype: str) -> Format | None:
     """The format of a dtype's elements, or of the parts of its complex elements."""
     return FORMATS.get(PARTS.get(dtype, dtype))
+
+
+# Other names of dtypes.
+SHORT = {
+    **dict.fromkeys(("fp16", "half", "f16"), "float16"),
+    **dict.fromkeys(("bf16",), "bfloat16"),
+    **dict.fromkeys(("fp32", "float", "f32"), "float32"),
+    **dict.fromkeys(("fp64", "double", "f64"), "float64"),
+    **dict.fromkeys(("fp8_e4m3", "e4m3", "e4m3fn", "float8_e4m3"), "float8_e4m3fn"),
+    **dict.fromkeys(("fp8_e5m2", "e5m2"), "float8_e5m2"),
+}
+
+
+def spelled_out(dtype: str) -> str:
+    """The name that torch gives a dtype.
+
+    Example:
+        >>> spelled_out("bf16"), spelled_out("torch.float16"), spelled_out("int8")
+        ('bfloat16', 'float16', 'int8')
+    """
+    name = dtype.strip().lower().removeprefix("torch.")
+    return SHORT.get(name, name)
 
 
 def limit_of(dtype: str) -> float:

@@ -26,6 +26,7 @@ from fxguard.batch.observer import Observer, set_function_modes
 from fxguard.capture import dynamo, plain_python
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.module_hooks import hear_of_modules
+from fxguard.capture.plain_stack import hide_frames
 from fxguard.graph import nodes
 
 __all__ = ["Following", "stand_in_for"]
@@ -63,7 +64,11 @@ class Following(Observer):
             or not loss.may_read(func, args, kwargs)
         ):
             return func(*args, **(kwargs or {}))
-        return follow(loss, func, args, kwargs or {})
+        try:
+            return follow(loss, func, args, kwargs or {})
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def loss_of(self, number: int) -> Loss:
         """The loss that the outputs of a guarded model belong to.

@@ -17,11 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fxguard.batch import module_hooks as module_calls
 
-__all__ = ["HOOK_ID", "hear_of_modules", "with_module_hooks"]
+__all__ = ["HOOK_ID", "OWN_HOOKS", "hear_of_modules", "with_module_hooks"]
 
 # Keys that nobody else gets.
 HOOK_ID = RemovableHandle(OrderedDict()).id
 FOLLOWED_ID = RemovableHandle(OrderedDict()).id
+OWN_HOOKS = frozenset([HOOK_ID, FOLLOWED_ID])
 
 _lock = threading.Lock()
 _users: set[object] = set()  # forwards that need the hooks now, in all threads

@@ -6,7 +6,9 @@ a hundred lines for each function.
 
 The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
-- the loggers of its modules, and ``utils.warn_once``.
+- the loggers of its modules and of those that it captures with, and ``utils.warn_once``.
+- ``CompileContext.current_compile_id()``: whether this thread captures now.
+- ``callback_handler``: called before and after each capture.
 - ``config.suppress_errors``: whether what it fails to capture runs in Python. Where its value is
   a ``ContextVar`` it is set there: ``config.patch`` takes some µs more, at each forward.
 - ``utils.counters["graph_break"]``: how often it broke a graph, and why.
@@ -21,15 +23,31 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import torch._dynamo.utils as dynamo_utils
 from torch._dynamo import config
+from torch._dynamo.callback import callback_handler
+from torch._guards import CompileContext
 
-__all__ = ["quietly"]
+__all__ = ["captures_quietly", "quietly"]
 
 # The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")
 
+# Loggers of these packages also tell of operations that fail on the tensors of a capture. Python
+# runs such an operation again, and its own error is the one that counts.
+CAPTURING = (
+    *("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._refs", "torch._decomp"),
+    *("torch._prims", "torch._prims_common", "torch._library", "torch._meta_registrations"),
+    *("torch._export", "torch._guards", "torch._higher_order_ops", "torch._inductor", "torch.fx"),
+)
+
 _here = threading.local()  # `quiet`: whether a capture may begin that nobody asked for
+
+
+def captures_quietly() -> bool:
+    """Whether this thread captures now, and nobody asked for it."""
+    return getattr(_here, "quiet", False) and CompileContext.current_compile_id() is not None
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +76,8 @@ def _keep_quiet() -> None:
     """Teach TorchDynamo, once, when to give no advice."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_asked_for)
+    callback_handler.register_start_callback(_capture_begins)
+    callback_handler.register_end_callback(_capture_ends)
     warn_once = dynamo_utils.warn_once
 
     @functools.wraps(warn_once)
@@ -66,6 +86,30 @@ def _keep_quiet() -> None:
             warn_once(*args, **kwargs)
 
     dynamo_utils.warn_once = warn
+
+
+def _capture_begins(_: Any) -> None:
+    """Called before a capture, in its thread."""
+    if not getattr(_here, "quiet", False):
+        return
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(CAPTURING) and name not in LOGGERS:
+            logging.getLogger(name).addFilter(_is_of_others)
+    # A warning that torch gives only once in a process is still due when the operation runs.
+    _here.always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+
+
+def _capture_ends(_: Any) -> None:
+    """Called after a capture, in its thread."""
+    before, _here.always = getattr(_here, "always", None), None
+    if before is not None:
+        torch.set_warn_always(before)
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    """Whether a message is about something else than a capture that nobody asked for."""
+    return not captures_quietly() or logging.getLogger(record.name).isEnabledFor(logging.INFO)
 
 
 def _is_asked_for(record: logging.LogRecord) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from fxguard.cli._processes import Note
 from fxguard.errors import BatchLimitReached
 from fxguard.report.errors import NonFiniteError
+from fxguard.report.terminal import escaped
 
 __all__ = ["DETECTED", "FAILED", "end", "last_line", "say"]
 
@@ -23,14 +24,17 @@ def end(
     note: Note,
     show: Callable[[BaseException], object],
     traces: Iterable[Path] = (),
+    *,
+    tells: bool = True,
 ) -> int | None:
     """Print the result of a run.
 
     Args:
-        error: what ended the run; None if it ran to its end.
+        error: what ended the run, an interrupt too; None if it ran to its end.
         note: what all processes of the run have found.
         show: shows the traceback of an exception of the script's own.
         traces: trace files that were written.
+        tells: whether this is the process that says what was checked.
 
     Returns:
         The exit status; None if the script decides it and :func:`last_line` is still to be called.
@@ -39,6 +43,8 @@ def end(
         say(f"for a page of the whole batch: fxguard report {path}")
     if isinstance(error, BatchLimitReached):
         say(str(error))
+        if tells:
+            last_line(note)
         return 0
     if isinstance(error, NonFiniteError):
         say(error.report.advice)
@@ -47,6 +53,8 @@ def end(
     if error is not None and not (note.detections and NonFiniteError.__name__ in str(error)):
         show(error)
         if not note.detections:
+            if tells and note.summary.batches:
+                last_line(note)
             return FAILED
     if not note.detections:
         return None
@@ -55,15 +63,22 @@ def end(
     return DETECTED
 
 
-def last_line(note: Note) -> None:
+def last_line(note: Note, *, flush: bool = True) -> None:
     """Print what was checked; in a distributed run only the first rank does."""
     if os.environ.get("RANK", "0") == "0":
-        say(note.summary.line())
+        say(note.summary.line(), flush=flush)
 
 
-def say(line: str) -> None:
-    """Print one line of fxguard's own, after the script's output."""
-    with contextlib.suppress(Exception):  # the script may have closed the stream
-        sys.stdout.flush()
+def say(line: str, *, flush: bool = True) -> None:
+    """Print one line of fxguard's own.
+
+    Args:
+        line: the line.
+        flush: whether what the script has printed comes first.
+    """
+    if flush:
+        with contextlib.suppress(Exception):  # the script may have closed the stream
+            sys.stdout.flush()
     with contextlib.suppress(Exception):
-        print(f"fxguard: {line}", file=sys.stderr, flush=True)
+        text = escaped(f"fxguard: {line}", sys.stderr)
+        print(text, file=sys.stderr, flush=True)

@@ -7,18 +7,27 @@ import contextlib
 import math
 import multiprocessing.util
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from fxguard.batch.assemble import assemble
-from fxguard.cli._ending import say
+from fxguard.cli._ending import last_line, say
 from fxguard.cli._processes import Note, Notes
 from fxguard.cli._settings import options_of
 from fxguard.cli._summary import Headroom, Summary
+from fxguard.cli._terminated import Terminated
+from fxguard.cli._warnings import Warnings
 from fxguard.formats import FORMATS, headroom
 from fxguard.graph.nodes import class_name
+from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED
 from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
 from fxguard.ranks.agreement import current_rank
@@ -27,6 +36,8 @@ from fxguard.report.forecast import Forecast
 from fxguard.report.report import Report
 
 __all__ = ["Session"]
+
+NOTE_PERIOD = 1.0  # seconds between two notes of a process
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
@@ -56,12 +67,17 @@ class Session:
             on_refusal=self._refused,
             follow_losses=True,
         )
+        self.terminated = Terminated(self._last_word)
+        self.warnings = Warnings()
         self._begin()
         os.register_at_fork(after_in_child=self._forked)
 
     def _begin(self) -> None:
         self._past = Note(Summary())  # what guards that no longer exist have seen
-        self._leaves_notes = False
+        # Modules without weights. They are counted once each, while they live.
+        self._bare: WeakValueDictionary[int, Module] = WeakValueDictionary()
+        self._bare_count = 0
+        self._left = -math.inf  # when this process last left a note
 
     def _forked(self) -> None:
         self._begin()
@@ -70,7 +86,12 @@ class Session:
     @contextlib.contextmanager
     def watching(self) -> Iterator[Session]:
         """Guard the outermost modules, here and in child processes that are started meanwhile."""
-        with self.notes.told_to_children(self.settings), self.outermost:
+        with (
+            self.notes.told_to_children(self.settings),
+            self.warnings,
+            self.outermost,
+            self.terminated.heard(),
+        ):
             yield self
 
     def note(self) -> Note:
@@ -78,8 +99,9 @@ class Session:
         summary = Summary()
         summary.merge(self._past.summary)
         for guard in self.outermost.guards:
-            summary.merge(summary_of(guard))
+            summary.merge(self._summary_of(guard))
         summary.processes = 1 if summary.batches else 0
+        summary.without_weights = self._bare_count
         return Note(summary, list(self._past.detections))
 
     def close(self) -> Note:
@@ -97,6 +119,13 @@ class Session:
         """The files that this process has traced to."""
         return [guard.trace_path for guard in self.outermost.guards if guard.trace_path is not None]
 
+    def _last_word(self) -> None:
+        """Say what was checked, before a signal ends this process."""
+        with contextlib.suppress(Exception):
+            note = self.close()
+            if note.summary.batches:
+                last_line(note, flush=False)  # without fxguard, buffered output would be lost, too
+
     # What happens.
 
     def _found(self, report: Report) -> None:
@@ -110,35 +139,61 @@ class Session:
             self.notes.leave(self.note())
 
     def _ran(self) -> None:
-        if self._leaves_notes or self.notes.is_owner:
+        if self.notes.is_owner:
+            if self.terminated.listens and current_rank() is not None:
+                self.terminated.stop()  # from now on it may wait for other ranks
             return
-        self._leaves_notes = True
-        self._leave_note()
-        # A process of multiprocessing ends without the functions of atexit.
-        multiprocessing.util.Finalize(None, self._leave_note, exitpriority=0)
-        atexit.register(self._leave_note)
+        if (now := time.monotonic()) < self._left + NOTE_PERIOD:
+            return
+        if self._left == -math.inf:
+            # A process of multiprocessing ends without the functions of atexit.
+            multiprocessing.util.Finalize(None, self._leave_note, exitpriority=0)
+            atexit.register(self._leave_note)
+        self._left = now
+        # This may be the last word of a process that is killed, or ends by os._exit.
+        note = self.note()
+        note.summary.unfinished = 1
+        self.notes.leave(note)
 
     def _leave_note(self) -> None:
         self.notes.leave(self.note())
 
     def _dropped(self, guard: Guard) -> None:
-        self._past.summary.merge(summary_of(guard))
+        self._past.summary.merge(self._summary_of(guard))
 
     def _refused(self, name: str, reason: str) -> None:
         self._past.summary.unchecked[f"{name} ({reason})"] += 1
+
+    def _summary_of(self, guard: Guard) -> Summary:
+        """What a guard has seen."""
+        model, found = guard.model, summary_of(guard)
+        if not any(found.weights.values()) and self._bare.get(id(model)) is not model:
+            self._bare[id(model)] = model
+            self._bare_count += 1
+        return found
 
 
 def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
     name = class_name(type(guard.model))
     counted, idle = guard.counted(), guard.idle_globs()
+    traces, traced = guard.delivery.traces, tuple(guard.options.trace_batch_nums)
     return Summary(
         batches=Counter({name: guard.recorder.next_number}),
+        weights={name: sum(map(size_of, guard.model.parameters()))},
+        traced=traced or None,
+        seen_traced=set(traces.seen),
+        traced_bad=traces.first_bad,
         operations={name: counted.checked},
         unchecked=Counter({f"{why} in {name}": count for why, count in counted.unchecked.items()}),
         least=headroom_of(guard),
         idle_globs=None if idle is None else set(idle),
     )
+
+
+def size_of(weight: Tensor) -> int:
+    """How many elements a weight has; 1 where that is not known yet."""
+    return 1 if is_lazy(weight) else weight.numel()
 
 
 def headroom_of(guard: Guard) -> Headroom | None:
@@ -148,10 +203,17 @@ def headroom_of(guard: Guard) -> Headroom | None:
         return None
     flow = assemble(batch)
     least: Headroom | None = None
+    unwritten: set[int] = set()  # values out of `torch.empty`
     for step in flow.steps:
+        if step.kind in UNINITIALISED or (
+            step.kind in MOVES | SELECTS and unwritten.issuperset(step.inputs[:1] or (-1,))
+        ):
+            unwritten.update(step.outputs)
         for value in step.outputs:
             number, dtype = flow.ranges[value], flow.values[value].dtype
-            if not isinstance(number, Range) or not math.isfinite(headroom(dtype, number.abs_max)):
+            if value in unwritten or not isinstance(number, Range):
+                continue
+            if not math.isfinite(headroom(dtype, number.abs_max)):
                 continue
             times = FORMATS[dtype].max / number.abs_max
             if least is None or times < least.times:

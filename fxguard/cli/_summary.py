@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Headroom", "Summary"]
 
 NAMED = 3  # models that the line names
+NEAR = 1000.0  # times: headroom from here on is no news
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,18 @@ class Summary:
     """What was checked in one or several processes, by class of model."""
 
     batches: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, int] = field(default_factory=dict)  # elements of the largest of each class
+    without_weights: int = 0  # modules that have none
     operations: dict[str, int] = field(default_factory=dict)  # that are checked in one batch
     unchecked: Counter[str] = field(default_factory=Counter)  # reasons
     least: Headroom | None = None
     detections: int = 0  # batches in which something was found
     underflows: int = 0  # those of them with an underflow
     processes: int = 0  # processes that are counted here
+    unfinished: int = 0  # processes that ended, or still run, without a last word
+    traced: tuple[int, ...] | None = None  # batches to trace, so that nothing was judged
+    seen_traced: set[int] = field(default_factory=set)  # those of them that a model has run
+    traced_bad: str = ""  # where the first inf or NaN in a traced batch is
     idle_globs: set[str] | None = None  # of `ignore`, that matched nothing; None before any model
 
     def merge(self, other: Summary) -> None:
@@ -38,12 +45,19 @@ class Summary:
         self.batches += other.batches
         for name, count in other.operations.items():
             self.operations[name] = max(self.operations.get(name, 0), count)
+        for name, count in other.weights.items():
+            self.weights[name] = max(self.weights.get(name, 0), count)
+        self.without_weights += other.without_weights
         self.unchecked += other.unchecked
         if other.least is not None and (self.least is None or other.least.times < self.least.times):
             self.least = other.least
         self.detections += other.detections
         self.underflows += other.underflows
         self.processes += other.processes
+        self.unfinished += other.unfinished
+        self.traced = other.traced if self.traced is None else self.traced
+        self.seen_traced |= other.seen_traced
+        self.traced_bad = self.traced_bad or other.traced_bad
         if other.idle_globs is not None:
             before = other.idle_globs if self.idle_globs is None else self.idle_globs
             self.idle_globs = before & other.idle_globs
@@ -53,11 +67,17 @@ class Summary:
         least = None if self.least is None else [self.least.times, self.least.where]
         return {
             "batches": dict(self.batches),
+            "weights": self.weights,
+            "without_weights": self.without_weights,
             "operations": self.operations,
             "unchecked": dict(self.unchecked),
             "least": least,
             "detections": self.detections,
             "underflows": self.underflows,
+            "unfinished": self.unfinished,
+            "traced": self.traced,
+            "seen_traced": sorted(self.seen_traced),
+            "traced_bad": self.traced_bad,
             "idle_globs": None if self.idle_globs is None else sorted(self.idle_globs),
         }
 
@@ -66,36 +86,30 @@ class Summary:
         """The summary that :meth:`to_dict` turned into plain data."""
         return cls(
             batches=Counter(data["batches"]),
+            weights=data["weights"],
+            without_weights=data["without_weights"],
             operations=data["operations"],
             unchecked=Counter(data["unchecked"]),
             least=None if data["least"] is None else Headroom(*data["least"]),
             detections=data["detections"],
             underflows=data["underflows"],
+            unfinished=data["unfinished"],
+            traced=None if data["traced"] is None else tuple(data["traced"]),
+            seen_traced=set(data["seen_traced"]),
+            traced_bad=data["traced_bad"],
             idle_globs=None if data["idle_globs"] is None else set(data["idle_globs"]),
             processes=1,
         )
 
     def line(self) -> str:
-        """What was checked and found, the least headroom, and what was not checked, in one line."""
+        """What was checked and found, a narrow headroom, and what was not checked, in one line."""
         if not self.batches:
             text = "no torch.nn.Module was called: nothing was checked"
         else:
-            models = [self._model(name) for name, _ in self.batches.most_common(NAMED)]
-            if (more := len(self.batches) - NAMED) > 0:
-                models.append(f"{more} more")
-            text = f"checked {', '.join(models)}"
-            if self.processes > 1:
-                text += f", in {self.processes} processes"
-            counts = {
-                "inf or NaN": self.detections - self.underflows,
-                "underflow": self.underflows,
-            }
-            found = [f"found {what} in {count} of them" for what, count in counts.items() if count]
-            text += f"; {', '.join(found) or 'nothing found'}"
-        if self.least is not None:
-            times = self.least.times
-            shown = f"{times:.3g}" if times < 1000 else f"{10 ** math.floor(math.log10(times)):.0e}"
-            text += f"; least headroom in a last batch: {shown} times, at {self.least.where}"
+            text = f"{self._models()}; {self._found()}"
+        if self.least is not None and self.least.times < NEAR:
+            times, where = f"{self.least.times:.3g}", self.least.where
+            text += f"; least headroom in a last batch: {times} times, at {where}"
         if self.unchecked:
             reasons = [f"{count} {why}" for why, count in sorted(self.unchecked.items())]
             text += f"; not checked: {', '.join(reasons)}"
@@ -103,9 +117,48 @@ class Summary:
             text += f"; ignore={pattern!r} named nothing"
         return text
 
+    def _models(self) -> str:
+        """Models with weights by size, and how many modules have none."""
+        with_weights = [name for name in self.batches if self.weights.get(name)]
+        named = with_weights or list(self.batches)
+        named.sort(key=lambda name: (-self.weights.get(name, 0), -self.batches[name], name))
+        models = [self._model(name) for name in named[:NAMED]]
+        if (more := len(named) - NAMED) > 0:
+            models.append(f"{more} more")
+        text = "ran" if self.traced is not None else "checked"
+        text += f" {'at least ' if self.unfinished else ''}{', '.join(models)}"
+        if with_weights and (bare := self.without_weights):
+            text += f" and {bare} module{'' if bare == 1 else 's'} without weights"
+        if self.processes > 1:
+            text += f", in {self.processes} processes"
+        return text
+
+    def _found(self) -> str:
+        if self.traced is not None:
+            return self._in_trace()
+        counts = {
+            "inf or NaN": self.detections - self.underflows,
+            "underflow": self.underflows,
+        }
+        found = [f"found {what} in {count} of them" for what, count in counts.items() if count]
+        return ", ".join(found) or "nothing found"
+
+    def _in_trace(self) -> str:
+        """What is known if batches were traced, which turns detection off."""
+        text = "detection was off, because batches were traced: "
+        if not self.seen_traced:
+            return text + f"none of {_numbers(self.traced or ())} ran"
+        if self.traced_bad:
+            return text + f"the trace holds inf or NaN, first in {self.traced_bad}"
+        return text + f"the trace of {_numbers(sorted(self.seen_traced))} holds no inf and no NaN"
+
     def _model(self, name: str) -> str:
         batches, operations = self.batches[name], self.operations.get(name, 0)
         return (
             f"{batches} batch{'' if batches == 1 else 'es'} of {name} "
             f"({operations} operation{'' if operations == 1 else 's'})"
         )
+
+
+def _numbers(batches: Sequence[int]) -> str:
+    return f"batch{'' if len(batches) == 1 else 'es'} {', '.join(map(str, batches))}"

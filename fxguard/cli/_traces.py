@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fxguard.cli._ending import say
 from fxguard.errors import FxguardError, UsageError
 from fxguard.report.load import load_report
 from fxguard.report.report import Report
-from fxguard.report.terminal import Progress, for_terminal
+from fxguard.report.terminal import Progress, escaped, for_terminal
 from fxguard.trace.diff import Diff, diff
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace
@@ -110,7 +111,7 @@ def _report(args: argparse.Namespace) -> int:
             if len(files) == 1:
                 raise
             damaged += 1  # the other files can still be read
-            print(f"fxguard: {error}", file=sys.stderr)
+            say(str(error))
             continue
         page = args.output or file.with_suffix(".html")
         _write(shown, page)
@@ -126,15 +127,26 @@ def _report(args: argparse.Namespace) -> int:
             print(("[" if len(pages) == 1 else ",") + json.dumps(row))
             continue
         if len(files) > 1:
-            print(f"{file}:")
-        print(for_terminal("\n".join(shown.verdict), sys.stdout, healthy=healthy))
-        print(f"page: {page}")
+            _print(f"{file}:")
+        _print("\n".join(shown.verdict), healthy=healthy)
+        _print(f"page: {page}")
     if args.json:
         print("]" if pages else "[]")
     if args.open and pages:
         page = min(pages, key=lambda each: each[1])[0]
         webbrowser.open(page.resolve().as_uri())
     return DAMAGED if damaged else 0
+
+
+def _print(text: str, *, healthy: bool | None = None) -> None:
+    """Print what may come out of a file of somebody else.
+
+    Args:
+        text: what to print.
+        healthy: for a verdict, whether it is good news; it has colours then.
+    """
+    text = escaped(text, sys.stdout)
+    print(text if healthy is None else for_terminal(text, sys.stdout, healthy=healthy))
 
 
 def _load(path: Path) -> Trace:
@@ -156,10 +168,10 @@ def _diff(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(result.to_json(indent=2))
     elif args.format == "table":
-        print(for_terminal(result.to_table(), sys.stdout, healthy=True))
+        _print(result.to_table(), healthy=True)
     else:
-        print(f"A: {name_a}\nB: {name_b}\n")
-        print(for_terminal("\n".join(result.verdict), sys.stdout, healthy=result.agrees))
+        _print(f"A: {name_a}\nB: {name_b}\n")
+        _print("\n".join(result.verdict), healthy=result.agrees)
     if not result.compared:
         return NOTHING
     return DIFFERENT if result.differs else 0

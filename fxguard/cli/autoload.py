@@ -79,7 +79,10 @@ class Armed:
             except Exception as error:
                 say(f"FXGUARD is set and has no effect: {error}")
             else:
+                self.session.warnings.__enter__()
                 self.session.outermost.__enter__()
+                if self.notes.is_owner:
+                    self.session.terminated.listen()
 
     def hook(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         """Replaces ``sys.excepthook``.
@@ -87,14 +90,21 @@ class Armed:
         Raises:
             SystemExit: to end with a status other than 1. Python allows that here.
         """
-        if not issubclass(kind, Exception):
-            self.before(kind, error, trace)
-            return
         if isinstance(error, NonFiniteError) and not self.notes.is_owner:
             raise SystemExit(DETECTED)  # the owner says what to look at
-        status = self.end(error, lambda error: self.before(kind, error, trace))
+        status = self.end(error, self.show)
+        if isinstance(error, KeyboardInterrupt):
+            return  # Python ends by the signal
         if status not in (None, FAILED):
             raise SystemExit(status)
+
+    def show(self, error: BaseException) -> None:
+        """Show a traceback as Python itself would."""
+        if self.session is not None:
+            from fxguard.capture.plain_stack import hide_frames
+
+            hide_frames(error)
+        self.before(type(error), error, error.__traceback__)
 
     def close(self) -> None:
         """Print what remains to be printed when this process ends."""
@@ -107,13 +117,14 @@ class Armed:
         self.ended = True
         traces: list[Path] = []
         if self.session is not None:
+            self.session.terminated.stop()
             note = self.session.close()
             traces = self.session.trace_files
         else:
             note = self.notes.read()
             if self.notes.is_owner:
                 self.notes.remove()
-        status = end(error, note, show, traces)
+        status = end(error, note, show, traces, tells=self.notes.is_owner)
         if status is None and self.notes.is_owner:
             last_line(note)
         return status

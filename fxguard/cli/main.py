@@ -19,6 +19,7 @@ from fxguard.cli._processes import SWITCH
 from fxguard.cli._script import find_module, run_any
 from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
 from fxguard.cli._traces import add_commands
+from fxguard.formats import spelled_out
 from fxguard.guard.options import Options
 
 __all__ = ["main"]
@@ -40,7 +41,10 @@ class Parser(argparse.ArgumentParser):
         if wrong is not None:
             choices = re.findall(r"\w+", message.partition("choose from")[2])
             word = wrong[1] or wrong[2]
-            message += nearest(word, self.option_strings if wrong[1] else choices)
+            if word.endswith(".py"):
+                message = f"to run a script, write: {self.prog} run {word}"
+            else:
+                message += nearest(word, self.option_strings if wrong[1] else choices)
         super().error(message)
 
     @property
@@ -73,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--forecast",
+        type=spelled_out,
         choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
         help="say what would overflow, underflow or be rounded away in this dtype in the first "
         "step of the script, and stop there with status 0",
@@ -238,14 +243,18 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
             run_any(module, rest)
     except SystemExit as raised:
         own_end = raised
-    except Exception as raised_by_script:
+    except BaseException as raised_by_script:
         error = raised_by_script
     finally:
         note = session.close()
-    status = end(error, note, _show, session.trace_files)
+    owns = session.notes.is_owner
+    status = end(error, note, _show, session.trace_files, tells=owns)
+    if isinstance(error, KeyboardInterrupt):
+        sys.excepthook = lambda *shown: None
+        raise error  # Python ends by the signal then
     if status is not None:
         return status
-    if session.notes.is_owner:
+    if owns:
         last_line(note)
     if own_end is not None:
         raise own_end
@@ -254,11 +263,15 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
 
 def _show(error: BaseException) -> None:
     """Show the traceback as Python itself would show it when running the script."""
+    from fxguard.capture.plain_stack import hide_frames
+
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not vars(sys.modules["__main__"]):
         trace = trace.tb_next
-    trace = trace or error.__traceback__
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    if trace is not None or isinstance(error, SyntaxError):  # without a frame: of the script itself
+        error.__traceback__ = trace
+    hide_frames(error)
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _cannot_find(module: str) -> bool:

@@ -161,7 +161,9 @@ class Delivery:
         if self.options.trace_batch_nums:
             if self.traces.wants(loss.batch.number):
                 with loss.read(given=True) as batch:
-                    self.traces.loss_came(batch.number, self.recorder.frames_of_loss(batch))
+                    first_bad = self.recorder.first_bad_of_loss(batch)
+                    frames = self.recorder.frames_of_loss(batch)
+                    self.traces.loss_came(batch.number, frames, first_bad)
             return
         report = None
         if last.batch.number not in self._told:

@@ -19,7 +19,7 @@ from fxguard.records import Frame
 from fxguard.report import terminal
 from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
-from fxguard.trace.trace import TracedBatch
+from fxguard.trace.trace import TracedBatch, place_of
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_report import frames_of_backward
 from fxguard.verdict.report_of import Finished
@@ -33,11 +33,17 @@ class Traces:
     Args:
         recorder: the recorder of the batches.
         writer: the writer of their file; None if they are printed.
+
+    Attributes:
+        seen: the traced batches that have run.
+        first_bad: what first made an inf or a NaN in them, and where; "" if nothing did.
     """
 
     def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:
         self.recorder = recorder
         self.writer = writer
+        self.seen: set[int] = set()
+        self.first_bad = ""
         self._written = Seen()
 
     def wants(self, number: int) -> bool:
@@ -47,13 +53,18 @@ class Traces:
     def batch_ended(self, finished: Finished) -> None:
         """Called when the forward of a traced batch has ended."""
         batch, seen = self._traced(finished), finished.seen
+        self.seen.add(batch.number)
+        self._note_bad([] if finished.first_bad is None else [finished.first_bad])
         if seen is not None:
             blamed = tuple(origin.frame.index for origin in seen.origins)
             batch = replace(batch, verdict=tuple(seen.verdict), blamed=blamed)
         self._write(batch)
 
-    def loss_came(self, number: int, frames: Sequence[Frame]) -> None:
+    def loss_came(
+        self, number: int, frames: Sequence[Frame], first_bad: Frame | None = None
+    ) -> None:
         """Called when a script has computed a loss from what a batch returned."""
+        self._note_bad([] if first_bad is None else [replace(first_bad, batch_number=number)])
         self._write(TracedBatch(number, tuple(frames)), "loss")
 
     def backward_ended(self, kept: Sequence[KeptRun]) -> None:
@@ -62,11 +73,17 @@ class Traces:
             if self.wants(number):
                 of_batch = [run for run in kept if run.batch_number == number]
                 frames = tuple(frames_of_backward(of_batch))
+                self._note_bad([frame for frame in frames if frame.made_bad])
                 self._write(TracedBatch(number, frames), "backward")
 
     def stepped(self, number: int, frames: Sequence[Frame]) -> None:
         """Called when an optimizer has made a step after a batch."""
+        self._note_bad([frame for frame in frames if frame.made_bad])
         self._write(TracedBatch(number, tuple(frames)), "optimizer")
+
+    def _note_bad(self, frames: Sequence[Frame]) -> None:
+        if frames and not self.first_bad:
+            self.first_bad = place_of(frames[0])
 
     def report(self, detection: Detection) -> None:
         """Write the batch of a report whose origin was not reported before."""

@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard.capture import backend, dynamo, traced_modules
+from fxguard.capture.plain_stack import hide_frames
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
@@ -136,6 +137,9 @@ class OutermostModules:
             watched = enter(module, args, kwargs)
             try:
                 return original(module, *args, **kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise  # this does not add the frame of this function again
             finally:
                 leave(watched)
 

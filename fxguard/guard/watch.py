@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from torch.nn import Module
 from typing_extensions import Unpack
@@ -18,8 +22,53 @@ from fxguard.guard.options import InstrumentOptions
 __all__ = ["watch"]
 
 
-@contextlib.contextmanager
-def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Guard]:
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Watching(contextlib.ContextDecorator, contextlib.AbstractContextManager[Guard]):
+    """What ``watch`` returns; it warns if nobody enters it."""
+
+    def __init__(self, model: Module, options: InstrumentOptions) -> None:
+        self._given = model, options
+        self._entered: contextlib.AbstractContextManager[Guard] | None = None
+        caller = sys._getframe(2)
+        place = caller.f_code.co_filename, caller.f_lineno, caller.f_globals
+        self._not_entered = weakref.finalize(self, _warn_of_no_block, *place)
+
+    def __enter__(self) -> Guard:
+        self._not_entered.detach()
+        if self._entered is not None:
+            raise UsageError("this watch has begun already: call fxguard.watch once for each block")
+        model, options = self._given
+        self._entered = _watched(model, **options)
+        return self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        assert self._entered is not None
+        return self._entered.__exit__(*error)
+
+    def __call__(self, function: Function) -> Function:
+        """Watch each call of a function."""
+        self._not_entered.detach()
+        return super().__call__(function)
+
+    def _recreate_cm(self) -> Watching:
+        return Watching(*self._given)
+
+
+def _warn_of_no_block(file: str, line: int, known: dict[str, Any]) -> None:
+    warnings.warn_explicit(
+        "fxguard.watch was called without `with`, so nothing is checked: write "
+        "`with fxguard.watch(model):` and put the training loop into that block",
+        RuntimeWarning,
+        file,
+        line,
+        known.get("__name__", "<unknown>"),
+        known.setdefault("__warningregistry__", {}),
+    )
+
+
+def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Watching:
     """Watch whole training steps: forward, loss, backward, optimizer.
 
     Put it in a ``with`` block around the loop. It also checks what the block computes from the
@@ -31,8 +80,11 @@ def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Guard
             instrumented model keeps its guard; any other has a guard for this block.
         options: options of :func:`instrument`, for a model that is not instrumented yet.
 
-    Yields:
-        The model's :class:`Guard`.
+    Returns:
+        What to put behind ``with``; the block gets the model's :class:`Guard`.
+
+    Warns:
+        RuntimeWarning: when it was called without a ``with``, so that nothing is checked.
 
     Raises:
         FxguardError: when the arguments cannot work, or the model is watched already.
@@ -44,6 +96,11 @@ def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Guard
         ...         loss.backward()  # raises fxguard.NonFiniteError: log made inf (train.py:3)
         ...         optimizer.step()
     """
+    return Watching(model, options)
+
+
+@contextlib.contextmanager
+def _watched(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Guard]:
     if not isinstance(model, Module):
         raise UsageError(
             f"watch needs a torch.nn.Module, got {type(model).__name__}; of a function, watch what "

@@ -10,12 +10,15 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from fxguard.errors import UsageError
+from fxguard.formats import spelled_out
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import NOT_MEASURED, Range
 
 __all__ = [
     "VERSION",
+    "dtype_named",
     "dtype_of",
     "has_memory",
     "name_of_dtype",
@@ -58,6 +61,20 @@ def dtype_of(tensor: Tensor) -> str:
 def name_of_dtype(dtype: torch.dtype) -> str:
     """``float16``; cached, because making it takes as long as measuring a small tensor."""
     return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype, or the dtype with a name such as "float16", "torch.float16" or "fp16".
+
+    Raises:
+        FxguardError: when there is no such dtype.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, spelled_out(dtype), None) if isinstance(dtype, str) else None
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"a dtype is torch.float16 or a name such as 'float16', got {dtype!r}")
+    return found
 
 
 def version_of(tensor: Tensor) -> int | None:

@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from fxguard.errors import UsageError
 from fxguard.guard.instrumented import unwrapped
-from fxguard.measure.at_hand import name_of_dtype
+from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.precision._plan import plan_of
 from fxguard.precision._trials import Loss, Trials
 from fxguard.report.forecast import Forecast
@@ -26,7 +26,7 @@ DTYPES = (torch.float16, torch.bfloat16, *FLOAT8)
 def forecast(
     model: Module,
     *args: Any,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype | str = torch.float16,
     loss: Loss | None = None,
     **kwargs: Any,
 ) -> Forecast:
@@ -58,7 +58,7 @@ def forecast(
         model: a model that is healthy in its own dtype, in the mode that it is to run in.
         args: its positional arguments.
         dtype: ``torch.float16``, ``torch.bfloat16``, ``torch.float8_e4m3fn``,
-            ``torch.float8_e5m2``.
+            ``torch.float8_e5m2``, or a name such as "float16", "fp16", "bf16".
         loss: given to examine the backward as well, also in :meth:`Forecast.plan`: a function of
             what the model returns, or the key or attribute of the loss in it.
         kwargs: its keyword arguments.
@@ -75,6 +75,7 @@ def forecast(
         in float16 1 of 12 operations fails
           mlp.down linear (model.py:14): overflow, needs 131072, float16 holds 65504
     """
+    dtype = dtype_named(dtype)
     if dtype not in DTYPES:
         raise UsageError(f"forecast takes {', '.join(map(str, DTYPES))}, got {dtype}")
     if not isinstance(model, Module):

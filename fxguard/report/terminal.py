@@ -9,7 +9,15 @@ from typing import TextIO
 
 from fxguard.report.text import is_fix
 
-__all__ = ["Progress", "coloured", "for_terminal", "is_terminal", "wants_colour", "write"]
+__all__ = [
+    "Progress",
+    "coloured",
+    "escaped",
+    "for_terminal",
+    "is_terminal",
+    "wants_colour",
+    "write",
+]
 
 RED, GREEN, CYAN = "\033[31m", "\033[32m", "\033[36m"
 BOLD, DIM, END = "\033[1m", "\033[2m", "\033[0m"
@@ -61,7 +69,24 @@ def for_terminal(text: str, stream: TextIO, *, healthy: bool = False) -> str:
     if wants_colour(stream):
         text = coloured(text, healthy=healthy)
     elif is_terminal(stream):
-        text = _safe(text)
+        text = escaped(text)
+    return _encodable(text, stream)
+
+
+def escaped(text: str, stream: TextIO | None = None) -> str:
+    r"""Text whose control characters are escapes, such as ``\x1b``.
+
+    For what comes out of files of others, wherever it is written: a pipe may end at a terminal.
+
+    Args:
+        text: the text.
+        stream: where it will be written; characters that its encoding lacks become escapes, too.
+    """
+    text = CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return text if stream is None else _encodable(text, stream)
+
+
+def _encodable(text: str, stream: TextIO) -> str:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -101,14 +126,10 @@ def coloured(text: str, *, healthy: bool = False) -> str:
     Example:
         >>> print(coloured(str(guard.last_report)))
     """
-    first, *rest = _safe(text).split("\n")
+    first, *rest = escaped(text).split("\n")
     if first and not TITLE.match(first):
         first = f"{BOLD}{GREEN if healthy else RED}{first}{END}"
     return "\n".join([first, *map(_line, rest)])
-
-
-def _safe(text: str) -> str:
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _line(line: str) -> str:
@@ -145,7 +166,7 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO, what: str) -> None:
-        self.stream, self.what = stream, _safe(what)
+        self.stream, self.what = stream, escaped(what)
         self._shows = is_terminal(stream)
         self._last = time.monotonic()
         self._width = 0

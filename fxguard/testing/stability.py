@@ -17,7 +17,7 @@ from fxguard.guard.instrument import remove
 from fxguard.guard.instrumented import find_guard, unwrapped
 from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
-from fxguard.measure.at_hand import name_of_dtype
+from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.testing._comparison import Comparison
 from fxguard.testing.side_by_side import Deviation
 from fxguard.testing.watch import Model, as_module
@@ -83,8 +83,8 @@ class Stability:
 def numerically_stable(
     model: Model,
     *args: Any,
-    dtype: torch.dtype = torch.float16,
-    reference: torch.dtype = torch.float64,
+    dtype: torch.dtype | str = torch.float16,
+    reference: torch.dtype | str = torch.float64,
     rtol: float | None = None,
     backward: bool = False,
     **kwargs: Any,
@@ -114,7 +114,7 @@ def numerically_stable(
     Args:
         model: any module, or a function of tensors. A copy runs.
         args: positional arguments of the model.
-        dtype: the precision that is tested.
+        dtype: the precision that is tested; a name such as "fp16" will do.
         reference: the precision that it is compared with.
         rtol: the largest allowed error; by default 32 times the dtype's ``eps``, and at most 1/16
             (for bfloat16).
@@ -138,6 +138,7 @@ def numerically_stable(
         >>> print(numerically_stable(RMSNorm(64), x * 1000))
         not stable in float16: pow (norm.py:12) made an inf or a NaN out of 0, against float64
     """
+    dtype, reference = dtype_named(dtype), dtype_named(reference)
     if not torch.finfo(reference).eps < torch.finfo(dtype).eps:
         raise UsageError(f"{reference} is not more precise than {dtype}")
     tested = copy.deepcopy(unwrapped(as_module(model))).to(dtype)

@@ -18,6 +18,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from torch import Tensor
 
 from fxguard.errors import UsageError
+from fxguard.measure.at_hand import dtype_named
 
 __all__ = ["LAYOUTS", "elements", "shapes", "tensors"]
 
@@ -30,7 +31,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 
 def elements(
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     *,
     min_value: float | None = None,
     max_value: float | None = None,
@@ -44,7 +45,7 @@ def elements(
     its logarithm, and float16's 65504 and 65520.
 
     Args:
-        dtype: any floating-point, integer or boolean dtype.
+        dtype: any floating-point, integer or boolean dtype, or its name.
         min_value: no element is smaller; by default the dtype's own limit.
         max_value: no element is larger.
         allow_nan: whether NaN is drawn.
@@ -53,6 +54,7 @@ def elements(
     Raises:
         FxguardError: when the dtype holds no number from min_value to max_value.
     """
+    dtype = dtype_named(dtype)
     if dtype is torch.bool:
         return st.booleans()
     if not dtype.is_floating_point:
@@ -102,7 +104,7 @@ def shapes(
 @st.composite
 def tensors(
     draw: DrawFn,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     shape: Sequence[int] | None = None,
     *,
     elements: SearchStrategy[Any] | None = None,
@@ -116,7 +118,7 @@ def tensors(
 
     Args:
         draw: given by hypothesis.
-        dtype: floating-point, complex, integer or boolean.
+        dtype: floating-point, complex, integer or boolean, or its name.
         shape: shape of the tensors; None for any of :func:`shapes`.
         elements: the strategy for elements; if given, the next four arguments have no effect.
         min_value: as for :func:`fxguard.testing.elements`.
@@ -137,6 +139,7 @@ def tensors(
     """
     if unknown := [layout for layout in layouts if layout not in LAYOUTS] or not layouts:
         raise UsageError(f"layouts are some of {', '.join(LAYOUTS)}; got {unknown or layouts!r}")
+    dtype = dtype_named(dtype)
     given = {
         "min_value": min_value,
         "max_value": max_value,

@@ -20,7 +20,7 @@ from fxguard.report.sheet import Sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Trace", "TracedBatch"]
+__all__ = ["Trace", "TracedBatch", "place_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Trace(Displayed):
             lines = ["the model returned finite numbers"]
         if bad:
             hold = "frame holds" if len(bad) == 1 else "frames hold"
-            lines.append(f"{len(bad)} {hold} inf or NaN, the first is {_place(bad[0])}")
+            lines.append(f"{len(bad)} {hold} inf or NaN, the first is {place_of(bad[0])}")
         return lines + _nearest_lines(self.batches)
 
     @property
@@ -186,7 +186,8 @@ class Trace(Displayed):
         return tabulate(rows, headers=("batch", "frames", ""), tablefmt="html")
 
 
-def _place(frame: Frame) -> str:
+def place_of(frame: Frame) -> str:
+    """``log, batch 1 (train.py:6)``."""
     where = f" ({frame.source.place})" if frame.source else ""
     return f"{frame.title}, batch {frame.batch_number}{where}"
 
@@ -198,7 +199,7 @@ def _nearest_lines(batches: Sequence[TracedBatch]) -> list[str]:
         return []
     largest, dtype = closest.largest, closest.row.dtype
     return [
-        f"nearest to its limit: {_place(closest.frame)}",
+        f"nearest to its limit: {place_of(closest.frame)}",
         f"  it made {largest:.4g}; {dtype} holds {FORMATS[dtype].max / largest:.3g} times that, "
         f"{closest.bits:.1f} bits of headroom",
     ]

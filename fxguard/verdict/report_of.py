@@ -34,7 +34,15 @@ from fxguard.verdict.trials import tried, with_tried
 from fxguard.verdict.why import Why, why_of
 from fxguard.verdict.words import words_for
 
-__all__ = ["EarlierFrames", "Finished", "Judge", "ReportOf", "last_frames", "position_of"]
+__all__ = [
+    "EarlierFrames",
+    "Finished",
+    "Judge",
+    "ReportOf",
+    "first_bad_frame",
+    "last_frames",
+    "position_of",
+]
 
 NO_CAUSE = "no cause: "  # prefix of the operands of an origin
 
@@ -54,6 +62,7 @@ class Finished:
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reach no output
     # The would-be report on a traced batch, for which detection is off.
     seen: Report | None = None
+    first_bad: Frame | None = None  # of a traced batch: what first made an inf or a NaN
 
 
 # Judges a batch that was read and is not closed yet, given what its forward raised, if anything.
@@ -155,6 +164,31 @@ def last_frames(
     if len(frames) < wanted:
         frames = earlier(wanted - len(frames)) + frames
     return tuple(frames)
+
+
+class _Glance(Judgment):
+    """A judgment that runs nothing again."""
+
+    def turned_infinite(self, value: int) -> bool | None:
+        """Unknown."""
+        return None
+
+
+def first_bad_frame(batch: Batch, view: FrameView) -> Frame | None:
+    """The frame of the first origin in a batch that is not closed yet; None if there is none.
+
+    Nothing runs again for it, and intended infinities are no origins.
+
+    Args:
+        batch: a batch that was read, and measured if that was postponed.
+        view: the frames that are shown.
+    """
+    if batch.is_finite():
+        return None
+    flow = assemble(batch)
+    blamed = _Glance(batch, flow, lambda step: False).verdict.origins
+    positions = [position_of(flow, view, blame) for blame in blamed]
+    return view.render(flow, min(positions), 0) if positions else None
 
 
 class _Description:

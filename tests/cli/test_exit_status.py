@@ -212,7 +212,9 @@ def test_exception_of_the_script_is_kept(tmp_path: Path, error: str) -> None:
     assert ended.status == 1
     assert "Traceback (most recent call last)" in ended.err
     assert 'own.py", line 13' in ended.err
-    assert "mine" in ended.err.splitlines()[-1]
+    *_, raised, checked = ended.err.splitlines()
+    assert "mine" in raised
+    assert checked == "fxguard: checked 1 batch of Model (2 operations); nothing found"
     assert "Detected" not in ended.err
 
 

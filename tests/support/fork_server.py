@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -24,7 +25,7 @@ IMPORTED = (
 )
 
 # Files whose frames a traceback of the program does not show.
-NOT_OF_THE_PROGRAM = (__file__, runpy.__file__, "<frozen runpy>")
+NOT_OF_THE_PROGRAM = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>")
 
 
 def main() -> None:
@@ -68,6 +69,9 @@ def become(request: dict[str, Any]) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
+            if code < 0:  # of a signal, as Python itself ends after an interrupt
+                signal.signal(-code, signal.SIG_DFL)
+                os.kill(os.getpid(), -code)
             os._exit(code)
 
 
@@ -81,7 +85,7 @@ def run(argv: list[str]) -> int:
         else:
             sys.argv = list(argv)
             sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
-            runpy.run_path(argv[0], run_name="__main__")
+            runpy.run_path(os.path.abspath(argv[0]), run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -91,8 +95,9 @@ def run(argv: list[str]) -> int:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename in NOT_OF_THE_PROGRAM:
             frames = frames.tb_next
-        sys.excepthook(type(error), error, frames or error.__traceback__)
-        return 1
+        error.__traceback__ = frames
+        sys.excepthook(type(error), error, error.__traceback__)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
