@@ -150,7 +150,8 @@ class Summary:
             return text + f"none of {_numbers(self.traced or ())} ran"
         if self.traced_bad:
             return text + f"the trace holds inf or NaN, first in {self.traced_bad}"
-        return text + f"the trace of {_numbers(sorted(self.seen_traced))} holds no inf and no NaN"
+        batches = _numbers(sorted(self.seen_traced))
+        return text + f"in the trace of {batches} every output is finite"
 
     def _model(self, name: str) -> str:
         batches, operations = self.batches[name], self.operations.get(name, 0)

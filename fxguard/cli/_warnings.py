@@ -6,8 +6,12 @@ script's, and Python's filters decide by the wrong place. Each warning that is a
 passes here, and the filters decide again, by the place in plain Python. What is given while a graph
 is captured that nobody asked for is dropped: the operation gives its warning when it runs.
 
-The parts of Python's ``warnings`` in use (3.10 to 3.14): ``_showwarnmsg``, which also the part in
-C calls with each warning to be shown, and ``__warningregistry__``, where modules keep what was.
+The parts of Python's ``warnings`` in use (3.10 to 3.13):
+
+- ``_showwarnmsg``: called with each warning to be shown, also from C.
+- ``__warningregistry__``: where each module keeps what was shown.
+- ``_filters_mutated``: called when filters change; what was shown is then shown again. A capture
+  changes filters for a moment, of which the script must see nothing.
 """
 
 from __future__ import annotations
@@ -35,24 +39,30 @@ class Warnings:
     def __init__(self) -> None:
         self._entry: Any = ("always", None, Warning, BETWEEN, 0)
         self._original: Any = None
-        self._own: Any = self._show
+        self._mutated: Any = None
+        self._own: Any = (self._show, self._change)
         self._here = threading.local()  # `decides`: the filters judge a warning again
 
     def __enter__(self) -> Warnings:
         module: Any = warnings
-        self._original = module._showwarnmsg
-        module._showwarnmsg = self._own
-        warnings.filters.insert(0, self._entry)  # type: ignore[attr-defined]
+        self._original, self._mutated = module._showwarnmsg, module._filters_mutated
+        module.filters.insert(0, self._entry)
         module._filters_mutated()
+        module._showwarnmsg, module._filters_mutated = self._own
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         module: Any = warnings
-        if module._showwarnmsg is self._own:
-            module._showwarnmsg = self._original
-        if self._entry in warnings.filters:
-            warnings.filters.remove(self._entry)  # type: ignore[attr-defined]
+        if (module._showwarnmsg, module._filters_mutated) == self._own:
+            module._showwarnmsg, module._filters_mutated = self._original, self._mutated
+        if self._entry in module.filters:
+            module.filters.remove(self._entry)
             module._filters_mutated()
+
+    def _change(self) -> None:
+        """Replaces ``warnings._filters_mutated``."""
+        if not captures_quietly():
+            self._mutated()
 
     def _show(self, message: warnings.WarningMessage) -> None:
         """Replaces ``warnings._showwarnmsg``."""

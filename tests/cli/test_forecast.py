@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.programs import run_python
 
 TRAIN = """
@@ -84,6 +86,16 @@ def test_a_script_without_a_model_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "print('done')", "--forecast", "float16")
     assert done.returncode == 0
     assert "no model was called" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["bf16", "torch.bfloat16", "BFloat16"])
+def test_a_dtype_has_several_names(tmp_path: Path, name: str) -> None:
+    """The short one, that of torch's module, in any case."""
+    done = run(
+        tmp_path, "import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))", "--forecast", name
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Linear: in bfloat16 none of 1 operation fails" in done.stdout
 
 
 def test_another_dtype_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ def here(here: Path) -> Path:
         (["report", "--opne", "x.jsonl"], "usage: fxguard report", "did you mean --open?"),
         (["diff", "--fromat", "json", "a", "b"], "usage: fxguard diff", "did you mean --format?"),
         (["rnu", "train.py"], "usage: fxguard", "did you mean run?"),
+        (["train.py"], "usage: fxguard", "to run a script, write: fxguard run train.py"),
+        (["run", "--forecast", "fp17", "train.py"], "usage: fxguard run", "'float16'"),
     ],
 )
 def test_a_mistyped_word(here: Path, capsys: Any, argv: list[str], usage: str, meant: str) -> None:

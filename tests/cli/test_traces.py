@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import Frame, Report, Row, TracedBatch
+from fxguard import Frame, Report, Row, Source, TracedBatch
 from fxguard.cli import main
 from fxguard.trace.writer import TraceWriter
 from support.residual_net import Net, X
@@ -36,6 +37,36 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.json").write_text(report.to_json())
     assert main.main(["report", str(tmp_path / "report.json"), "-o", str(tmp_path / "x.html")]) == 0
     assert (tmp_path / "x.html").read_text().count("<html") == 1
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("command", ["report", "diff", "table", "damaged"])
+def test_names_in_files_of_others_command_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Escape sequences in names and file names are shown as escapes, in a pipe as well."""
+    for name, verdict, largest in (("a", (), 5.0), ("b", (HOSTILE,), math.inf)):
+        rows = (Row("input[0]", 1.0, 2.0), Row("output", 0.0, largest))
+        frame = Frame(HOSTILE, "mul", True, rows, source=Source(HOSTILE, 3, HOSTILE))
+        writer = TraceWriter(tmp_path / name, "Net", HOSTILE)
+        writer.write(
+            TracedBatch(0, (frame,), verdict=verdict, blamed=(0,) if verdict else ()), None
+        )
+    paths = [str(tmp_path / name / "Net-0.jsonl") for name in "ab"]
+    if command == "report":
+        assert [main.main(["report", path]) for path in paths] == [0, 0]
+    elif command == "damaged":
+        path = tmp_path / f"{HOSTILE}.jsonl"
+        path.write_text(f"{HOSTILE}\n")
+        assert main.main(["report", str(path)]) == 2
+    else:
+        kind = {"diff": "text", "table": "table"}[command]
+        assert main.main(["diff", *paths, "--format", kind]) in (0, 1)
+    said = "".join(capsys.readouterr())
+    assert not set("\x1b\x07\u202e") & set(said)
+    assert "\\x1b]0;owned\\x07" in said
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
 import threading
 import warnings
 from collections.abc import Callable
@@ -456,3 +458,26 @@ def test_a_compiled_model_between_losses_warns_of_nothing() -> None:
                 healthy(run(x) + run(x + 1), target).backward()
         assert list(warnings.filters) == inside
     assert list(warnings.filters) == before
+
+
+def test_a_watch_that_nobody_enters_says_so() -> None:
+    """The warning names the line of the call; used with a block or as a decorator there is none."""
+    net = Net()
+    with pytest.warns(RuntimeWarning, match="called without `with`, so nothing is checked") as said:
+        fxguard.watch(net)
+    line = inspect.currentframe()
+    assert line is not None
+    assert (said[0].filename, said[0].lineno) == (__file__, line.f_lineno - 4 + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with fxguard.watch(net) as guard:
+            net(inputs()[0])
+        assert guard.batch_number == 1
+
+        @fxguard.watch(net)
+        def train() -> bool:
+            return fxguard.guard_of(net).batch_number == 0
+
+        assert train()
+        assert train()
+        gc.collect()

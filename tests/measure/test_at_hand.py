@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
-from fxguard.measure.at_hand import dtype_of, has_memory, own_arithmetic, range_of
+import fxguard
+from fxguard.measure.at_hand import dtype_named, dtype_of, has_memory, own_arithmetic, range_of
 from fxguard.records import Range
 
 
@@ -27,6 +32,28 @@ def test_a_weight_whose_storage_was_freed_is_not_measured() -> None:
 
 def test_dtype_is_named_without_torch() -> None:
     assert dtype_of(torch.ones(1, dtype=torch.bfloat16)) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float16) for name in ("fp16", "half", "float16", "torch.float16", "FP16")),
+        *((name, torch.bfloat16) for name in ("bf16", "bfloat16", "torch.bfloat16")),
+        *((name, torch.float32) for name in ("fp32", "float", "float32")),
+        *((name, torch.float64) for name in ("fp64", "double", torch.float64)),
+        ("e4m3", torch.float8_e4m3fn),
+        ("int8", torch.int8),
+    ],
+)
+def test_a_dtype_by_its_name(name: str | torch.dtype, dtype: torch.dtype) -> None:
+    assert dtype_named(name) is dtype
+
+
+@pytest.mark.parametrize("name", ["fp17", "", "nn", 16, None])
+def test_what_is_no_dtype(name: Any) -> None:
+    """The message shows what was given, and what would do."""
+    with pytest.raises(fxguard.FxguardError, match=f"'float16', got {re.escape(repr(name))}"):
+        dtype_named(name)
 
 
 def test_own_arithmetic_is_not_seen() -> None:

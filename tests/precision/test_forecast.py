@@ -34,6 +34,16 @@ def norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
+def test_the_dtype_may_be_a_name() -> None:
+    """As on the command line."""
+    found = [
+        fxguard.forecast(nn.Linear(2, 2), torch.ones(1, 2), dtype=dtype)
+        for dtype in ("bf16", torch.bfloat16)
+    ]
+    assert str(found[0]) == str(found[1])
+    assert found[0].dtype == "bfloat16"
+
+
 LARGE = torch.full((2, 4), 400.0)
 MASK = torch.tensor([0.0, -65504.0]).half().float()
 
