@@ -53,6 +53,18 @@ class Format:
         flushed = min(self.smallest_normal, FORMATS["float32"].smallest_normal)
         return 0 < abs(number) <= self.smallest / 2 or 0 < abs(number) < flushed
 
+    def overflows(self, number: float) -> bool:
+        """Whether a finite number becomes infinite in this format.
+
+        Numbers less than half a unit above the largest one round down to it.
+
+        Example:
+            >>> FORMATS["float16"].overflows(65519), FORMATS["float16"].overflows(65520)
+            (False, True)
+        """
+        half_a_unit = 2.0 ** (math.floor(math.log2(self.max)) - 1) * self.eps
+        return math.isfinite(number) and abs(number) - self.max >= half_a_unit
+
     def bits_below_max(self, magnitude: float) -> float:
         """How many times a finite magnitude above 0 can double before it is the largest number."""
         return math.log2(self.max) - math.log2(magnitude)  # the ratio may be too large for a float

@@ -13,7 +13,7 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
 from fxguard.records import Role
-from fxguard.verdict.causes import lost_eps
+from fxguard.verdict.causes import lost_eps, number_beyond
 from fxguard.verdict.surroundings import Surroundings, is_scaling, names_of
 
 __all__ = ["Case"]
@@ -67,6 +67,13 @@ class Case:
     def wider(self) -> str:
         """Dtypes with a larger range."""
         return "float32 or bfloat16" if self.dtype == "float16" else "float32"
+
+    @property
+    def widest(self) -> str:
+        """The dtype that holds a number which this one does not."""
+        number = None if self.evidence is None else number_beyond(self.evidence)
+        fits = number is not None and not FORMATS["float32"].overflows(number)
+        return "float32" if fits else "float64"
 
     @property
     def scale(self) -> str:
@@ -136,14 +143,31 @@ class Case:
         found = () if self.evidence is None else self.evidence.operands
         return any(is_mask(self.dtype, abs(each.low)) for each in found)
 
-    def has_number_beyond(self) -> bool:
-        """It was given a number that the dtype of its result cannot hold."""
+    def number_of_mask(self) -> bool:
+        """A number that its dtype cannot hold masks: it scales a mask, or is chosen by one."""
         found = () if self.evidence is None else self.evidence.operands
-        return any(self.limit < abs(operand.low) < math.inf for operand in found)
+        numbers = [each.low for each in found if self.limit < abs(each.low) < math.inf]
+        inputs, around = self.around.step.inputs, self.around
+        if not numbers or self.name not in ("add", "mul", "sub", "where"):
+            return False
+        is_negative = any(number < 0 for number in numbers)
+        if self.name == "where":
+            return is_negative
+        is_made = any(map(around.behind, inputs))  # 1 - mask, mask == 0
+        return all(map(around.is_given, inputs)) and (is_negative or is_made)
+
+    def is_beyond(self) -> bool:
+        """It was given a number because of which it overflows."""
+        return self.evidence is not None and number_beyond(self.evidence) is not None
 
     def loses_eps(self) -> bool:
         """An eps is 0 in the dtype."""
         return self._lost_eps() is not None
+
+    def lost_number(self) -> float | None:
+        """An eps that is 0 in the dtype; None if there is none."""
+        found = self._lost_eps()
+        return None if found is None else found[0]
 
     def _lost_eps(self) -> tuple[float, Step] | None:
         if self.evidence is not None and (own := lost_eps(self.evidence)):

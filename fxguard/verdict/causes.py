@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fxguard.formats import format_of
+from fxguard.formats import FORMATS, format_of
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -28,12 +28,16 @@ from fxguard.graph.tables import UNINITIALISED
 from fxguard.records import Role
 from fxguard.verdict.surroundings import ROOTS, Surroundings
 
-__all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps"]
+__all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps", "needed_by", "number_beyond"]
 
 # How far float64 may miss the border of a domain, relative to the number or to 1.
 ROUNDED = 1e-9
 # A kernel may round numbers just below the limit up to infinity.
 NEARLY = 0.99
+
+# These hold or add numbers of the program; those compute with them.
+_HOLD_NUMBERS = frozenset({"add", "rsub", "scalar_tensor", "setitem", "sub", "tensor", "where"})
+_OF_NUMBERS = _HOLD_NUMBERS | {"addcdiv", "addcmul", "div", "float_power", "mul", "pow"}
 
 # The largest magnitude of a logarithm in float64: a larger number is not a log(0). A number that
 # overflowed may have been scaled since.
@@ -59,6 +63,8 @@ def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
     """
     if evidence.kind in UNINITIALISED:
         return "memory"
+    if number_beyond(evidence) is not None:
+        return "overflow"
     same = evidence.same
     if same is not None and math.isfinite(same):
         is_beyond = _is_beyond(same, evidence.dtype)
@@ -90,6 +96,38 @@ def is_lost(operand: Operand, dtype: str) -> bool:
     form = format_of(operand.dtype or dtype)
     largest = max(abs(operand.wide_low), abs(operand.wide_high))
     return form is not None and form.loses(largest)
+
+
+def number_beyond(evidence: Evidence) -> float | None:
+    """A number of the program because of which an operation overflows; None if there is none.
+
+    A sum and what holds numbers fail with a number beyond the dtype of the result; a product with
+    one beyond the dtype in which kernels compute, which for 16 bits is float32.
+
+    Example:
+        >>> x, number = Operand(0.5, 0.5, dtype="float32"), Operand(1e39, 1e39)
+        >>> number_beyond(Evidence("mul", "float32", (0,), math.inf, (x, number), same=5e38))
+        1e+39
+    """
+    name, same = plain(evidence.kind), evidence.same
+    form = format_of(evidence.dtype)
+    if form is None or math.isnan(evidence.number) or name not in _OF_NUMBERS:
+        return None
+    fits = same is not None and not _is_beyond(same, evidence.dtype)
+    if form.name in ("bfloat16", "float16") and not fits and name not in _HOLD_NUMBERS:
+        form = FORMATS["float32"]
+    numbers = (operand.low for operand in evidence.operands if not operand.dtype)
+    return next(filter(form.overflows, numbers), None)
+
+
+def needed_by(evidence: Evidence) -> float | None:
+    """The largest magnitude of a result in float64, also of ``torch.tensor(1e39)``.
+
+    That has no operand to widen: it is computed in the default dtype, again.
+    """
+    number = number_beyond(evidence)
+    is_held = plain(evidence.kind) in _HOLD_NUMBERS and evidence.needed == math.inf
+    return abs(number) if is_held and number is not None else evidence.needed
 
 
 def lost_eps(evidence: Evidence) -> float | None:

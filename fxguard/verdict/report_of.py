@@ -20,6 +20,7 @@ from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
 from fxguard.verdict.case import Case
+from fxguard.verdict.causes import needed_by
 from fxguard.verdict.explain import climb_to, spread_of, with_counts
 from fxguard.verdict.fixes import fixes_for, fixes_of_given
 from fxguard.verdict.forgiving import or_else
@@ -250,7 +251,7 @@ class _Description:
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),
             operands=self.operands(blame),
-            needed=evidence.needed if evidence is not None and is_inf else None,
+            needed=needed_by(evidence) if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),
             harm="" if judged is None else judged.harm,
         )
@@ -266,9 +267,12 @@ class _Description:
 
     def words(self, blame: cause.Blame, name: str) -> str:
         """The cause with this name as it is printed."""
-        evidence = self.opinion.evidence(blame)
-        of_mask = blame.step is not None and Case(name, evidence, self.around(blame)).reads_mask()
-        return words_for(name, evidence, of_mask=of_mask)
+        if blame.step is None:
+            return ""
+        case = Case(name, self.opinion.evidence(blame), self.around(blame))
+        return words_for(
+            name, case.evidence, of_mask=case.reads_mask(), lost_eps=case.lost_number()
+        )
 
     def around(self, blame: cause.Blame) -> Surroundings:
         """The graph around an operation to blame."""

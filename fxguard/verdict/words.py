@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import LAWS, SINGULAR, plain
+from fxguard.verdict.causes import number_beyond
 
 __all__ = ["words_for"]
 
@@ -108,21 +110,28 @@ OUTSIDE = {
 }
 
 
-def words_for(cause: str, evidence: Evidence | None, *, of_mask: bool = False) -> str:
+def words_for(
+    cause: str, evidence: Evidence | None, *, of_mask: bool = False, lost_eps: float | None = None
+) -> str:
     """The cause as it is printed; "" if its name says enough, or nothing more is known.
 
     Args:
         cause: of :func:`~fxguard.verdict.causes.cause_of`.
         evidence: the operation, at the first bad element; None if there was no closer look.
         of_mask: whether the infinity that it read is that of a mask.
+        lost_eps: an eps of the program that is 0 in the dtype.
 
     Example:
         >>> zero = Operand(0.0, 0.0, dtype="float32")
         >>> words_for("zero divisor", Evidence("log", "float32", (0,), -math.inf, (zero,)))
         'log of zero'
     """
-    if evidence is None or cause not in ("zero divisor", "domain"):
+    if evidence is not None and cause == "underflow" and lost_eps is not None:
+        return f"underflow: {lost_eps:g} is 0 in {evidence.dtype}"
+    if evidence is None or cause not in ("zero divisor", "domain", "overflow"):
         return ""
+    if cause == "overflow":
+        return _number_text(evidence)
     if evidence.inner is not None and evidence.same is not None and math.isfinite(evidence.same):
         return words_for(cause, evidence.inner, of_mask=of_mask)
     text = _told(cause, evidence)
@@ -140,6 +149,13 @@ def _told(cause: str, evidence: Evidence) -> str:
         return "0 / 0"
     text = (AT_POLES if cause == "zero divisor" else OUTSIDE).get(name, "")
     return text.format(name=name, x=numbers[0] if numbers else math.nan)
+
+
+def _number_text(evidence: Evidence) -> str:
+    number, form = number_beyond(evidence), format_of(evidence.dtype)
+    if number is None or form is None:
+        return ""
+    return f"{number:g} does not fit {form.name}: the largest number is {form.max:.6g}"
 
 
 def _infinities_in(numbers: Sequence[float]) -> str:

@@ -82,14 +82,18 @@ class Case:
     fix: str  # how it begins, with its kind
     numbers: tuple[float, ...] = ()  # that the operation read
     dtype: str = "float16"
+    literal: float | None = None  # a Python number that it was given
 
     @property
     def fixes(self) -> list[str]:
         """All that is said, as reports have it."""
         graph = around(self.code, self.dtype)
         operands = tuple(Operand(x, x, dtype=self.dtype) for x in self.numbers)
+        if self.literal is not None:
+            operands += (Operand(self.literal, self.literal),)
         index = (0,)
-        evidence = Evidence(graph.step.kind, self.dtype, index, math.nan, operands)
+        made = math.nan if self.literal is None else math.inf
+        evidence = Evidence(graph.step.kind, self.dtype, index, made, operands)
         return [f"{fix.kind}: {fix.text}" for fix in fixes_for(self.cause, evidence, graph)]
 
 
@@ -181,6 +185,10 @@ CASES = (
     Case("overflow", "e = exp(x)!; a = add(e, 1); y = div(e, a)", "exact: take sigmoid(x)"),
     Case("overflow", "y = mul(m, -1000000000)!", "exact: take masked_fill(mask, torch.finfo",
          numbers=(1.0, -1e9)),
+    Case("overflow", "h = linear(x, w); y = mul(h, 1e39)!", "advice: take a number that float32 "
+         "holds, or compute mul in float64", dtype="float32", literal=1e39),
+    Case("overflow", "h = linear(x, w); y = add(h, 100000)!", "advice: take a number that float16 "
+         "holds, or compute add in float32", literal=1e5),
     Case("overflow", "s = matmul(q, k)!; t = div(s, scale)",
          "exact: scale an operand before the product: (q / scale) @ k instead of (q @ k) / scale"),
     Case("overflow", "d = sqrt(n); s = matmul(q, k)!; t = div(s, d)",
