@@ -58,4 +58,6 @@ class Evidence:
     # The operation inside a composite one (``normalize``) that failed first; None if this is one
     # kernel, or could not be examined.
     inner: Evidence | None = None
+    # For the gradient of a decomposition: "eigenvalues 0 and 1 are equal, 2"; "" if not the reason.
+    degeneracy: str = ""
     not_judged: str = ""  # why `same` or `wide` is not known: "no float64 kernel for X"

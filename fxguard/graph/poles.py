@@ -186,7 +186,7 @@ SOFTMAXES = frozenset(
 LOSSES_OF_TARGETS = frozenset("cross_entropy linear_cross_entropy nll_loss".split())
 
 # No finite result for a singular matrix.
-SINGULAR = frozenset("det inv inverse logdet pinv pinverse slogdet solve".split())
+SINGULAR = frozenset("cond det inv inverse logdet pinv pinverse slogdet solve".split())
 
 # These divide by a norm or a deviation, and add an eps or clamp by one: torch's default. None if
 # there is none.

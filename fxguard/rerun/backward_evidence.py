@@ -18,7 +18,9 @@ from fxguard.graph.closer_look import evidence_alone, evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
 from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.poles import plain
 from fxguard.graph.random_state import random_state_kept
+from fxguard.graph.spectra import degeneracy
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.measure.details import Detail, describe
@@ -52,6 +54,7 @@ class BackwardEvidence:
     made_by: BackwardOf | None = None
     inside: Inside | None = None  # of an autograd function's own backward
     operation: OneOperation | None = None  # with its original operands and gradients
+    of_exponent: bool = False  # whether the gradient is that of the exponent of a power
 
 
 def evidence_of_backward(
@@ -97,6 +100,9 @@ def evidence_of_backward(
     )
     if evidence is None:
         return None
+    with contextlib.suppress(Exception):  # otherwise that stays unknown
+        why = degeneracy(look.call.kind, look.result, evidence.index)
+        evidence = replace(evidence, degeneracy=why)
     maker, forward = _made_bad(kept, gradients, operation, look)
     came_in = look.incoming.get(0)
     fits = came_in is not None and came_in.shape == made.shape
@@ -109,7 +115,16 @@ def evidence_of_backward(
         made_by=None if maker is operation else maker,
         inside=None if is_another_throw else _inside(kept, look),
         operation=_alone(operation.node, look),
+        of_exponent=_is_exponent(look),
     )
+
+
+def _is_exponent(look: Look) -> bool:
+    """Whether the operand is ``p`` of ``x ** p``."""
+    assert look.call is not None
+    if plain(look.call.kind) not in ("float_power", "pow") or len(look.args) < 2:
+        return False
+    return look.position == (1 if isinstance(look.args[0], Tensor) else 0)
 
 
 def _alone(node: Node, look: Look) -> OneOperation | None:

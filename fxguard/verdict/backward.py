@@ -18,6 +18,7 @@ from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
 __all__ = [
     "Suspect",
+    "base_is_negative",
     "cause_of_backward",
     "limit_of_backward",
     "suspects_in",
@@ -80,6 +81,8 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     gradient, forward = seen.gradient, seen.forward
     if seen.inside is not None:
         return cause_of(seen.inside.evidence)
+    if seen.of_exponent and forward is None and base_is_negative(gradient):
+        return "domain"
     if forward is not None:
         cause = cause_of(forward)
         if cause not in ("zero divisor", "domain"):
@@ -98,6 +101,11 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
         lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
         return "underflow" if lost else "rounding"
     return "singular gradient"
+
+
+def base_is_negative(power: Evidence) -> bool:
+    """Whether a power has a negative base: the gradient of its exponent needs its logarithm."""
+    return bool(power.operands) and power.operands[0].low < 0
 
 
 def _is_sound(gradient: Evidence) -> bool:

@@ -26,7 +26,7 @@ from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.operands import gradient_text, operands_text
 from fxguard.verdict.surroundings import Surroundings
-from fxguard.verdict.words import words_for
+from fxguard.verdict.words import degeneracy_in_words, words_for
 
 __all__ = [
     "Backward",
@@ -187,6 +187,11 @@ def _spread(leaves: Sequence[BadLeaf]) -> tuple[str, ...]:
 
 def _words(cause: str, seen: BackwardEvidence) -> str:
     """The cause as it is printed: that of an operation inside, or of the forward."""
+    if seen.gradient.degeneracy and cause in ("singular gradient", "rounding"):
+        what = degeneracy_in_words(seen.gradient)
+        return what if cause == "singular gradient" else f"{what}, after rounding"
+    if seen.of_exponent and cause == "domain" and seen.forward is None:
+        return "the exponent's gradient needs the log of a negative number"
     return words_for(cause, seen.forward if seen.inside is None else seen.inside.evidence)
 
 

@@ -160,6 +160,10 @@ class Case:
         """It was given a number because of which it overflows."""
         return self.evidence is not None and number_beyond(self.evidence) is not None
 
+    def is_degenerate(self) -> bool:
+        """It decomposes a matrix with equal eigenvalues or singular values, or not of full rank."""
+        return self.evidence is not None and bool(self.evidence.degeneracy)
+
     def loses_eps(self) -> bool:
         """An eps is 0 in the dtype."""
         return self._lost_eps() is not None

@@ -143,6 +143,14 @@ _SMOOTHED = {
     "rsqrt": "rsqrt(x + eps): the derivative at 0 is infinite",
 }
 
+# How to give a decomposition a gradient.
+_SEPARATED = {
+    "eig": "add small, different numbers to the diagonal; eigvals alone has a gradient",
+    "eigh": "add small, different numbers to the diagonal; eigvalsh alone has a gradient",
+    "qr": "leave out dependent columns, or add eps to the diagonal: Q has no gradient there",
+    "svd": "add small, different numbers to the diagonal; svdvals alone has a gradient",
+}
+
 RULES = (
     # Logarithms of exponentials, and small numbers next to 1.
     Rule("zero divisor, underflow, rounding", _LOGS, "exact",
@@ -261,6 +269,8 @@ RULES = (
     *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
            lambda c: not signs.is_chosen_after(c))
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
+    *(Rule("singular gradient, rounding", _names(name), "advice", separated, Case.is_degenerate)
+      for name, separated in _SEPARATED.items()),
     Rule("singular gradient", None, "advice",
          "keep the argument of {c.name} away from where its derivative is infinite", last=True),
     # Intended infinities.

@@ -63,6 +63,8 @@ def gradient_text(gradient: Evidence, came_in: float | None, label: str) -> str:
 def _expression(evidence: Evidence) -> str:
     name, operands = plain(evidence.kind), evidence.operands
     tensors = [operand for operand in operands if operand.dtype]
+    if evidence.degeneracy:
+        return f"{name}: {evidence.degeneracy}"
     if evidence.inner is not None:
         return f"inside {name}, {_expression(evidence.inner)}"
     if evidence.kind in CASTS and tensors:

@@ -14,7 +14,7 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import LAWS, SINGULAR, plain
 from fxguard.verdict.causes import number_beyond
 
-__all__ = ["words_for"]
+__all__ = ["degeneracy_in_words", "words_for"]
 
 _LOG_OF_ZERO = "log of zero"
 _LOG_OF_NEGATIVE = "log of a negative number"
@@ -156,6 +156,15 @@ def _number_text(evidence: Evidence) -> str:
     if number is None or form is None:
         return ""
     return f"{number:g} does not fit {form.name}: the largest number is {form.max:.6g}"
+
+
+def degeneracy_in_words(gradient: Evidence) -> str:
+    """Why a decomposition has no gradient: ``equal eigenvalues``."""
+    if gradient.degeneracy.startswith("eigenvalues"):
+        return "equal eigenvalues"
+    if gradient.degeneracy.startswith("singular values"):
+        return "equal singular values"
+    return "a matrix without full rank"
 
 
 def _infinities_in(numbers: Sequence[float]) -> str:

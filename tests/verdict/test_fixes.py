@@ -83,6 +83,7 @@ class Case:
     numbers: tuple[float, ...] = ()  # that the operation read
     dtype: str = "float16"
     literal: float | None = None  # a Python number that it was given
+    degeneracy: str = ""
 
     @property
     def fixes(self) -> list[str]:
@@ -93,7 +94,9 @@ class Case:
             operands += (Operand(self.literal, self.literal),)
         index = (0,)
         made = math.nan if self.literal is None else math.inf
-        evidence = Evidence(graph.step.kind, self.dtype, index, made, operands)
+        evidence = Evidence(
+            graph.step.kind, self.dtype, index, made, operands, degeneracy=self.degeneracy
+        )
         return [f"{fix.kind}: {fix.text}" for fix in fixes_for(self.cause, evidence, graph)]
 
 
@@ -228,6 +231,15 @@ CASES = (
     Case("singular gradient", "y = asin(x)!", "advice: asin(x.clamp(-1 + "),
     Case("singular gradient", "y = pow(x, 0.5)!", "advice: (x + eps) ** y"),
     Case("singular gradient", "y = log(x)!", "advice: bound the argument: log(x.clamp(min="),
+    Case("singular gradient", "y = linalg_eig(x)!",
+         "advice: add small, different numbers to the diagonal; eigvals ", degeneracy="equal"),
+    Case("singular gradient", "y = linalg_eigh(x)!",
+         "advice: add small, different numbers to the diagonal; eigvalsh ", degeneracy="equal"),
+    Case("rounding", "y = svd(x)!",
+         "advice: add small, different numbers to the diagonal; svdvals ", degeneracy="equal"),
+    Case("singular gradient", "y = linalg_qr(x)!", "advice: leave out dependent columns",
+         degeneracy="column 1"),
+    Case("singular gradient", "y = svd(x)!", "advice: keep the argument of svd away"),
     Case("singular gradient", "y = cbrt(x)!",
          "advice: keep the argument of cbrt away from where its derivative is infinite"),
 )  # fmt: skip
