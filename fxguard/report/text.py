@@ -108,7 +108,7 @@ def cause_text(origin: Origin) -> str:
     cause = origin.cause
     if not origin.is_operation or cause == "unknown":
         return ""
-    if origin.phase == "optimizer" and cause == "zero divisor":
+    if origin.phase == "optimizer" and cause == "zero divisor" and not origin.cause_in_words:
         return ": division by zero"
     return f": {origin.cause_in_words or CAUSES.get(cause, cause)}"
 

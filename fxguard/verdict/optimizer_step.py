@@ -147,6 +147,7 @@ def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
         with_counts(origin, detail),
         frame=frame,
         cause=found.cause,
+        cause_in_words=found.words,
         operands=found.text,
         fixes=found.fixes,
     )

@@ -18,15 +18,21 @@ from fxguard.verdict.causes import cause_of
 from fxguard.verdict.fixes import fixes_for
 from fxguard.verdict.operands import operands_text
 from fxguard.verdict.surroundings import Surroundings
+from fxguard.verdict.words import words_for
 
 __all__ = ["Excused", "StepCase", "StepFinding", "finding_of"]
 
-# Moments by whose square root an optimizer divides, by name in the optimizer's state: Adam with
-# amsgrad, Adam and its family, RMSprop and Adadelta, Adagrad.
-SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum")
+# Sums and averages of squared gradients, by name in the optimizer's state: Adam with amsgrad, Adam
+# and its family, RMSprop and Adadelta, Adagrad.
+SQUARES = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum")
 
-# Averages of numbers that were finite: they cannot overflow.
+# What an optimizer divides by, with an eps.
+DIVISORS = {**dict.fromkeys(SQUARES, "sqrt({}) + eps"), "exp_inf": "max({}, abs(gradient) + eps)"}
+
+# Averages of gradients: finite ones do not become NaN.
 AVERAGES = ("exp_avg", "grad_avg")
+
+RESULTS = ("ax",)  # states that are read from the weight after the step: of ASGD
 
 NAMES = {
     "lr": "learning rate",
@@ -87,9 +93,10 @@ class StepCase:
         return self.settings.get("lr", math.nan)
 
     @property
-    def moment(self) -> float | None:
-        """The number by whose root the step divides; None if there is none."""
-        return next((self.states[key] for key in SECOND_MOMENTS if key in self.states), None)
+    def divisor(self) -> tuple[str, float] | None:
+        """What the step divides by: how, and the state that it reads; None if not known."""
+        found = ((how, self.states[key]) for key, how in DIVISORS.items() if key in self.states)
+        return next(found, None)
 
     @property
     def numbers(self) -> str:
@@ -106,6 +113,7 @@ class StepFinding:
     text: str
     cause: str = "unknown"
     fixes: tuple[Fix, ...] = ()
+    words: str = ""  # the cause as it is printed; "" if its name says enough
     place: tuple[str, int] | None = None  # file and line of the operation to blame
 
 
@@ -183,7 +191,7 @@ def _inside(case: StepCase) -> StepFinding | None:
     if found.number is not None:
         text = f"{plain(found.kind)} was given the number {found.number:g}"
         fix = "look at how this number is computed: Python's 0 * inf and inf - inf are nan"
-        return StepFinding(text, "unknown", _advice(fix), found.place)
+        return StepFinding(text, "unknown", _advice(fix), place=found.place)
     evidence = found.evidence
     if evidence is None:
         return StepFinding(made, place=found.place)
@@ -197,18 +205,22 @@ def _inside(case: StepCase) -> StepFinding | None:
         fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
     problem = "NaN" if math.isnan(evidence.number) else "inf"
     made = f"{plain(found.kind)} made the first {problem} of this step"
-    return StepFinding(f"{made}: {operands_text(evidence)}", cause, fixes, found.place)
+    return StepFinding(
+        f"{made}: {operands_text(evidence)}", cause, fixes, words_for(cause, evidence), found.place
+    )
 
 
 def _state(case: StepCase) -> StepFinding | None:
     """A state that was bad before the step."""
-    limit = limit_of(case.dtype)
+    fits = case.gradient**2 < limit_of(case.dtype)
     for key, value in case.states.items():
-        squares = key in SECOND_MOMENTS and case.gradient**2 >= limit
-        if case.is_own or math.isfinite(value) or squares:
+        # A buffer of momentum may hold what the step divided.
+        is_average = key in AVERAGES or (key == "momentum_buffer" and case.divisor is None)
+        was_bad = (is_average and math.isnan(value)) or (
+            key in SQUARES and fits and not math.isfinite(value)
+        )
+        if case.is_own or not was_bad:
             continue
-        if math.isinf(value) and key not in (*AVERAGES, *SECOND_MOMENTS):
-            continue  # it may be a sum that overflowed now
         text = f"{case.place}{key} was {value:.4g} before this step; the gradient is finite"
         if case.spoilt_in is not None:
             text += f". The step after batch {case.spoilt_in} wrote it"
@@ -230,12 +242,13 @@ def _centered(case: StepCase) -> StepFinding | None:
 
 def _eps(case: StepCase) -> StepFinding | None:
     """A divisor of 0, because the weight's dtype does not hold eps."""
-    if case.moment != 0 or case.held_eps != 0:
+    if case.is_own or case.divisor is None or case.divisor[1] != 0 or case.held_eps != 0:
         return None
+    how, moment = case.divisor
     eps = case.settings.get("eps", 0.0)
     kept = f"eps {eps:g} is 0 in {case.dtype}" if eps else "eps is 0"
     text = (
-        f"{case.place}the step divides by sqrt({case.moment}) + eps, and {kept}; "
+        f"{case.place}the step divides by {how.format(moment)}, and {kept}; "
         f"gradient {case.gradient:.4g}"
     )
     larger = "an eps above 0"
@@ -246,7 +259,8 @@ def _eps(case: StepCase) -> StepFinding | None:
 
 def _overflow(case: StepCase) -> StepFinding | None:
     """Finite numbers without a pole made an infinite weight."""
-    known = (case.gradient, case.lr, *case.states.values())
+    states = (value for key, value in case.states.items() if key not in RESULTS)
+    known = (case.gradient, case.lr, *states)
     if case.is_own or not math.isinf(case.weight) or not all(map(math.isfinite, known)):
         return None
     decay = case.lr * case.settings.get("weight_decay", 0.0)
@@ -278,5 +292,5 @@ def _unknown(case: StepCase) -> StepFinding:
 
 
 RULES: tuple[Rule, ...] = (
-    _setting, _excused, _gradient, _inside, _state, _centered, _eps, _overflow, _unknown,
+    _setting, _excused, _gradient, _inside, _eps, _centered, _state, _overflow, _unknown,
 )  # fmt: skip
