@@ -20,6 +20,7 @@ from torch.nn import Module
 
 from fxguard.batch import active
 from fxguard.batch.events import GraphRun
+from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import BACKWARDS, Loss
 from fxguard.batch.module_hooks import may_fuse
 from fxguard.batch.observer import Observer, set_function_modes
@@ -49,6 +50,7 @@ class Following(Observer):
         plain_python.prepare_tracing()
         self.loss: Loss | None = None
         self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
+        self.writes = LateWrites()  # since the last backward
 
     def __torch_function__(
         self,
@@ -58,17 +60,19 @@ class Following(Observer):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         loss = self.loss
-        if (
-            torch.compiler.is_dynamo_compiling()
-            or loss is None
-            or not loss.may_read(func, args, kwargs)
-        ):
+        if torch.compiler.is_dynamo_compiling() or loss is None:
             return func(*args, **(kwargs or {}))
-        try:
-            return follow(loss, func, args, kwargs or {})
-        except BaseException as error:
-            hide_frames(error)
-            raise
+        if not loss.may_read(func, args, kwargs):
+            result = func(*args, **(kwargs or {}))
+        else:
+            try:
+                result = follow(loss, func, args, kwargs or {})
+            except BaseException as error:
+                hide_frames(error)
+                raise
+        if loss.has_ended and func not in BACKWARDS:
+            self.writes.note(func, args, result)
+        return result
 
     def loss_of(self, number: int) -> Loss:
         """The loss that the outputs of a guarded model belong to.
@@ -166,6 +170,8 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if kwargs.get("create_graph"):
         return loss.differentiate(func, args, kwargs)
     loss.has_ended = True
+    if _here.following is not None:
+        _here.following.writes = LateWrites()
     return func(*args, **kwargs)
 
 
@@ -210,5 +216,6 @@ def _current_loss() -> Loss | None:
 plain_python.traced_under_observer.append(_traced)
 dynamo.leave_to_python(Following.__torch_function__)
 dynamo.leave_to_python(Loss.may_read)
+dynamo.leave_to_python(LateWrites.note)
 dynamo.leave_to_python(_before_fused)
 dynamo.leave_to_python(_after_fused)

@@ -58,7 +58,6 @@ class Delivery:
         last_report: the report of the last detection, or None.
         heard: called with each report after it was handed on.
         scalers: those that scaled the last loss; None if nobody followed it.
-        excused: the last backward, if only the loss scale made its gradients bad.
         not_searched: why no operation was found for bad gradients, and how often.
         warns_of_idle_globs: whether a warning is still due for globs of ``ignore`` that name
             nothing in the first batch.
@@ -71,7 +70,6 @@ class Delivery:
         self.last_report: Report | None = None
         self.heard: Callable[[Report], object] = lambda report: None
         self.scalers: Iterable[GradScaler] | None = None
-        self.excused: Excused | None = None
         self.not_searched: Counter[str] = Counter()
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
@@ -283,7 +281,9 @@ class Delivery:
         )
         if report is None and scale is not None:
             made = next((each.message for each in notes if each.is_operation), "")
-            self.excused = Excused(number, scale, made, has_scaler=self.options.loss_scale is None)
+            self.recorder.excused = Excused(
+                number, scale, made, has_scaler=self.options.loss_scale is None
+            )
         for origin in () if report is None else report.origins:
             if origin.operands.startswith(NOT_KNOWN):
                 self.not_searched[origin.operands.removeprefix(NOT_KNOWN)] += 1

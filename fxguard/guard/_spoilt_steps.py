@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
 
@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from fxguard.batch.late_writes import LateWrites
 from fxguard.capture.instances import instances_of
 from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
@@ -35,10 +36,17 @@ class SpoiltSteps:
     Args:
         delivery: delivers the model's reports.
         backward: its backward passes; None if nobody looks at them.
+        writes: what the script has written since the last backward.
     """
 
-    def __init__(self, delivery: Delivery, backward: BackwardPasses | None) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        backward: BackwardPasses | None,
+        writes: Callable[[], LateWrites],
+    ) -> None:
         self.delivery = delivery
+        self.writes = writes
         self.backward = backward
         self._backwards = 0  # that had ended when the last step was made
         # Weights into which a step wrote bad gradients: the number of the batch before it.
@@ -73,8 +81,9 @@ class SpoiltSteps:
                     why_not_inside=UNKNOWN_THEN if own is None else own.why_not,
                     saw_gradients=self.backward is not None,
                     backwards=self._passes(),
-                    excused=None if _is_called_by_scaler() else self.delivery.excused,
+                    excused=None if _is_called_by_scaler() else self.delivery.recorder.excused,
                     scaled_by=self._scaled_by(optimizer),
+                    changed_by=self.writes().of_gradient(weights[0].weight),
                     schedule=or_else("", schedule_of, optimizer),
                     spoilt_in=spoilt_in,
                 ),
@@ -86,7 +95,7 @@ class SpoiltSteps:
 
     def ended(self) -> None:
         """Called when a step has ended."""
-        self.delivery.excused = None
+        self.delivery.recorder.excused = None
         self._backwards = self._count()
 
     def before_step(self, optimizer: Optimizer, weights: Sequence[SteppedWeight]) -> None:
@@ -97,7 +106,10 @@ class SpoiltSteps:
         """
         name, source = class_name(type(optimizer)), source_of_caller()
         self._note(weights, "a write before the step")
-        self.delivery.weights_spoilt(lambda number: origin_of_write(name, weights, source, number))
+        writes = self.writes().of_weight(weights[0].weight)
+        self.delivery.weights_spoilt(
+            lambda number: origin_of_write(name, weights, writes, source, number)
+        )
 
     def restored(self, names: Iterable[str]) -> None:
         """Called with weights that are good again."""

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 from torch.nn import Module
 
+from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.weights import Snapshot, StandingTensors
 from fxguard.findings import Fix, Origin
 from fxguard.graph.nodes import class_name
+from fxguard.graph.source_lines import source_at
 from fxguard.guard._step_hooks import step_that_runs
 from fxguard.records import Role
 from fxguard.report.report import Report
 from fxguard.verdict.report_of import Finished
+from fxguard.verdict.step_rules import Excused
 
 __all__ = ["with_last_good"]
 
@@ -22,6 +25,11 @@ NOT_WATCHED = (
 )
 NO_STEP = "look at what writes weights between these batches: no step of torch.optim did"
 WATCHED = "look at what writes weights between these batches besides the steps that are watched"
+BY_HAND = "look at {}, which writes it after the backward: {}"
+BY_SCALE = (
+    "skip the update of {}: the loss scale of {:g} made gradients of batch {} not finite, and "
+    "only scaler.step(optimizer) would have skipped it"
+)
 IN_STEP = "look at what {}'s step, which calls the model, writes into these weights{}"
 BY_STEP = "fix what the report of batch {} names: {} wrote it into these weights"
 
@@ -35,6 +43,8 @@ def with_last_good(
     *,
     watched: bool,
     spoilt: Mapping[str, tuple[int, str]],
+    excused: Excused | None,
+    writes: LateWrites | None,
 ) -> Report:
     """The report, with the batch since which each bad weight is bad.
 
@@ -47,6 +57,8 @@ def with_last_good(
         watched: whether the steps of its optimizers are watched.
         spoilt: weights that a watched step wrote something bad into, which was reported: the batch
             before that step, and who wrote it.
+        excused: the last backward, if only the loss scale made its gradients bad.
+        writes: what the script has written since the last backward; None if nobody watches it.
     """
     if model is None or last is None or last.batch.ended is None:
         return report
@@ -59,7 +71,7 @@ def with_last_good(
         if value.role is Role.WEIGHT
     }
     good = read - {origin.what.removeprefix("weight ") for origin in absorbed}
-    turned = good & set(_written_since(report, last.batch.ended, model, standing))
+    turned = good & set(_written_since(report, last.batch.ended, model, standing, writes))
     if not turned:
         return report
     advice = WATCHED if watched else NOT_WATCHED
@@ -70,24 +82,37 @@ def with_last_good(
         advice = IN_STEP.format(class_name(type(running)), of_rate)
     elif not standing.stepped_since(last.batch.ended):
         advice = NO_STEP
+    weights = dict(model.named_parameters())
 
     def with_batch(origin: Origin) -> Origin:
         name = origin.what.removeprefix("weight ")
         if origin.role is not Role.WEIGHT or name not in turned:
             return origin
+        by_hand = () if writes is None else writes.of_weight(weights[name])
         text = BY_STEP.format(*spoilt[name]) if name in spoilt else advice
+        if text == NO_STEP and by_hand:
+            text = BY_HAND.format(by_hand[0], source_at(by_hand[0].place).code)
+            if excused is not None and excused.batch_number == last.batch.number:
+                text = BY_SCALE.format(by_hand[0], excused.scale, excused.batch_number)
         return replace(origin, good_in=last.batch.number, fixes=(Fix("advice", text),))
 
     return replace(report, origins=tuple(map(with_batch, report.origins)))
 
 
 def _written_since(
-    report: Report, ended: Snapshot, model: Module, standing: StandingTensors
+    report: Report,
+    ended: Snapshot,
+    model: Module,
+    standing: StandingTensors,
+    writes: LateWrites | None,
 ) -> Iterator[str]:
     """The names of bad weights that may have been written since a batch ended."""
     changed = standing.changes_since(ended)
     weights = dict(model.named_parameters())
     for origin in report.origins:
         name = origin.what.removeprefix("weight ")
-        if origin.role is Role.WEIGHT and name in weights and changed(weights[name]):
+        if origin.role is not Role.WEIGHT or name not in weights:
+            continue
+        weight = weights[name]  # a write into its `data` is seen only as it happens
+        if changed(weight) or (writes is not None and writes.of_weight(weight)):
             yield name

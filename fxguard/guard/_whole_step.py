@@ -40,7 +40,8 @@ class WholeStep:
         self.names = names
         self.delivery = delivery
         self.backward = backward
-        self._spoilt = SpoiltSteps(delivery, backward)
+        self._spoilt = SpoiltSteps(delivery, backward, lambda: losses.writes)
+        delivery.recorder.writes = lambda: losses.writes
         self._optimizers = OptimizerSteps(
             names.tensors,
             self._largest_gradient,
@@ -59,6 +60,7 @@ class WholeStep:
         """Stop watching optimizers."""
         self._optimizers.close()
         self.delivery.scalers = None
+        self.delivery.recorder.writes = None
 
     def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
         """Called when gradients may come to these tensors, computed from outputs of the model."""

@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Owner
 from fxguard.capture.following import Following
 from fxguard.graph import marks
@@ -79,6 +80,11 @@ class Losses:
         """Whether this thread has computed a part of a loss without a backward so far."""
         loss = self._following().loss
         return loss is not None and not loss.has_ended
+
+    @property
+    def writes(self) -> LateWrites:
+        """What this thread has written since its last backward, as far as it was seen."""
+        return self._following().writes
 
     def is_read_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a call reads a value that is part of a loss."""

@@ -14,6 +14,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.fingerprints import Fingerprints
 from fxguard.batch.frames import FrameView
+from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
@@ -28,6 +29,7 @@ from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.fingerprints import take_fingerprints
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.report_of import Finished, Judge, ReportOf, first_bad_frame
+from fxguard.verdict.step_rules import Excused
 
 __all__ = ["MakeJudge", "Recorder"]
 
@@ -74,6 +76,10 @@ class Recorder:
         self.steps_are_watched = False
         # Weights that a watched step wrote something bad into: the batch before it, and by whom.
         self.spoilt: dict[str, tuple[int, str]] = {}
+        # The last backward, if only the loss scale made its gradients bad.
+        self.excused: Excused | None = None
+        # What the script has written since the last backward; None if nobody watches it.
+        self.writes: Callable[[], LateWrites] | None = None
         self._lock = threading.Lock()
         self.last: Finished | None = None
         self.view = FrameView(model, options.granularity == "op")
@@ -234,6 +240,8 @@ class Recorder:
             self.standing,
             watched=self.steps_are_watched,
             spoilt=self.spoilt,
+            excused=self.excused,
+            writes=None if self.writes is None else self.writes(),
         )
         return replace(judged, report=report)
 

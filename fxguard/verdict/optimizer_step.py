@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fxguard.batch.frames import row_of
+from fxguard.batch.late_writes import LateWrite
 from fxguard.findings import Fix, Origin
 from fxguard.formats import LIMITS
 from fxguard.graph.source_lines import source_at
@@ -22,7 +23,7 @@ from fxguard.records import Frame, Severity, Source
 from fxguard.rerun.first_bad import FirstBad
 from fxguard.verdict.explain import with_counts
 from fxguard.verdict.forgiving import or_else
-from fxguard.verdict.step_rules import Excused, StepCase, finding_of
+from fxguard.verdict.step_rules import Excused, StepCase, finding_of, told_writes
 
 __all__ = ["Spoilt", "SteppedWeight", "frame_of_step", "origin_of_step", "origin_of_write"]
 
@@ -54,6 +55,7 @@ class Spoilt:
     backwards: int = 1  # since the last step
     excused: Excused | None = None  # the last backward whose bad gradients the scale excuses
     scaled_by: float = 1.0  # a GradScaler's scale that the gradients still have
+    changed_by: tuple[LateWrite, ...] = ()  # what wrote the first gradient since its backward
     schedule: str = ""  # what set the learning rate
     spoilt_in: int | None = None  # the batch after which an earlier step wrote bad gradients
 
@@ -136,6 +138,7 @@ def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
             backwards=spoilt.backwards,
             excused=spoilt.excused,
             scaled_by=spoilt.scaled_by,
+            changed_by=spoilt.changed_by,
             schedule=spoilt.schedule,
             spoilt_in=spoilt.spoilt_in,
         )
@@ -166,28 +169,40 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, float]:
 
 
 def origin_of_write(
-    optimizer: str, weights: Sequence[SteppedWeight], source: Source | None, batch_number: int
+    optimizer: str,
+    weights: Sequence[SteppedWeight],
+    writes: Sequence[LateWrite],
+    source: Source | None,
+    batch_number: int,
 ) -> Origin:
     """Describe weights that were bad when a step began, and not when the last step had ended.
 
     Args:
         optimizer: name of the optimizer's class.
         weights: at least one; the first one is examined closely.
+        writes: what wrote the first one since the last backward, as far as it was seen.
         source: the line that makes the step.
         batch_number: number of the last batch.
     """
     first, more = weights[0], weights[1:]
+    text, what = "it was finite when the last step had ended, and not when this one began", ""
+    fix = "look at what writes weights between two steps, under no_grad"
+    if writes:
+        source = source_at(writes[0].place)
+        text += f"; {told_writes(writes)} wrote it since the backward"
+        fix = "look at what this line makes of a weight, or of a norm, that is 0 or large"
+        what = writes[0].kind if len(writes) == 1 else ""
     origin = Origin(
         frame=frame_of_step(optimizer, first, source, batch_number),
         problem=first.severity.problem,
-        what=f"something before {optimizer}'s step",
+        what=f"{what or 'something'} before {optimizer}'s step",
         row="output",
         dtype=dtype_of(first.weight),
         limit=LIMITS.get(dtype_of(first.weight)),
         spread=tuple(f"weight {each.name}" for each in more[:MOST_NAMES]),
         spread_count=len(more),
-        operands="it was finite when the last step had ended, and not when this one began",
-        fixes=(Fix("advice", "look at what writes weights between two steps, under no_grad"),),
+        operands=text,
+        fixes=(Fix("advice", fix),),
     )
     with own_arithmetic():
         detail = describe(first.weight)

@@ -7,9 +7,10 @@ explains is "unknown", with the numbers that are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fxguard.batch.late_writes import LateWrite
 from fxguard.findings import Fix
 from fxguard.formats import limit_of
 from fxguard.graph.poles import plain
@@ -20,7 +21,7 @@ from fxguard.verdict.operands import operands_text
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.words import words_for
 
-__all__ = ["Excused", "StepCase", "StepFinding", "finding_of"]
+__all__ = ["Excused", "StepCase", "StepFinding", "finding_of", "told_writes"]
 
 # Sums and averages of squared gradients, by name in the optimizer's state: Adam with amsgrad, Adam
 # and its family, RMSprop and Adadelta, Adagrad.
@@ -77,6 +78,8 @@ class StepCase:
     backwards: int = 1  # since the last step
     excused: Excused | None = None
     scaled_by: float = 1.0  # a GradScaler's scale that the gradients still have
+    # What wrote the gradient since its backward, in order, as far as it was seen.
+    changed_by: tuple[LateWrite, ...] = ()
     # "LambdaLR set it, at its step 3"; "" if unknown.
     schedule: str = ""
     # The batch after which an earlier step wrote bad gradients into this weight; None for none.
@@ -178,8 +181,17 @@ def _gradient(case: StepCase) -> StepFinding | None:
         text += f"; each of {case.backwards} backwards brought finite gradients"
         both = "or look at whether their sum overflows"
         return StepFinding(text, "unknown", _advice(f"{BETWEEN}, {both}"))
-    return StepFinding(f"{text}; it was finite when its backward ended", "unknown",
-                       _advice(BETWEEN))  # fmt: skip
+    text += "; it was finite when its backward ended"
+    if not case.changed_by:
+        return StepFinding(text, fixes=_advice(BETWEEN))
+    text += f", and {told_writes(case.changed_by)} wrote it since"
+    fixes = _advice("look at what this line makes of a gradient, or of a norm, that is 0 or large")
+    return StepFinding(text, fixes=fixes, place=case.changed_by[0].place)
+
+
+def told_writes(writes: Sequence[LateWrite]) -> str:
+    """``mul_ (train.py:12) and add_ (train.py:13)``."""
+    return " and ".join(map(str, writes))
 
 
 def _inside(case: StepCase) -> StepFinding | None:

@@ -92,7 +92,7 @@ def test_what_the_page_and_the_trace_show(tmp_path: Any) -> None:
 
 
 def test_gradients_that_were_spoilt_between_backward_and_step() -> None:
-    """They were finite when their backward ended, and that is said."""
+    """They were finite when their backward ended, and the lines that wrote them are named."""
     model = net(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fxguard.watch(model):
@@ -105,9 +105,60 @@ def test_gradients_that_were_spoilt_between_backward_and_step() -> None:
             optimizer.step()
     report = raised.value.report
     assert report.message == "batch 0: SGD's step made weight 2.bias NaN"
-    assert report.origins[0].operands == (
-        "at [1]: the gradient was nan when the step began; it was finite when its backward ended"
-    )
+    [origin] = report.origins
+    text = "the gradient was nan when the step began; it was finite when its backward ended"
+    assert origin.operands.startswith(f"at [1]: {text}, and setitem (test_optimizer_steps.py:")
+    assert " and mul_ (test_optimizer_steps.py:" in origin.operands
+    assert origin.frame.source is not None
+    assert origin.frame.source.code == "weight.grad[1] = torch.inf"
+    assert origin.cause == "unknown"
+
+
+def by_hand(model: nn.Module, factor: float) -> None:
+    """Clip as many scripts do."""
+    for weight in model.parameters():
+        assert weight.grad is not None
+        weight.grad.mul_(factor / weight.grad.norm())
+
+
+def test_clipping_by_hand_with_a_norm_of_zero() -> None:
+    """The line of the script is named; the same line is healthy with a norm above 0."""
+    for loss_factor in 1.0, 0.0:
+        model = net(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        found: list[fxguard.Report] = []
+        with fxguard.watch(model, on_detect=found.append):
+            (model(torch.ones(2, 4)).sum() * loss_factor).backward()
+            by_hand(model, 1.0)
+            optimizer.step()
+        assert len(found) == (loss_factor == 0)
+    [origin] = found[0].origins
+    assert origin.frame.source is not None
+    assert origin.frame.source.code == "weight.grad.mul_(factor / weight.grad.norm())"
+    assert origin.operands.endswith("wrote it since")
+
+
+@pytest.mark.parametrize("attribute", ["", "data"])
+def test_an_update_by_hand_is_named_by_its_line(attribute: str) -> None:
+    """No step of an optimizer did it: the script's own line wrote the weights."""
+    model = net(torch.float32)
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model, on_detect=found.append):
+        for rate in 0.1, math.nan, 0.1:
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            assert not found or rate == 0.1
+            with torch.no_grad():
+                for weight in model.parameters():
+                    assert weight.grad is not None
+                    if attribute:
+                        weight.data -= rate * weight.grad
+                    else:
+                        weight -= rate * weight.grad
+    report, *_ = found
+    assert report.verdict[0].startswith("all 4 weights turned NaN between batch 1 and batch 2")
+    line = f"weight{'.data' if attribute else ''} -= rate * weight.grad"
+    assert report.fix.endswith(f", which writes it after the backward: {line} (advice)")
 
 
 def test_gradients_that_clipping_made_zero() -> None:
@@ -283,6 +334,8 @@ def test_a_step_is_not_accused_of_what_was_written_before_it() -> None:
 
     report, *_ = trained(model, optimizer, steps=2, between=between)
     assert report.message.startswith("batch 1: something before SGD's step made weight 2.bias ")
+    assert "clamp_ (test_optimizer_steps.py:" in report.origins[0].operands
+    assert " and div_ (test_optimizer_steps.py:" in report.origins[0].operands
     assert report.origins[0].cause == "unknown"
     model = net(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

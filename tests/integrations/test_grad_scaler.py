@@ -166,6 +166,22 @@ def test_a_step_that_the_scaler_skips_is_healthy() -> None:
     assert training(step) == []
 
 
+def test_an_update_by_hand_of_gradients_that_the_scaler_excuses() -> None:
+    """Nobody skips it: the next batch says so, with the line of the update."""
+
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module) -> None:
+        with torch.no_grad():
+            for p in m.parameters():
+                assert p.grad is not None
+                p -= 1e-3 * p.grad
+        m(torch.ones(2, 8))
+
+    [report] = training(step)
+    assert report.verdict[0].startswith("all 2 weights turned ")
+    assert report.fix.startswith("skip the update of sub_ (test_grad_scaler.py:")
+    assert "the loss scale of 65536 made gradients of batch 0 not finite" in report.fix
+
+
 def test_a_scale_of_ones_own_is_not_a_scalers() -> None:
     """There is no scaler whose step could be called."""
     [report] = training(plain, loss_scale=2.0**16)
