@@ -44,6 +44,8 @@ __all__ = ["Delivery", "raised_now"]
 
 MOST_TOLD = 64  # batches that are remembered as having had a report
 
+APART = "sync_ranks=True has no effect in a pipeline, whose stages run at different times"
+
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
@@ -77,6 +79,7 @@ class Delivery:
         self._lost: Report | None = None  # of lost gradients, until the ranks have agreed on it
         self._told: deque[int] = deque(maxlen=MOST_TOLD)
         self._not_judged = Seen()
+        self._said_apart = False
         self.stream = stream
         self._receivers: list[Receiver] = []
         writer: TraceWriter | None = None
@@ -94,6 +97,11 @@ class Delivery:
         """The trace file; None before its first batch."""
         writer = self.traces.writer
         return None if writer is None else writer.path
+
+    @property
+    def syncs(self) -> bool:
+        """Whether all ranks agree on what they found; those of a pipeline run at other times."""
+        return self.options.sync_ranks and not self.recorder.stages
 
     @contextlib.contextmanager
     def batch(self, number: int | None = None) -> Iterator[Batch]:
@@ -124,11 +132,14 @@ class Delivery:
         """Like :meth:`batch_ended`, for a possible part of a batch; returns the batch number."""
         finished = self.recorder.finish()
         number = finished.batch.number
+        if self.options.sync_ranks and self.recorder.stages and not self._said_apart:
+            self._said_apart = True
+            warn_user(APART)
         if number in self.options.trace_batch_nums:
             self.traces.batch_ended(finished)
         if finished.report is None and finished.absorbed:
             self._say_not_judged(finished)
-        if finished.report is not None or self.options.sync_ranks:
+        if finished.report is not None or self.syncs:
             self._deliver(finished, None)
         return number
 
@@ -214,7 +225,7 @@ class Delivery:
             return
         batch = last.batch if last.batch.number == number else Batch(number)
         report = self.recorder.report_on(number, replace(origin, frame=frame))
-        if self.options.sync_ranks:
+        if self.syncs:
             self._lost = report
         else:
             self._tell(report, Finished(batch, report=report), None, None)
@@ -267,7 +278,7 @@ class Delivery:
     def _gathering(self, asks: bool) -> contextlib.AbstractContextManager[Gather]:
         """Gather sharded weights for a second run; all ranks have to make this call."""
         model = self.recorder.model
-        if self.options.sync_ranks and model is not None and is_sharded(model):
+        if self.syncs and model is not None and is_sharded(model):
             return gathered_for_one(model, asks)
         return contextlib.nullcontext(nothing_gathered)
 
@@ -301,7 +312,7 @@ class Delivery:
     def _deliver(self, finished: Finished, error: Exception | None) -> None:
         """Agree with the other ranks, if that was asked for, and report what was found."""
         report, tells = finished.report, None
-        if self.options.sync_ranks and not self.options.trace_batch_nums:
+        if self.syncs and not self.options.trace_batch_nums:
             report, tells = agreement.agree(report)
         if report is not None:
             self._tell(report, finished, error, tells)
@@ -310,6 +321,9 @@ class Delivery:
         self, report: Report, finished: Finished, error: Exception | None, tells: bool | None
     ) -> None:
         """Report what was found."""
+        stage = self.recorder.stages.get(report.batch_number)
+        if stage is not None and report.phase != "optimizer":  # a step follows all micro-batches
+            report = replace(report, stage=stage.number, micro_batch=stage.micro_batch)
         self.last_report = report
         self._told.append(report.batch_number)
         detection = Detection(report, finished, error, self._reported.adds(report.origins), tells)

@@ -53,6 +53,7 @@ from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import merged, selftest_of
 from fxguard.plan.plan import Plan
+from fxguard.ranks.pipelines import infers_shapes
 from fxguard.records import Frame
 from fxguard.report.report import Report
 
@@ -328,10 +329,19 @@ class Guard:
         if _graph_task_id() != -1:  # activation checkpointing runs the forward again: no new batch
             form = self._form_of(method, outer)
             return with_module_hooks(form, *args, **kwargs)  # otherwise it would be compiled again
+        run = self._run_for_shapes if infers_shapes() else self._run_batch
         if self.whole_step is None:
-            return self._run_batch(method, outer, args, kwargs)
+            return run(method, outer, args, kwargs)
         with self.whole_step.losses.paused():
-            return self._run_batch(method, outer, args, kwargs)
+            return run(method, outer, args, kwargs)
+
+    def _run_for_shapes(
+        self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any
+    ) -> Any:
+        """A call for the shapes of what the model returns, on memory that nobody has written."""
+        self.unchecked_calls["for shapes alone, on uninitialised memory"] += 1
+        original = self.installation.original(method)
+        return (original if outer is None else self._form_of(method, outer))(*args, **kwargs)
 
     def _run_batch(
         self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any

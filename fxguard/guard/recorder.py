@@ -23,6 +23,7 @@ from fxguard.guard._turned_bad import with_last_good
 from fxguard.guard._underflows import Underflows
 from fxguard.guard.options import Options
 from fxguard.ranks.agreement import current_rank
+from fxguard.ranks.pipelines import Stage, stage_now
 from fxguard.records import Frame, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
@@ -36,6 +37,8 @@ __all__ = ["MakeJudge", "Recorder"]
 # Makes the judge of one model's batches, from its options and the frames to show.
 MakeJudge = Callable[[Options, FrameView], Judge]
 
+
+MOST_STAGES = 1024  # of the last batches, whose gradients may still be on their way
 
 UNSEEN = "what made it is out of sight: an autograd.Function, or code of C++"
 
@@ -56,6 +59,7 @@ class Recorder:
     - ``earlier`` has a lock of its own.
     - ``last`` is replaced as a whole by whichever call ends last. Its target is never changed.
     - ``notes`` only grows, by single operations on a dict.
+    - ``stages`` changes by single operations on a dict.
     - ``judge`` may be called by several threads at the same time.
     - ``optimizer_step`` is set by the user, ``steps_are_watched`` by the guard, ``spoilt`` by
       what watches steps.
@@ -92,6 +96,7 @@ class Recorder:
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = StandingTensors(model)
         self.here = _Here()
+        self.stages: dict[int, Stage] = {}  # batch to its place in a pipeline
 
     def _rules(self, view: FrameView) -> Judge:
         return ReportOf(
@@ -129,6 +134,10 @@ class Recorder:
                 number = self.next_number
                 self.next_number = number + 1
         self.here.batch = batch = Batch(number)
+        if (stage := stage_now()) is not None:
+            self.stages[number] = stage
+            if len(self.stages) > MOST_STAGES:
+                self.stages.pop(next(iter(self.stages)), None)
         batch.keeps_operands = self.options.reproduce_to is not None
         if self._writes(batch):
             batch.fingerprints = {}

@@ -51,6 +51,8 @@ class Report(Displayed):
     buffers: int = 0
     grown: tuple[Growth, ...] = ()  # weights that are far larger than they were, the worst first
     repeated: bool = True  # False: with replay=True, a second run gave other results
+    stage: int | None = None  # of a pipeline, counted from 0; None outside of one
+    micro_batch: int | None = None  # of the pipeline's step, likewise
     # The first origin computed in other ways, a line each: in a larger dtype, in eager mode,
     # without the loss scale, on other samples. Ways that could not run, or would not fit, have no
     # line. Example: "in float32 it is finite (at most 2.63e+05): precision".
@@ -66,6 +68,8 @@ class Report(Displayed):
         where = [
             ("batch_number", self.batch_number),
             ("optimizer_step", self.optimizer_step),
+            ("stage", self.stage),
+            ("micro_batch", self.micro_batch),
             ("rank", self.rank),
         ]
         known = " ".join(f"{name}={number}" for name, number in where if number is not None)
@@ -146,6 +150,8 @@ class Report(Displayed):
     def _where(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "
         step = "" if self.optimizer_step is None else f", optimizer step {self.optimizer_step}"
+        if self.micro_batch is not None:
+            step += f", stage {self.stage}, micro-batch {self.micro_batch}"
         return f"{rank}batch {self.batch_number}{step}: "
 
     @property
@@ -264,7 +270,12 @@ class Report(Displayed):
         Path(path).write_text(self._page(), encoding="utf-8")
 
     def _page(self) -> str:
-        where = [("rank", self.rank), ("optimizer step", self.optimizer_step)]
+        where = [
+            ("rank", self.rank),
+            ("optimizer step", self.optimizer_step),
+            ("stage", self.stage),
+            ("micro-batch", self.micro_batch),
+        ]
         known = [f"{name} {number}" for name, number in where if number is not None]
         blamed = {_place_of(origin.frame): origin for origin in self.origins}
         marked = {
