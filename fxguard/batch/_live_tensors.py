@@ -6,7 +6,7 @@ A tensor is known by its identity and version, or by memory that it shares with 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -150,9 +150,29 @@ class LiveTensors:
         """The identities of all tensors known so far; any other tensor is unknown."""
         return self._known.keys()
 
-    def alive(self) -> set[int]:
-        """The values of live tensors, by their index among all measured values."""
-        return {key.value for reference, _, key in self._known.values() if reference() is not None}
+    def alive(self) -> Iterator[tuple[Tensor, Key]]:
+        """Each tensor that is alive, and the value that it holds or held."""
+        for reference, _, key in list(self._known.values()):
+            tensor = reference()
+            if tensor is not None:
+                yield tensor, key
+
+    def keep(self, renamed: Mapping[Key, Key]) -> None:
+        """Keep only live tensors with some values, under new keys."""
+        known: dict[int, _Known] = {}
+        memories: dict[int, Key] = {}
+        for reference, version, key in self._known.values():
+            tensor = reference()
+            if tensor is None or key not in renamed:
+                continue
+            known[id(tensor)] = reference, version, renamed[key]
+            for storage in _storages_of(tensor):
+                memory: int = storage._cdata
+                if memory not in memories and memory in self._memories:
+                    storage._weak_ref()
+                    memories[memory] = renamed.get(self._memories[memory], renamed[key])
+        self.clear()
+        self._known, self._memories = known, memories
 
     def clear(self) -> None:
         """Forget all tensors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from fxguard.batch.dataflow import DataFlow, ranges_of
 from fxguard.batch.fingerprints import Fingerprints
+from fxguard.batch.model_reference import reference_to
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.plan.plan import FramePlan, Plan, Value
@@ -19,13 +20,26 @@ from fxguard.records import Frame, Range, Role, Row
 __all__ = ["FrameView", "frames_of", "render", "row_of"]
 
 
-@dataclass(frozen=True, slots=True)
 class FrameView:
-    """Which frames of a batch to show, and with which model."""
+    """Which frames of a batch to show, and with which model.
 
-    model: Module | None = None  # for the rows of weights and buffers
-    of_operations: bool = True  # False: only frames of modules
-    phase: str = "forward"  # of the frames
+    Args:
+        model: for the rows of weights and buffers; it is not kept alive.
+        of_operations: whether frames of operations are shown; if not, only those of modules.
+        phase: of the frames.
+    """
+
+    def __init__(
+        self, model: Module | None = None, of_operations: bool = True, phase: str = "forward"
+    ) -> None:
+        self._model = reference_to(model)
+        self.of_operations = of_operations
+        self.phase = phase
+
+    @property
+    def model(self) -> Module | None:
+        """The model; None if there is none, or if it is gone."""
+        return self._model()
 
     def shows(self, frame: FramePlan) -> bool:
         """Whether a frame is shown."""

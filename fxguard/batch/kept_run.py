@@ -14,6 +14,7 @@ from torch import Tensor
 from fxguard.batch.events import GraphRun
 from fxguard.batch.samples import inner_outputs, sample_of
 from fxguard.batch.tape import Tape
+from fxguard.batch.tape_graph import Made
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import VERSION, has_memory, version_of
@@ -197,7 +198,7 @@ class KeptTape:
     """The operations outside every graph that made a tensor."""
 
     tape: Tape
-    root: int  # number of the tensor on the tape
+    root: Made  # what they made
     batch_number: int
     index: int
     incoming: dict[int, Tensor] = field(default_factory=dict)
@@ -219,9 +220,9 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
         index: index of the last event before it.
         arrived: as for :func:`keep`.
     """
-    number = tape.number_of(root)
-    if number is not None and root.grad_fn is not None:
-        _keep_tape(tape, number, root.grad_fn, root.output_nr, batch_number, index, arrived)
+    value = tape.value_of(root)
+    if value is not None and root.grad_fn is not None:
+        _keep_tape(tape, value, root.grad_fn, root.output_nr, batch_number, index, arrived)
 
 
 def keep_tape_before(
@@ -229,17 +230,16 @@ def keep_tape_before(
 ) -> None:
     """The same for the inputs of an autograd node, as far as they are on the tape."""
     for before, output in node.next_functions:
-        number = None if before is None else tape.number_at(before, output)
-        if number is not None:
-            _keep_tape(tape, number, before, output, batch_number, index, arrived)
+        value = None if before is None else tape.value_at(before, output)
+        if value is not None:
+            _keep_tape(tape, value, before, output, batch_number, index, arrived)
 
 
 def _keep_tape(
-    tape: Tape, number: int, node: Any, output: int, batch_number: int, index: int, arrived: Arrived
+    tape: Tape, root: Made, node: Any, output: int, batch_number: int, index: int, arrived: Arrived
 ) -> None:
-    if tape.is_repeatable:
-        kept = KeptTape(tape, number, batch_number, index)
-        node.register_prehook(Listener(kept, [(output, 0)], arrived))
+    kept = KeptTape(tape, root, batch_number, index)
+    node.register_prehook(Listener(kept, [(output, 0)], arrived))
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from fxguard.batch.autograd_nodes import metadata_of
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, ModuleReturn
+from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
 from fxguard.batch.observer import observe
 from fxguard.batch.tape import Tape
@@ -42,6 +44,7 @@ VIEWS = frozenset(
 )
 NESTED = (tuple, list, dict)
 GIVEN = "fxguard.given"  # key in the metadata of autograd nodes of models' outputs
+ARGUMENTS = "fxguard.arguments"  # likewise, of the outputs of graphs
 FRAMES_TO_SCALER = 8  # of fxguard, at most, between a GradScaler's frame and ours
 
 
@@ -58,8 +61,30 @@ class Owner(Protocol):
         """Report what is wrong with a loss. Its exceptions come out of ``backward()``."""
 
 
+MOST_VALUES = 256  # in its batch, before those that lead nowhere are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """An output of a guarded model."""
+
+    made_in: Batch
+    label: str  # in that batch
+    tensors: Mapping[int, tuple[Role, str]]  # of the model
+    owner: Owner
+
+
+@dataclass(eq=False)
+class _Arguments:
+    """The arguments of a graph; the autograd nodes of its outputs hold them, and nobody else."""
+
+    args: tuple[Any, ...] | None
+
+
 class Loss:
     """Everything computed from the outputs of one or several calls, as its own batch.
+
+    It holds no tensor. What led to a tensor is known as long as the tensor is there.
 
     Args:
         number: number of the batch whose outputs it begins with.
@@ -75,8 +100,10 @@ class Loss:
         self.token = object()  # marks its first tensors in the metadata of autograd nodes
         self.has_ended = False  # a backward has begun since the last output was added
         self.scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # those that scaled it
-        # Outputs of guarded models: the batch that made each, and its label there.
-        self.given: dict[Key, tuple[Batch, str]] = {}
+        self.given: dict[Key, _Output] = {}  # outputs of guarded models
+        self._arguments: dict[int, weakref.ref[_Arguments]] = {}  # by id of the run in its batch
+        self._forgotten = 0  # events
+        self._most_values = MOST_VALUES
 
     def add(
         self,
@@ -93,19 +120,64 @@ class Loss:
             tensors: id of a parameter or buffer to its role and qualified name.
             owner: the model's owner.
         """
-        self.owners = [*(each for each in self.owners if each is not owner), owner]
+        self._own(owner, tensors)
         self.batch.number = made_in.number
         self.batch.keeps_operands |= made_in.keeps_operands
         if made_in.fingerprints is not None and self.batch.fingerprints is None:
             self.batch.fingerprints = {}
-        if not any(known is tensors for known in self.weights.maps):
-            self.weights.maps.append(tensors)  # type: ignore[arg-type] # it is not written
         for label, tensor in outputs:
             key = self.batch.given_later(tensor, label)
-            self.given[key] = made_in, label
+            self.given[key] = _Output(made_in, label, tensors, owner)
             self.batch.judged_before.add(key)
             if tensor.grad_fn is not None:
                 metadata_of(tensor.grad_fn).setdefault(GIVEN, set()).add(self.token)
+
+    def _own(self, owner: Owner, tensors: Mapping[int, tuple[Role, str]]) -> None:
+        self.owners = [*(each for each in self.owners if each is not owner), owner]
+        if not any(known is tensors for known in self.weights.maps):
+            self.weights.maps.append(tensors)  # type: ignore[arg-type] # it is not written
+
+    @property
+    def events_so_far(self) -> int:
+        """How many events there were, forgotten ones included."""
+        return self._forgotten + len(self.batch.events)
+
+    def turn(self) -> None:
+        """Called when a model has returned, before its outputs are added."""
+        self.tape.turn()
+        if self.has_ended:
+            self._begin_again()
+        elif len(self.batch.values) > self._most_values:
+            self._keep([key for tensor, key in self.batch.live.alive() if tensor.requires_grad])
+
+    def _begin_again(self) -> None:
+        """Keep only what a later backward may still begin with."""
+        live = [(x, key) for x, key in self.batch.live.alive() if x.requires_grad]
+        self._keep([key for x, key in live if key in self.given or self.tape.may_run_to(x)])
+        self.has_ended, self.batch.fingerprints, self.batch.keeps_operands = False, None, False
+        self.owners, self.weights.maps[1:] = [], []
+        for output in self.given.values():
+            self._own(output.owner, output.tensors)
+        if len(self.given) == len(self.batch.values):  # nothing that was scaled is left
+            self.scalers.clear()
+
+    def _keep(self, wanted: Sequence[Key]) -> None:
+        """Forget all values but some, and what led to them."""
+        events = len(self.batch.events)
+        keys = keep_only(self.batch, wanted)
+        self._forgotten += events - len(self.batch.events)
+        self.given = {keys[key]: output for key, output in self.given.items() if key in keys}
+        runs = set(map(id, self.batch.runs))
+        self._arguments = {run: args for run, args in self._arguments.items() if run in runs}
+        self._most_values = 2 * len(self.batch.values) + MOST_VALUES
+
+    def let_go(self, roots: Iterable[Tensor]) -> None:
+        """Called when a backward has freed the autograd graph of these tensors."""
+        self.tape.let_go(roots)
+        for reference in self._arguments.values():
+            arguments = reference()
+            if arguments is not None:
+                arguments.args = None
 
     def may_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
         """Whether :meth:`is_read_by` is worth calling: for most calls of a script it is not."""
@@ -144,6 +216,8 @@ class Loss:
 
     def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation that belongs to the loss."""
+        if len(self.batch.values) > self._most_values:
+            self._keep([key for _, key in self.batch.live.alive()])
         # A view, and a loss scaled by a GradScaler, count as the original tensor.
         scaler = scaler_that_calls(func)
         if scaler is not None:
@@ -176,6 +250,11 @@ class Loss:
             owner.loss_comes(self, [x for x in read if x.requires_grad])
             owner.loss_graph_ran(self, run, outputs)
         self.batch.graph_ran(run, outputs)
+        arguments, run.args = _Arguments(run.args), None
+        self._arguments[id(run)] = weakref.ref(arguments)
+        for output in outputs:
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                metadata_of(output.grad_fn)[ARGUMENTS] = arguments
 
     def backward_comes(self, roots: Sequence[Tensor]) -> None:
         """Called when a backward is about to begin with these tensors."""
@@ -198,6 +277,10 @@ class Loss:
         batch, live = self.batch, self.batch.live
         batch.ends = [key for root in self.roots if (key := live.key_of(root)) is not None]
         pairs = list(batch.pairs)
+        for run in batch.runs:
+            reference = self._arguments.get(id(run))
+            arguments = None if reference is None else reference()
+            run.args = None if arguments is None else arguments.args
         try:
             batch.read()
             if given or not all(bool(x.isfinite().all()) for x in batch.statistics()):
@@ -205,6 +288,8 @@ class Loss:
             yield batch
         finally:
             batch.pairs[:] = pairs
+            for run in batch.runs:
+                run.args = None
 
     def bad_roots(self) -> Iterator[Severity]:
         """How bad the tensors are that a backward begins with and whose making was not seen."""
@@ -217,7 +302,8 @@ class Loss:
     def _read_given(self) -> None:
         """Read the ranges of models' outputs, which their batches have measured."""
         flows: dict[int, DataFlow] = {}
-        for key, (made_in, label) in self.given.items():
+        for key, output in self.given.items():
+            made_in, label = output.made_in, output.label
             if id(made_in) not in flows:
                 flows[id(made_in)] = assemble(made_in)
             flow = flows[id(made_in)]

@@ -24,14 +24,14 @@ def runs_of(kept: Iterable[Kept]) -> Iterator[KeptRun]:
         tapes: dict[int, list[KeptTape]] = {}
         for each in together:
             if isinstance(each, KeptTape):
-                if each.root not in ended.setdefault(id(each.tape), set()):
+                if each.root.number not in ended.setdefault(id(each.tape), set()):
                     tapes.setdefault(id(each.tape), []).append(each)
             elif isinstance(each, KeptRun):
                 yield each
         for key, parts in tapes.items():
             with contextlib.suppress(Exception):  # operations that cannot run again
                 yield _as_run(parts, ended[key])
-            ended[key].update(part.root for part in parts)
+            ended[key].update(part.root.number for part in parts)
 
 
 def _when(kept: Kept) -> tuple[int, int]:
@@ -41,9 +41,8 @@ def _when(kept: Kept) -> tuple[int, int]:
 def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
     """Parts of one tape as a graph run."""
     tape, roots = parts[0].tape, list(dict.fromkeys(part.root for part in parts))
-    event = tape.run(roots, ended)
+    event, restore_settings = tape.run(roots, ended)
     assert event.args is not None
-    assert tape.restore_settings is not None
     return KeptRun(
         event=event,
         batch_number=parts[0].batch_number,
@@ -51,7 +50,7 @@ def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
         args=event.args,
         random_state=event.random_state,
         versions=versions_of(event.args),
-        restore_settings=tape.restore_settings,
+        restore_settings=restore_settings,
         incoming={roots.index(part.root): part.incoming[0] for part in parts},
         of_tape=True,
     )

@@ -3,6 +3,10 @@
 Operations that read tensors requiring a gradient, and operations that depend on their results,
 become operations of the graph. Everything else that is read is an input. The graph is only built
 when somebody asks for it, after a bad gradient.
+
+What was noted of a result belongs to the result: to the tensor, and to its node in the autograd
+graph. It refers to what the operation read, and never to what came later. So it is gone with both,
+at once, and the inputs with it.
 """
 
 from __future__ import annotations
@@ -15,14 +19,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.autograd_nodes import function_of, metadata_of
 from fxguard.batch.events import GraphRun
-from fxguard.batch.keys import BETWEEN_GRAPHS, Key
-from fxguard.batch.tape_graph import Noted, Ref, graph_of, refs, replaced
+from fxguard.batch.tape_graph import Given, Made, Noted, Ref, graph_of, refs, replaced
 from fxguard.errors import FxguardError
 from fxguard.graph.collectives import none_issued, waits
-from fxguard.graph.nodes import elements_of, leaves
+from fxguard.graph.nodes import elements_of, leaves, memory_of
 from fxguard.graph.operations import name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
 from fxguard.graph.source_lines import Place
@@ -35,9 +37,10 @@ from fxguard.records import Role
 
 __all__ = ["Tape"]
 
-MADE = "fxguard.made"  # key in the metadata of autograd nodes: the tape and the number there
+MADE = "fxguard.made"  # key in the metadata of autograd nodes: the tape and what was made there
 
-MOST_CALLS = 16
+# A live tensor, its version, and what it holds up to that version.
+_Known = tuple[weakref.ref[Tensor], int | None, Callable[[], Given | Made | None]]
 
 
 class Tape:
@@ -49,27 +52,29 @@ class Tape:
 
     def __init__(self, names: Mapping[int, tuple[Role, str]]) -> None:
         self.names = names
-        self.calls: list[Noted] = []
-        self.inputs: dict[int, tuple[Tensor, int | None]] = {}  # by number, with versions
-        self.is_repeatable = True  # False once an input was written
-        self.random_state: RandomState | None = None
-        self.restore_settings: Callable[[], None] | None = None
-        self._leaves: list[tuple[Tensor, str]] = []
-        self._live = LiveTensors()
+        self.has_noted = False  # whether any operation was noted
+        self._restore_settings: Callable[[], None] | None = None
+        self._leaves: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._by_functions: weakref.WeakSet[Given] = weakref.WeakSet()
+        self._known: dict[int, _Known] = {}  # by id of the tensor
         self._count = 0
         self._me = weakref.ref(self)
-        self._most_calls = MOST_CALLS  # before dead ones are forgotten
+
+    def turn(self) -> None:
+        """Called when a model has returned: torch's settings may be others from now on."""
+        self._restore_settings = None
 
     def before(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = ""
     ) -> Noted:
         """Called when an operation is about to run in a module."""
-        if self.restore_settings is None:
-            self.restore_settings = settings_now()
-        if self.random_state is None and name_of(func) in RANDOM:
-            self.random_state = RandomState.now((args, kwargs))
-        versions = {id(x): version_of(x) for x in _tensors((args, kwargs))}
-        return Noted(func, args, kwargs, versions, module, torch.is_grad_enabled())
+        if self._restore_settings is None:
+            self._restore_settings = settings_now()
+        call = Noted(func, args, kwargs, self._restore_settings, module, torch.is_grad_enabled())
+        if name_of(func) in RANDOM:
+            call.random_state = RandomState.now((args, kwargs))
+        call.versions = {id(x): version_of(x) for x in _tensors((args, kwargs))}
+        return call
 
     def after(self, call: Noted, result: Any, place: Place | None) -> None:
         """Called when the operation has returned this result; the user's line called it."""
@@ -80,53 +85,82 @@ class Tape:
         made = list(elements_of(result))
         if not (made or written) or not any(map(self._belongs_to(call), read)):
             return
-        call.args, call.kwargs = replaced((call.args, call.kwargs), self._number_of(call))
+        if not all(isinstance(self._held(x, call.versions[id(x)]), Made) for x in written):
+            return  # it has written what was given: what that holds now is given anew
+        call.args, call.kwargs = replaced((call.args, call.kwargs), self._ref_in(call))
+        call.order = self._next()
         for tensor in written:
-            known = self._live_number(tensor, call.versions[id(tensor)])
-            if known is None or known in self.inputs:
-                self.is_repeatable = False
-            else:
-                keys = self._live.written(tensor, call.versions[id(tensor)])
-                call.written.update(key.value for key in keys)
-        call.made = tuple((path, self._new(x)) for path, x in made)
-        for (_, number), (_, tensor) in zip(call.made, made, strict=True):
+            self._rewrite(tensor, call)
+        for path, tensor in made:
+            value = Made(self._next(), call)
+            call.made += ((path, value.number),)
+            self._remember(tensor, value)
             if tensor.grad_fn is not None:
-                metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = self._me, number
+                metadata_of(tensor.grad_fn)[MADE, tensor.output_nr] = self._me, value
         call.place = place
         call.versions = {}
-        self.calls.append(call)
+        self.has_noted = True
 
     def _belongs_to(self, call: Noted) -> Callable[[Tensor], bool]:
         def belongs(tensor: Tensor) -> bool:
             if tensor.requires_grad:
                 return True
-            number = self._live_number(tensor, call.versions[id(tensor)])
-            return number is not None and number not in self.inputs
+            return isinstance(self._held(tensor, call.versions[id(tensor)]), Made)
 
         return belongs
 
-    def _number_of(self, call: Noted) -> Callable[[Tensor], Ref]:
-        def number_of(tensor: Tensor) -> Ref:
+    def _ref_in(self, call: Noted) -> Callable[[Tensor], Ref]:
+        def ref_to(tensor: Tensor) -> Ref:
             before = call.versions[id(tensor)]
-            number = self._live_number(tensor, before)
-            if number is not None and number not in self.inputs and function_of(tensor.grad_fn):
-                number = None  # operations of its forward have another backward
-            if number is None:
-                number = self._new(tensor)
-                self.inputs[number] = tensor, before
+            value = self._held(tensor, before)
+            by_function = function_of(tensor.grad_fn) is not None
+            if isinstance(value, Made) and by_function:
+                value = None  # operations of its forward have another backward
+            if value is None:
+                value = Given(self._next(), tensor, before)
+                self._remember(tensor, value)
+                if by_function:
+                    self._by_functions.add(value)
                 if tensor.requires_grad and tensor.is_leaf:
-                    self._leaves.append((tensor, self._name_of(tensor, call)))
-            return Ref(number)
+                    self._leaves[id(tensor)] = weakref.ref(tensor), self._name_of(tensor, call)
+            return Ref(value)
 
-        return number_of
+        return ref_to
 
-    def _live_number(self, tensor: Tensor, version: int | None) -> int | None:
-        key = self._live.key_at(tensor, version)
-        return None if key is None else key.value
+    def _rewrite(self, tensor: Tensor, call: Noted) -> None:
+        """Note that a call wrote a tensor, and with it all that share its memory."""
+        before, memory, now = call.versions[id(tensor)], memory_of(tensor), version_of(tensor)
+        for reference, version, value in list(self._known.values()):
+            holder, old = reference(), value()
+            if holder is None or old is None or version != before or version_of(holder) != now:
+                continue
+            if holder is tensor or (memory is not None and memory_of(holder) == memory):
+                value_now = Made(self._next(), call, old)
+                call.written += ((old.number, value_now.number),)
+                self._remember(holder, value_now)
 
-    def _new(self, tensor: Tensor) -> int:
+    def _held(self, tensor: Tensor, version: int | None) -> Given | Made | None:
+        """What a tensor held at a given version."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != version:
+            return None
+        return known[2]()
+
+    def _remember(self, tensor: Tensor, value: Given | Made) -> None:
+        """Note what a tensor holds from now on, as long as it is alive."""
+        identity, me = id(tensor), self._me
+
+        def gone(reference: weakref.ref[Tensor]) -> None:
+            tape = me()
+            if tape is not None and tape._known.get(identity, (None,))[0] is reference:
+                del tape._known[identity]
+
+        # What is given holds the tensor, so it belongs to those who read it.
+        held = weakref.ref(value) if isinstance(value, Given) else lambda: value
+        self._known[identity] = weakref.ref(tensor, gone), version_of(tensor), held
+
+    def _next(self) -> int:
         self._count += 1
-        self._live.remember_alone(tensor, Key(BETWEEN_GRAPHS, self._count))
         return self._count
 
     def _name_of(self, tensor: Tensor, call: Noted) -> str:
@@ -140,68 +174,65 @@ class Tape:
 
     def new_leaves(self) -> list[tuple[Tensor, str]]:
         """The autograd leaves that operations have read since the last call, with names."""
-        found, self._leaves = self._leaves, []
-        return found
+        found, self._leaves = self._leaves, {}
+        return [(leaf, name) for each, name in found.values() if (leaf := each()) is not None]
 
     def made_by_functions(self) -> list[Tensor]:
         """The tensors that operations read and that autograd functions made."""
-        return [tensor for tensor, _ in self.inputs.values() if function_of(tensor.grad_fn)]
+        return [given.tensor for given in self._by_functions]
 
-    def forget_dead(self) -> None:
-        """Forget operations whose results nobody can ask for."""
-        if len(self.calls) < self._most_calls:
-            return
-        self.calls = self._leading_to(self._live.alive())
-        self.inputs = self._inputs_of(self.calls)
-        self._most_calls = max(MOST_CALLS, 2 * len(self.calls))
+    def value_of(self, root: Tensor) -> Made | None:
+        """What an operation on the tape made, if a tensor holds that."""
+        value = self._held(root, version_of(root))
+        return value if isinstance(value, Made) else None
 
-    def _inputs_of(self, calls: Iterable[Noted]) -> dict[int, tuple[Tensor, int | None]]:
-        read = {ref.number for call in calls for ref in refs((call.args, call.kwargs))}
-        return {number: known for number, known in self.inputs.items() if number in read}
-
-    def _leading_to(self, results: Collection[int]) -> list[Noted]:
-        """The calls that made or wrote some tensors."""
-        read: set[int] = set()
-        found: list[Noted] = []
-        for call in reversed(self.calls):
-            changed = call.written.union(number for _, number in call.made)
-            if any(number in results or number in read for number in changed):
-                found.append(call)
-                read.update(ref.number for ref in refs((call.args, call.kwargs)))
-        return found[::-1]
-
-    def number_of(self, root: Tensor) -> int | None:
-        """The number of a tensor that an operation on the tape made."""
-        number = self._live_number(root, version_of(root))
-        return None if number is None or number in self.inputs else number
-
-    def number_at(self, node: Any, output: int) -> int | None:
+    def value_at(self, node: Any, output: int) -> Made | None:
         """The same for an autograd node and one of its outputs."""
-        tape, number = metadata_of(node).get((MADE, output), (None, None))
-        return number if tape is not None and tape() is self else None
+        tape, value = metadata_of(node).get((MADE, output), (None, None))
+        return value if tape is not None and tape() is self else None
 
-    def run(self, roots: Sequence[int], ended: Collection[int] = ()) -> GraphRun:
+    def may_run_to(self, root: Tensor) -> bool:
+        """Whether a noted operation made a tensor, and no backward has freed what that had read."""
+        value = self.value_of(root)
+        return value is not None and not value.call.is_gone
+
+    def let_go(self, roots: Iterable[Tensor]) -> None:
+        """Called when a backward has freed the graph of some tensors: nobody needs their inputs."""
+        values = [value for root in roots if (value := self.value_of(root)) is not None]
+        for call in _leading_to(values):
+            call.let_go()
+
+    def run(
+        self, roots: Sequence[Made], ended: Collection[int] = ()
+    ) -> tuple[GraphRun, Callable[[], None]]:
         """The operations that lead to some tensors, as a graph run.
 
         Args:
-            roots: numbers of these tensors.
-            ended: numbers of tensors that get no gradient.
+            roots: what these tensors hold.
+            ended: numbers of what gets no gradient.
+
+        Returns:
+            The run, and a function that restores torch's settings of that time.
 
         Raises:
             FxguardError: when they cannot run again: an input was written or freed since, or a
                 collective would be issued.
         """
-        calls = self._leading_to(set(roots))
-        if not self.is_repeatable or any(waits(call.func, ()) for call in calls):
+        calls = _leading_to(roots)
+        if any(call.is_gone or waits(call.func, ()) for call in calls):
             raise FxguardError("operations between graphs that cannot run again")
-        known = self._inputs_of(calls)
-        if not all(_is_as_it_was(*each) for each in known.values()):
+        given = {each.number: each for call in calls for each in _read_by(call, Given)}
+        if not all(_is_as_it_was(each.tensor, each.version) for each in given.values()):
             raise FxguardError("an input of operations between graphs was changed or freed")
-        written = {number for call in calls for number in call.written}
-        graph = graph_of(calls, known, roots, set(ended) - written - set(roots))
+        numbers = [root.number for root in roots]
+        written = {before for call in calls for before, _ in call.written}
+        graph = graph_of(calls, given, numbers, set(ended) - written - set(numbers))
         graph_module = GraphModule(torch.nn.Module(), graph)
-        inputs = [tensor for tensor, _ in known.values()]
-        self._find_examples(graph_module, inputs)
+        inputs = [each.tensor for each in given.values()]
+        drawn = (call.random_state for call in calls)
+        random_state = next((state for state in drawn if state is not None), None)
+        restore_settings = calls[0].restore_settings
+        _find_examples(graph_module, inputs, random_state, restore_settings)
         arguments = {
             position: self.names[id(tensor)]
             for position, tensor in enumerate(inputs)
@@ -211,22 +242,43 @@ class Tape:
         for node in graph.nodes:
             node.meta.pop("example_value", None)
         statistics = torch.empty((0, 2))
-        return GraphRun(
-            plan, graph_module, statistics, tuple(inputs), self.random_state, ("", ""), ()
-        )
+        event = GraphRun(plan, graph_module, statistics, tuple(inputs), random_state, ("", ""), ())
+        return event, restore_settings
 
-    def _find_examples(self, graph_module: GraphModule, inputs: Sequence[Tensor]) -> None:
-        """Run the graph once, with the settings of the first run, for an example of each value."""
-        restore = settings_now()
-        try:
-            with random_state_kept(inputs), none_issued(graph_module, inputs):
-                if self.random_state is not None:
-                    self.random_state.restore()
-                if self.restore_settings is not None:
-                    self.restore_settings()
-                _WithExamples(graph_module).run(*map(_plain, inputs))
-        finally:
-            restore()
+
+def _read_by(call: Noted, kind: type[Any]) -> Iterator[Any]:
+    return (ref.value for ref in refs((call.args, call.kwargs)) if isinstance(ref.value, kind))
+
+
+def _leading_to(values: Iterable[Made]) -> list[Noted]:
+    """The calls that made or wrote some values, in order."""
+    todo, found = list(values), dict[int, Noted]()
+    while todo:
+        value = todo.pop()
+        if isinstance(value.before, Made):
+            todo.append(value.before)
+        if value.call.order not in found:
+            found[value.call.order] = value.call
+            todo += _read_by(value.call, Made)
+    return [found[order] for order in sorted(found)]
+
+
+def _find_examples(
+    graph_module: GraphModule,
+    inputs: Sequence[Tensor],
+    random_state: RandomState | None,
+    restore_settings: Callable[[], None],
+) -> None:
+    """Run a graph once, with the settings of the first run, for an example of each value."""
+    restore = settings_now()
+    try:
+        with random_state_kept(inputs), none_issued(graph_module, inputs):
+            if random_state is not None:
+                random_state.restore()
+            restore_settings()
+            _WithExamples(graph_module).run(*map(_plain, inputs))
+    finally:
+        restore()
 
 
 class _WithExamples(Interpreter):

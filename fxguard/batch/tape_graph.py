@@ -12,17 +12,36 @@ from torch import Tensor
 from torch.fx import Graph
 
 from fxguard.graph.nodes import leaves
+from fxguard.graph.random_state import RandomState
 from fxguard.graph.source_lines import Place, source_at
 from fxguard.records import Source
 
-__all__ = ["Noted", "Ref", "graph_of", "refs", "replaced"]
+__all__ = ["Given", "Made", "Noted", "Ref", "graph_of", "refs", "replaced"]
+
+
+@dataclass(eq=False)
+class Given:
+    """What a tensor held that no noted call has made."""
+
+    number: int
+    tensor: Tensor
+    version: int | None
+
+
+@dataclass(eq=False)
+class Made:
+    """What a tensor holds that a call has made or written."""
+
+    number: int
+    call: Noted
+    before: Given | Made | None = None  # what it held before the call wrote it
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor among the arguments of a call, by its number."""
+    """A tensor among the arguments of a call."""
 
-    number: int
+    value: Given | Made
 
 
 @dataclass(slots=True)
@@ -32,13 +51,22 @@ class Noted:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    versions: dict[int, int | None]  # of the tensors among its arguments, by identity
+    restore_settings: Callable[[], None]  # restores torch's settings of that time
     module: str = ""  # the module in which it runs
     with_grad: bool = True  # False under no_grad
+    random_state: RandomState | None = None  # before it ran, if it draws random numbers
+    # Of the tensors among its arguments, by identity; empty once it has run.
+    versions: dict[int, int | None] = field(default_factory=dict)
+    order: int = 0  # among all calls
     place: Place | None = None  # the user's line
     # Paths in the result to numbers of tensors.
     made: tuple[tuple[tuple[int, ...], int], ...] = ()
-    written: set[int] = field(default_factory=set)  # numbers of tensors that it has changed
+    written: tuple[tuple[int, int], ...] = ()  # numbers before and after it wrote a tensor
+    is_gone: bool = False  # what it read was let go
+
+    def let_go(self) -> None:
+        """Keep nothing of what it read: it cannot run again."""
+        self.args, self.kwargs, self.is_gone = (), {}, True
 
 
 def graph_of(
@@ -59,7 +87,7 @@ def graph_of(
         if call.with_grad != with_grad:
             with_grad = call.with_grad
             graph.call_function(torch._C._set_grad_enabled, (with_grad,))
-        args, kwargs = replaced((call.args, call.kwargs), lambda ref: nodes[ref.number])
+        args, kwargs = replaced((call.args, call.kwargs), lambda ref: nodes[ref.value.number])
         if getattr(call.func, "__name__", "") == "__get__":  # of an attribute
             node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))
         else:
@@ -76,6 +104,9 @@ def graph_of(
                 leaf = graph.call_method("detach", (part,))
                 part = graph.call_method("requires_grad_", (leaf,))
             nodes[number] = part
+        for before, after in call.written:
+            if before in nodes:
+                nodes[after] = nodes[before]
     graph.output(tuple(nodes[root] for root in roots))
     return graph
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from fxguard.batch.model_reference import reference_to
 from fxguard.findings import Growth
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import VERSION, has_memory, version_of
@@ -58,14 +59,14 @@ class _Steps:
 
 
 class StandingTensors:
-    """The weights and buffers of one guarded model.
+    """The weights and buffers of one guarded model, which is not kept alive.
 
     Args:
         model: the model, if there is one.
     """
 
     def __init__(self, model: Module | None) -> None:
-        self._model = model
+        self._model = reference_to(model)
         self._plain: tuple[weakref.ref[Tensor], ...] = ()
         self._wrapped: tuple[weakref.ref[Tensor], ...] = ()
         self._steps = _Steps()
@@ -75,8 +76,8 @@ class StandingTensors:
     def read(self) -> None:
         """Read which tensors the model has now, since some may have been replaced."""
         tensors: list[Tensor] = []
-        if self._model is not None:
-            tensors = [*self._model.parameters(), *self._model.buffers()]
+        if (model := self._model()) is not None:
+            tensors = [*model.parameters(), *model.buffers()]
         is_plain = [type(tensor) in (Tensor, Parameter) for tensor in tensors]
         pairs = list(zip(tensors, is_plain, strict=True))
         self._plain = tuple(weakref.ref(tensor) for tensor, plain in pairs if plain)
@@ -84,7 +85,7 @@ class StandingTensors:
 
     def snapshot(self) -> Snapshot | None:
         """A snapshot to tell later whether a tensor has changed; None without a model."""
-        if self._model is None:
+        if self._model() is None:
             return None
         plain = self._plain
         try:
@@ -192,25 +193,27 @@ class WeightGrowth:
     """
 
     def __init__(self, model: Module | None) -> None:
-        self._model = model
+        self._model = reference_to(model)
         # The number of the first training batch, and the magnitudes of weights then.
         self.first: tuple[int, dict[str, float]] | None = None
 
     def note_first(self, batch_number: int) -> None:
         """Note the magnitudes of weights when training begins: once, and not in evaluation."""
-        if self._model is None or self.first is not None or not torch.is_grad_enabled():
+        model = self._model()
+        if model is None or self.first is not None or not torch.is_grad_enabled():
             return
         self.first = batch_number, {}
         with contextlib.suppress(RuntimeError):  # a missing kernel, or no memory
-            self.first = batch_number, magnitudes(self._model)
+            self.first = batch_number, magnitudes(model)
 
     def since_first(self) -> tuple[Growth, ...]:
         """Weights that are far larger than in the first training batch."""
-        if self._model is None or self.first is None or not any(self.first[1].values()):
+        model = self._model()
+        if model is None or self.first is None or not any(self.first[1].values()):
             return ()
         batch_number, before = self.first
         try:
-            return grown(magnitudes(self._model), before, batch_number)
+            return grown(magnitudes(model), before, batch_number)
         except RuntimeError:  # as above
             return ()
 

@@ -24,6 +24,7 @@ from fxguard.capture._leaving import Unchecked
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
+from fxguard.capture.let_go import let_source_go
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.collectives import may_wait_in
 from fxguard.graph.random_state import RandomState
@@ -137,6 +138,7 @@ class CheckingBackend:
             compiled = observer.unobserved(self.inner, handed_on, example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
+        let_source_go(graph_module, handed_on)
         checked = functools.partial(with_checks, graph_module, plan)
         unchecked = Unchecked(plan, self.way, checked, self.inner) if postpones else None
         copies = Copies(plan, self.spare)

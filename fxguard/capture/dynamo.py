@@ -26,8 +26,6 @@ The names, their use, and what breaks without them (all present in torch 2.11 to
   must not cause a failure where the plain model has none.
 - ``torch._inductor.config.unsafe_marked_cacheable_functions``, if it exists: lets AOTAutograd's
   cache keep graphs with checks. Without it a second process traces them again.
-- ``torch._dynamo.config._make_closure_patcher``: settings for one forward, in torch 2.11.
-  The public ``config.patch`` does the same and takes ten times as long, at each forward.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
   Without it coverage() could not say why operations ran between graphs.
 """
@@ -41,7 +39,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._inductor.config as inductor_config
@@ -53,13 +51,15 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from fxguard.batch import module_hooks, observer
-from fxguard.capture import plain_python, traced_modules
+from fxguard.capture import let_go, plain_python, traced_modules
 from fxguard.capture.instances import instances_of
 from fxguard.capture.quiet import quietly
+from fxguard.capture.settings import with_settings
 from fxguard.graph import marks
 
 __all__ = [
     "Backend",
+    "Entry",
     "OuterCompiler",
     "backend_of_tracing",
     "cached_with",
@@ -82,7 +82,18 @@ __all__ = [
 # Changing shapes and train/eval switches soon reach TorchDynamo's own limit, 8.
 RECOMPILE_LIMIT = 64
 
+# TorchDynamo also limits the compilations of one code object for all models together. They have
+# graphs of their own here, so the limit would leave the 257th model of a class to Python.
+NO_LIMIT = 1 << 30
+
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+
+
+class Entry(NamedTuple):
+    """A method of a model, as a function that can be compiled without keeping the model alive."""
+
+    function: Callable[..., Any]
+    takes_model: bool  # as its first argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +200,7 @@ def compile_forward(
         leave_what_fails: whether code that TorchDynamo fails to capture is silently left to Python
             and to the observer, because nobody asked for this compilation.
     """
+    let_go.tidy()
     plain_python.prepare_tracing()
     traced_modules.mark_traced_modules()
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
@@ -197,23 +209,12 @@ def compile_forward(
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
+    let_go.forget_backend(backend)
+    settings = {"accumulated_recompile_limit": NO_LIMIT}
     if not options:
-        compiled = with_settings(compiled, {"recompile_limit": RECOMPILE_LIMIT})
+        settings["recompile_limit"] = RECOMPILE_LIMIT
+    compiled = with_settings(compiled, settings)
     return quietly(compiled) if leave_what_fails else compiled
-
-
-def with_settings(function: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
-    """Call a function under settings of TorchDynamo."""
-    change = torch._dynamo.config._make_closure_patcher(**settings)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        revert = change()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            revert()
-
-    return call
 
 
 def graph_breaks() -> Counter[str]:

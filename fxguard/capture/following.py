@@ -32,7 +32,7 @@ from fxguard.graph import nodes
 
 __all__ = ["Following", "stand_in_for"]
 
-MOST_EVENTS = 4096  # of forwards without a backward, before they are forgotten
+RETAINS = 2, 3  # position of retain_graph in a backward, and in torch.autograd.grad
 
 
 class _Here(threading.local):
@@ -81,9 +81,10 @@ class Following(Observer):
             number: number of the model's batch, which has ended.
         """
         loss = self.loss
-        if loss is None or loss.has_ended or len(loss.batch.events) > MOST_EVENTS:
+        if loss is None:
             self.loss = loss = Loss(number)
-        loss.tape.forget_dead()
+        else:
+            loss.turn()
         return loss
 
     def go_on(self) -> None:
@@ -165,14 +166,24 @@ def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a backward, and look at the tensors that it begins with."""
     given = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+    roots = [x for x in nodes.leaves(given) if isinstance(x, Tensor)]
     with torch._C.DisableTorchFunction():
-        loss.backward_comes([x for x in nodes.leaves(given) if isinstance(x, Tensor)])
+        loss.backward_comes(roots)
     if kwargs.get("create_graph"):
         return loss.differentiate(func, args, kwargs)
     loss.has_ended = True
     if _here.following is not None:
         _here.following.writes = LateWrites()
-    return func(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        if not _retains_graph(func, args, kwargs):
+            loss.let_go(roots)
+
+
+def _retains_graph(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    position = RETAINS[func is torch.autograd.grad]
+    return bool(args[position] if len(args) > position else kwargs.get("retain_graph"))
 
 
 def stand_in_for(backward: Any) -> Any:

@@ -9,8 +9,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - the loggers of its modules and of those that it captures with, and ``utils.warn_once``.
 - ``CompileContext.current_compile_id()``: whether this thread captures now.
 - ``callback_handler``: called before and after each capture.
-- ``config.suppress_errors``: whether what it fails to capture runs in Python. Where its value is
-  a ``ContextVar`` it is set there: ``config.patch`` takes some µs more, at each forward.
+- ``config.suppress_errors``: whether what it fails to capture runs in Python.
 - ``utils.counters["graph_break"]``: how often it broke a graph, and why.
 """
 
@@ -20,14 +19,14 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch._dynamo.utils as dynamo_utils
-from torch._dynamo import config
 from torch._dynamo.callback import callback_handler
 from torch._guards import CompileContext
+
+from fxguard.capture.settings import with_settings
 
 __all__ = ["captures_quietly", "quietly"]
 
@@ -53,19 +52,14 @@ def captures_quietly() -> bool:
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function in which TorchDynamo gives no advice, and leaves failing code to Python."""
     _keep_quiet()
-    setting = config._config["suppress_errors"]  # type: ignore[attr-defined] # added at import
-    override = getattr(setting, "user_override", None)
-    if not isinstance(override, ContextVar):  # another version
-        function = config.patch(suppress_errors=True)(function)
-        override = ContextVar("unused")
+    function = with_settings(function, {"suppress_errors": True})
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before = getattr(_here, "quiet", False)
-        _here.quiet, suppressed = True, override.set(True)
+        _here.quiet = True
         try:
             return function(*args, **kwargs)
         finally:
-            override.reset(suppressed)
             _here.quiet = before
 
     return call

@@ -12,11 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
-from torch import Tensor
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
 
 from fxguard.batch.assemble import assemble
 from fxguard.cli._ending import last_line, say
@@ -26,7 +24,6 @@ from fxguard.cli._summary import Headroom, Summary
 from fxguard.cli._terminated import Terminated
 from fxguard.cli._warnings import Warnings
 from fxguard.formats import FORMATS, headroom
-from fxguard.graph.nodes import class_name
 from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED
 from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
@@ -76,6 +73,7 @@ class Session:
         self._past = Note(Summary())  # what guards that no longer exist have seen
         # Modules without weights. They are counted once each, while they live.
         self._bare: WeakValueDictionary[int, Module] = WeakValueDictionary()
+        self._counted: WeakSet[Guard] = WeakSet()  # guards of such modules
         self._bare_count = 0
         self._left = -math.inf  # when this process last left a note
 
@@ -166,21 +164,23 @@ class Session:
 
     def _summary_of(self, guard: Guard) -> Summary:
         """What a guard has seen."""
-        model, found = guard.model, summary_of(guard)
-        if not any(found.weights.values()) and self._bare.get(id(model)) is not model:
-            self._bare[id(model)] = model
-            self._bare_count += 1
+        model, found = guard.reference(), summary_of(guard)
+        if not any(found.weights.values()) and guard not in self._counted:
+            self._counted.add(guard)
+            self._bare_count += model is None or self._bare.get(id(model)) is not model
+            if model is not None:
+                self._bare[id(model)] = model
         return found
 
 
 def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
-    name = class_name(type(guard.model))
+    name = guard.model_name
     counted, idle = guard.counted(), guard.idle_globs()
     traces, traced = guard.delivery.traces, tuple(guard.options.trace_batch_nums)
     return Summary(
         batches=Counter({name: guard.recorder.next_number}),
-        weights={name: sum(map(size_of, guard.model.parameters()))},
+        weights={name: guard.names.count_weights()},
         traced=traced or None,
         seen_traced=set(traces.seen),
         traced_bad=traces.first_bad,
@@ -189,11 +189,6 @@ def summary_of(guard: Guard) -> Summary:
         least=headroom_of(guard),
         idle_globs=None if idle is None else set(idle),
     )
-
-
-def size_of(weight: Tensor) -> int:
-    """How many elements a weight has; 1 where that is not known yet."""
-    return 1 if is_lazy(weight) else weight.numel()
 
 
 def headroom_of(guard: Guard) -> Headroom | None:

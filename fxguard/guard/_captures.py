@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.fx import GraphModule
 
 from fxguard.batch import observer
-from fxguard.capture import dynamo
+from fxguard.capture import dynamo, let_go
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.guard._hooks import hook_state
+from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
 from fxguard.guard.plugins import Hear
 from fxguard.plan.plan import Plan
@@ -32,7 +35,7 @@ class Captures:
     Threads share it, and add to it under a lock.
 
     Args:
-        original: gives a method of the model without the guard.
+        installation: gives the methods of the model without the guard.
         names: the names in the model.
         hear: called with each run of a graph.
         replay: whether only the outputs of a graph are measured, until they turn bad.
@@ -44,7 +47,7 @@ class Captures:
 
     def __init__(
         self,
-        original: Callable[[str], Callable[..., Any]],
+        installation: Installation,
         names: Names,
         hear: Hear,
         *,
@@ -53,13 +56,17 @@ class Captures:
     ) -> None:
         self.keeping: Keeping | None = None
         self.checks = checks
-        self.original = original
+        self.installation = installation
         self.names = names
         self.hear = hear
         self.replay = replay
-        self._compiled: dict[Any, tuple[Any, Callable[..., Any]]] = {}
+        # The compiler, which keeps its id; the compiled method, and whether it takes the model.
+        self._compiled: dict[Any, tuple[Any, Callable[..., Any], bool]] = {}
         self._backends: list[CheckingBackend] = []
+        # Of graphs that may run. TorchDynamo's cache refers to them.
+        self._in_use: list[dynamo.Backend] = []
         self._lock = threading.RLock()
+        weakref.finalize(self, _let_go, self._in_use).atexit = False
 
     def form_of(
         self, method: str, outer: dynamo.OuterCompiler | None, *, fallback: bool
@@ -72,7 +79,7 @@ class Captures:
             fallback: whether code that TorchDynamo fails to capture is left to Python.
         """
         if outer is None and observer.is_watched_by_others():
-            return self.original(method)
+            return self.installation.original(method)
         # If the user compiles the model, its hooks are read once, as torch.compile does.
         hooks = hook_state(self.names.hooks, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
@@ -80,22 +87,24 @@ class Captures:
         with self._lock:
             if key not in self._compiled:
                 if len(self._compiled) >= MOST_CAPTURES:
-                    return self.original(method)
+                    return self.installation.original(method)
                 self._compiled[key] = self._compile(method, outer, fallback)
-            return self._compiled[key][1]
+            _, compiled, takes_model = self._compiled[key]
+        return types.MethodType(compiled, self.names.model) if takes_model else compiled
 
     def _compile(
         self, method: str, outer: dynamo.OuterCompiler | None, fallback: bool
-    ) -> tuple[Any, Callable[..., Any]]:
+    ) -> tuple[Any, Callable[..., Any], bool]:
         inner = "eager" if outer is None else outer.backend
         backend = self._backend(inner, self.hear, self.keeping, follows_python=outer is None)
+        entry = self.installation.entry(method)
         compiled = dynamo.compile_forward(
-            self.original(method),
+            entry.function,
             backend,
             fullgraph=outer is not None and outer.fullgraph,
             leave_what_fails=outer is None and fallback,
         )
-        return inner, compiled
+        return inner, compiled, entry.takes_model
 
     def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
         """The backend for a graph that holds the model and the code compiled around it.
@@ -120,7 +129,7 @@ class Captures:
         names = self.names
         if not self.checks:
             assert keeping is not None
-            return KeepingBackend(
+            keeper = KeepingBackend(
                 inner,
                 keeping,
                 names.modules,
@@ -129,6 +138,8 @@ class Captures:
                 weights_stay=names.weights_stay,
                 follows_python=follows_python,
             )
+            self._in_use.append(keeper)
+            return keeper
         backend = CheckingBackend(
             inner,
             hear,
@@ -142,6 +153,7 @@ class Captures:
             keeping=keeping,
         )
         self._backends.append(backend)
+        self._in_use.append(backend)
         return backend
 
     def keep(self, keeping: Keeping | None) -> None:
@@ -172,8 +184,15 @@ class Captures:
     def forget_forms(self) -> None:
         """Forget the captured forms, because the methods have changed."""
         self._compiled.clear()
+        _let_go(self._in_use)
 
     def clear(self) -> None:
         """Forget everything that was captured."""
-        self._compiled.clear()
+        self.forget_forms()
         self._backends.clear()
+        let_go.tidy()
+
+
+def _let_go(backends: list[dynamo.Backend]) -> None:
+    let_go.let_go(backends)
+    backends.clear()

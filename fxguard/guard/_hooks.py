@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.modules.module as module_hooks
 from torch.nn import Module
 
-__all__ = ["HookState", "dictionaries_of", "hook_state"]
+__all__ = ["HookState", "hook_state", "hooked_parts"]
 
 # A hook with keyword arguments, or one that is always called, is also in one of these.
 KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -26,17 +26,17 @@ GLOBAL = [(i - len(KINDS), getattr(module_hooks, f"_global{kind}")) for i, kind 
 HookState = tuple[tuple[int, tuple[Any, ...]], ...]
 
 
-def dictionaries_of(model: Module) -> list[Mapping[str, Any]]:
-    """The attributes of each submodule. Hooks of the model itself run around its forward."""
-    found = [vars(module) for module in model.modules() if module is not model]
-    return [attributes for attributes in found if all(kind in attributes for kind in KINDS)]
+def hooked_parts(model: Module) -> list[Module]:
+    """The submodules that can have hooks. Hooks of the model itself run around its forward."""
+    parts = [module for module in model.modules() if module is not model]
+    return [module for module in parts if all(kind in vars(module) for kind in KINDS)]
 
 
 def hook_state(dictionaries: Sequence[Mapping[str, Any]], ours: int) -> HookState:
     """The hooks that the modules have now; equal if nothing was added, replaced or removed.
 
     Args:
-        dictionaries: from :func:`dictionaries_of`.
+        dictionaries: the attributes of each of :func:`hooked_parts`.
         ours: the key of fxguard's own hooks on all modules.
     """
     state = []

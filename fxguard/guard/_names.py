@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
-from fxguard.guard._hooks import dictionaries_of
+from fxguard.errors import UsageError
+from fxguard.guard._hooks import hooked_parts
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.records import Role
 
@@ -22,42 +25,44 @@ class Names:
     Threads may read the names while another thread updates them: a name that stays is never absent.
 
     Args:
-        model: the model.
+        model: the model, which is not kept alive, and neither are its parts.
         on_read: called after each reading.
 
     Attributes:
         modules: ``id(module)`` to qualified name, without the model itself.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
         weights_stay: whether weights are still there when a report is made; FSDP frees them.
-        hooks: the dictionaries with the hooks of each submodule.
     """
 
     def __init__(self, model: Module, on_read: Callable[[], None]) -> None:
-        self.model = model
+        self._model = weakref.ref(model)
         self.on_read = on_read
         self.modules: dict[int, str] = {}
         self.tensors: dict[int, tuple[Role, str]] = {}
         self.weights_stay = True
-        self.hooks: list[Mapping[str, Any]] = []
-        self._known: list[Module] = []  # the model and all its submodules
+        self._hooked: list[weakref.ref[Module]] = []  # submodules, which may have hooks
+        self._known: list[weakref.ref[Module]] = []  # the model and all its submodules
         self._contents: list[Any] = []  # what those held; empty if that cannot be determined
+        self._elements = 0  # of all weights
         self._lock = threading.Lock()
 
     def read(self) -> None:
         """Bring the names up to date."""
         if self._are_the_same():
             return
-        modules = {id(module): name for name, module in self.model.named_modules()}
-        del modules[id(self.model)]  # the root's frame is made when the batch ends
-        tensors = {id(p): (Role.WEIGHT, name) for name, p in self.model.named_parameters()}
-        tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in self.model.named_buffers()}
+        model = self.model
+        modules = {id(module): name for name, module in model.named_modules()}
+        del modules[id(model)]  # the root's frame is made when the batch ends
+        tensors = {id(p): (Role.WEIGHT, name) for name, p in model.named_parameters()}
+        tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in model.named_buffers()}
         with self._lock:
-            self.hooks = dictionaries_of(self.model)
-            self.weights_stay = not is_sharded(self.model)
+            self._hooked = list(map(weakref.ref, hooked_parts(model)))
+            self.weights_stay = not is_sharded(model)
             _replace(self.modules, modules)
             _replace(self.tensors, tensors)
-            self._known = list(self.model.modules())
-            self._contents = _contents(self._known)
+            self._known = list(map(weakref.ref, model.modules()))
+            self._contents = _contents(model.modules())
+            self._elements = sum(map(_size_of, model.parameters()))
         self.on_read()
 
     def _are_the_same(self) -> bool:
@@ -67,7 +72,30 @@ class Names:
         name.
         """
         with self._lock:
-            return bool(self._contents) and _contents(self._known) == self._contents
+            known = [module for each in self._known if (module := each()) is not None]
+            return bool(self._contents) and _contents(known) == self._contents
+
+    @property
+    def model(self) -> Module:
+        """The model.
+
+        Raises:
+            FxguardError: when it is gone.
+        """
+        model = self._model()
+        if model is None:
+            raise UsageError("the model is gone: nothing but this guard refers to it")
+        return model
+
+    def count_weights(self) -> int:
+        """How many elements the weights of the model have, or had when it was last seen."""
+        model = self._model()
+        return self._elements if model is None else sum(map(_size_of, model.parameters()))
+
+    @property
+    def hooks(self) -> list[Mapping[str, Any]]:
+        """The attributes of each submodule, among them the dictionaries with its hooks."""
+        return [module.__dict__ for each in self._hooked if (module := each()) is not None]
 
     def module_at(self, name: str) -> Module | None:
         """The submodule that now has a qualified name; None if there is none."""
@@ -79,8 +107,9 @@ class Names:
 
     def tensors_by_name(self) -> dict[tuple[Role, str], Tensor]:
         """Role and qualified name to each weight and buffer that the model has now."""
-        weights = {(Role.WEIGHT, name): weight for name, weight in self.model.named_parameters()}
-        buffers = {(Role.BUFFER, name): buffer for name, buffer in self.model.named_buffers()}
+        model = self.model
+        weights = {(Role.WEIGHT, name): weight for name, weight in model.named_parameters()}
+        buffers = {(Role.BUFFER, name): buffer for name, buffer in model.named_buffers()}
         return {**weights, **buffers}
 
 
@@ -101,6 +130,11 @@ def _contents(modules: Iterable[Module]) -> list[Any]:
                 contents += held
                 contents += map(id, held.values())
     return contents
+
+
+def _size_of(weight: Tensor) -> int:
+    """How many elements a weight has; 1 where that is not known yet."""
+    return 1 if is_lazy(weight) else weight.numel()
 
 
 def _replace(old: dict[int, Any], new: dict[int, Any]) -> None:

@@ -49,7 +49,8 @@ def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
 
 def stand_in_for(original: Callable[..., Any], method: str) -> Any:
     """A function that replaces a method of a guarded model, and looks like it."""
-    takes_model = isinstance(original, types.MethodType)
+    # What takes the model keeps it alive, and this function must not: a guard holds it.
+    plain = None if isinstance(original, types.MethodType) else original
 
     # If this function is the outermost one of a compilation, TorchDynamo skips it, but not the
     # functions that it calls, so that `guarded` sees who compiles. If the user compiles a function
@@ -67,8 +68,8 @@ def stand_in_for(original: Callable[..., Any], method: str) -> Any:
         own_methods = guard.installation.own_methods
         if method in own_methods:
             return own_methods[method](*args, **kwargs)
-        if not takes_model:
-            return original(*args, **kwargs)
+        if plain is not None:
+            return plain(*args, **kwargs)
         return getattr(type(model), method)(model, *args, **kwargs)
 
     functools.update_wrapper(wrapper, getattr(original, "__func__", original))

@@ -66,13 +66,13 @@ class WholeStep:
         """Called when gradients may come to these tensors, computed from outputs of the model."""
         self.delivery.scalers = loss.scalers
         if self.backward is not None:
-            index = LOSS + len(loss.batch.events) - 1
+            index = LOSS + loss.events_so_far - 1
             self.backward.tape_left(loss.tape, roots, loss.batch.number, index)
 
     def loss_graph_ran(self, loss: Loss, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Called when a graph of a loss has returned; gradients may come to it."""
         if self.backward is not None:
-            index = LOSS + len(loss.batch.events)
+            index = LOSS + loss.events_so_far
             self.backward.graph_ran(run, outputs, loss.batch.number, index)
 
     def judge_loss(self, loss: Loss) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from fxguard.batch.active import ActiveForward
 from fxguard.batch.arguments import ModelCall
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
+from fxguard.batch.model_reference import reference_to
 from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
@@ -49,7 +51,7 @@ from fxguard.guard.instrumented import INSTALLED, find_installed
 from fxguard.guard.keeper import Keeper, kept_in
 from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
-from fxguard.guard.plugins import Plugins
+from fxguard.guard.plugins import Hear, Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import merged, selftest_of
 from fxguard.plan.plan import Plan
@@ -81,7 +83,6 @@ class Guard:
     causes meanwhile is counted here as well.
 
     Attributes:
-        model: the instrumented model.
         last_report: the :class:`Report` of the last detection, or None.
         optimizer_step: how many steps the optimizer has made, for reports; None if unknown. Set it
             in your training loop, or let an integration set it.
@@ -94,7 +95,8 @@ class Guard:
     fallback = True
 
     def __init__(self, model: Module, options: Options, plugins: Plugins | None = None) -> None:
-        self.model = model
+        self.reference = reference_to(model)
+        self.model_name = class_name(type(model))
         self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
         self.capture = plugins.watches_operations  # False: Python runs an eager model
@@ -102,9 +104,9 @@ class Guard:
         self.delivery = Delivery(self.recorder, plugins.stream)
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
-        self.captures = Captures(
-            self.installation.original, self.names, self._graph_ran, replay=options.replay
-        )
+        # TorchDynamo keeps what it compiled, and that must not keep the guard.
+        hear = _weakly(self._graph_ran)
+        self.captures = Captures(self.installation, self.names, hear, replay=options.replay)
         self._keeper: Keeper | None = None  # kept operations in float32 before, and will again
         self.whole_step: WholeStep | None = None  # set while a script is watched
         self.backward: BackwardPasses | None = None
@@ -123,8 +125,17 @@ class Guard:
 
     # What users ask for.
 
+    @property
+    def model(self) -> Module:
+        """The instrumented model. A guard does not keep it alive.
+
+        Raises:
+            FxguardError: when the model is gone.
+        """
+        return self.names.model
+
     def __repr__(self) -> str:
-        what = f"{class_name(type(self.model))}, batch {self.batch_number}"
+        what = f"{self.model_name}, batch {self.batch_number}"
         found = "nothing found" if self.last_report is None else self.last_report.message
         return f"<fxguard.Guard of {what}: {found}>"
 
@@ -238,7 +249,7 @@ class Guard:
     def idle_globs(self) -> list[str] | None:
         """Globs of ``ignore`` that name nothing in the last batch; None before the first."""
         last = self.recorder.last_batch
-        return None if last is None else idle_globs(self.options.ignore, self.model, last)
+        return None if last is None else idle_globs(self.options.ignore, self.reference(), last)
 
     @property
     def keeps(self) -> bool:
@@ -282,7 +293,8 @@ class Guard:
     def stop_listening(self) -> None:
         """Remove the hooks on the gradients of weights."""
         if self.backward is not None:
-            self.backward.close(self.model.parameters())
+            model = self.reference()
+            self.backward.close([] if model is None else model.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         # The copy of the model is a separate model that counts its own batches.
@@ -367,7 +379,7 @@ class Guard:
             if self._hears_of_backward(running.batch.number):
                 running.tape = Tape(names.tensors)  # for the operations between graphs
             try:
-                name = class_name(type(self.model))
+                name = self.model_name
                 original = self.installation.original
                 running.batch.call = ModelCall(name, method, original, args, kwargs)
                 running.batch.caller = calling_line()
@@ -397,7 +409,7 @@ class Guard:
                     assert self.backward is not None
                     weights = self.model.named_parameters()
                     self.backward.batch_ended(running.batch, weights)
-                    if running.tape is not None and running.tape.calls:
+                    if running.tape is not None and running.tape.has_noted:
                         last, (_, returned) = running.batch, marks.flatten_call((), {}, output)
                         index = len(last.events) - 1
                         self.backward.tape_left(running.tape, returned, last.number, index)
@@ -429,7 +441,7 @@ class Guard:
         Args:
             inner: the backend that the graph was meant for.
         """
-        return self.captures.around(inner, self._graph_ran_around)
+        return self.captures.around(inner, _weakly(self._graph_ran_around))
 
     def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """Called when such a graph has run: one run is a batch."""
@@ -467,6 +479,18 @@ class Guard:
     def _count_breaks(self, before: Counter[str], now: Counter[str]) -> None:
         with self._lock:
             self._breaks += now - before
+
+
+def _weakly(method: Hear) -> Hear:
+    """A function that calls a method while its object is alive."""
+    reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
+
+    def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        call = reference()
+        if call is not None:
+            call(run, outputs)
+
+    return hear
 
 
 def in_backward() -> bool:

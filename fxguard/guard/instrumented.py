@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import Module
 
+from fxguard.batch.model_reference import ModelReference
 from fxguard.capture.dynamo import is_compiled
 from fxguard.errors import UsageError
 
@@ -29,7 +30,7 @@ GUARD = "_fxguard"
 class Installed(Protocol):
     """A guard or a keeper in front of a model, as far as it matters here."""
 
-    model: Module
+    reference: ModelReference  # to the model
     checks: bool  # True for a guard; a keeper only keeps operations in float32
 
     @property
@@ -70,9 +71,10 @@ def check_can_instrument(model: Any) -> None:
             what = f"its submodule {name!r}" if name else f"this {type(model).__name__}"
             raise UsageError(f"{what} is instrumented already; call fxguard.remove on it first")
     for guard in INSTALLED:
-        if guard.checks and any(module is model for module in guard.model.modules()):
+        whole = guard.reference()
+        if guard.checks and whole is not None and any(part is model for part in whole.modules()):
             raise UsageError(
-                f"this {type(model).__name__} is part of a {type(guard.model).__name__} that is "
+                f"this {type(model).__name__} is part of a {type(whole).__name__} that is "
                 "instrumented already"
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch.nn import Module
 
 from fxguard.batch.events import GraphRun
+from fxguard.batch.model_reference import reference_to
 from fxguard.capture import dynamo
 from fxguard.capture.keeping import Keeping, seen_from_outside
 from fxguard.errors import FxguardError
@@ -34,13 +35,18 @@ class Keeper:
     fallback = True  # code that TorchDynamo fails to capture runs unchanged
 
     def __init__(self, model: Module, keeping: Keeping) -> None:
-        self.model = model
+        self.reference = reference_to(model)
         self.keeping = keeping
         self.installation = Installation(model, Methods())
         self.names = Names(model, lambda: None)
-        self.captures = Captures(self.installation.original, self.names, _ignore, checks=False)
+        self.captures = Captures(self.installation, self.names, _ignore, checks=False)
         self.captures.keep(keeping)
         self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
+
+    @property
+    def model(self) -> Module:
+        """The model, which is not kept alive."""
+        return self.names.model
 
     def keep(self, keeping: Keeping) -> None:
         """Keep other operations from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Losses:
     def __init__(self) -> None:
         self._here = threading.local()
         # A training that raised may never close this object: it must leave nothing on the stack.
-        self._all: list[Following] = []  # one for each thread
+        self._all: weakref.WeakSet[Following] = weakref.WeakSet()  # one for each thread
         weakref.finalize(self, _forget, self._here, self._all)
         for change in _changes:
             change.begin()
@@ -101,7 +101,7 @@ class Losses:
         """The ``Following`` of this thread."""
         if not hasattr(self._here, "following"):
             self._here.following = Following()
-            self._all.append(self._here.following)
+            self._all.add(self._here.following)
         following: Following = self._here.following
         return following
 
@@ -111,9 +111,9 @@ def _restore() -> None:
         change.end()
 
 
-def _forget(here: threading.local, of_all_threads: list[Following]) -> None:
+def _forget(here: threading.local, of_all_threads: Iterable[Following]) -> None:
     following: Following | None = getattr(here, "following", None)
     if following is not None:
         following.forget()
-    for each in of_all_threads:
+    for each in list(of_all_threads):
         each.retire()

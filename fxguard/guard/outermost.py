@@ -10,6 +10,7 @@ from __future__ import annotations
 import os.path
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from types import FrameType
@@ -36,7 +37,7 @@ __tracebackhide__ = True  # by pytest: it shows the test, and where the model wa
 TORCH = os.path.dirname(torch.__file__) + os.sep
 AOT_FILES = os.path.join(TORCH, "_functorch", "_aot_autograd") + os.sep
 
-# How many guards are kept. Each keeps its model alive; a dropped one is captured anew when called.
+# How many guards are kept. A model whose guard was dropped is captured anew when called.
 KEPT = 32
 
 
@@ -85,7 +86,7 @@ class OutermostModules:
         self.follows_losses = follow_losses
         self.losses: Losses | None = None  # set while entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
-        self._refused: set[int] = set()
+        self._refused: weakref.WeakSet[Module] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._local = threading.local()
         self._original: Any = None
@@ -202,28 +203,34 @@ class OutermostModules:
         """Whether a module may be a part of the loss that this thread computes."""
         if self.losses is None or not self.losses.is_followed:
             return False
-        return id(target) not in self._watched and not pays_to_capture(target)
+        return self._known(target) is None and not pays_to_capture(target)
+
+    def _known(self, target: Module) -> Watched | None:
+        """What is known of a module; nothing if it came in the place of one that is gone."""
+        watched = self._watched.get(id(target))
+        return None if watched is None or watched.guard.reference() is not target else watched
 
     def _watched_of(self, target: Module) -> Watched | None:
-        watched, there = self._watched.get(id(target)), find_guard(target)
+        watched, there = self._known(target), find_guard(target)
         if there is not None and (watched is None or there is not watched.guard):
             return None  # the script has instrumented it
         if watched is not None:
             with self._lock:
                 self._watched.move_to_end(id(target))
             return watched
-        if id(target) in self._refused or in_backward():
+        if target in self._refused or in_backward():
             return None
         try:
             check_kind(target)
             self._check_parts(target)
         except UsageError as error:
-            self._refused.add(id(target))
+            self._refused.add(target)
             self.on_refusal(type(target).__name__, str(error))
             return None
         with self._lock:
-            if id(target) in self._watched:
-                return self._watched[id(target)]
+            if (watched := self._known(target)) is not None:
+                return watched
+            self._drop_what_is_gone()
             guard = Guard(target, self.options)
             # A glob for one of the models names nothing in the others, so no warning is due here.
             guard.delivery.warns_of_idle_globs = False
@@ -234,11 +241,19 @@ class OutermostModules:
             self._watched[id(target)] = watched = Watched(guard)
             for key, old in list(self._watched.items())[:-KEPT]:
                 if old.calls == 0 and not old.stays:
-                    del self._watched[key]
-                    old.guard.stop_listening()
-                    old.guard.stop_watching_steps()
-                    self.on_drop(old.guard)
+                    self._drop(key)
         return watched
+
+    def _drop_what_is_gone(self) -> None:
+        for key, watched in list(self._watched.items()):
+            if watched.guard.reference() is None:
+                self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        guard = self._watched.pop(key).guard
+        guard.stop_listening()
+        guard.stop_watching_steps()
+        self.on_drop(guard)
 
     def _check_parts(self, target: Module) -> None:
         # Guards of this table may be installed while another thread calls the part.

@@ -15,6 +15,7 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.fingerprints import Fingerprints
 from fxguard.batch.frames import FrameView
 from fxguard.batch.late_writes import LateWrites
+from fxguard.batch.model_reference import reference_to
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
@@ -74,7 +75,7 @@ class Recorder:
         self, options: Options, model: Module | None = None, judge: MakeJudge | None = None
     ) -> None:
         self.options = options
-        self.model = model
+        self._model = reference_to(model)
         self.next_number = 0
         self.optimizer_step: int | None = None
         self.steps_are_watched = False
@@ -106,6 +107,11 @@ class Recorder:
             is_ignored=self.options.ignores,
             growth=self.growth.since_first,
         )
+
+    @property
+    def model(self) -> Module | None:
+        """The model; None for the graphs of a backend, or if the model is gone."""
+        return self._model()
 
     @property
     def batch(self) -> Batch | None:

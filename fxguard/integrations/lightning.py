@@ -57,6 +57,7 @@ class _Steps(Methods):
         """Restore the steps and ``log``."""
         model.__dict__.update(self.compiled)
         del model.__dict__["log"]
+        self.compiled, self.guarded = {}, {}  # they keep the model alive
 
 
 class FxguardCallback(Callback):

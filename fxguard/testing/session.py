@@ -50,7 +50,7 @@ def warn(name: str, reason: str) -> None:
 
 
 def coverage_of(guard: Guard) -> str:
-    return f"{type(guard.model).__name__}: {guard.coverage()}"
+    return f"{guard.model_name}: {guard.coverage()}"
 
 
 class Fixture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -54,11 +55,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Kept:
-    """The model that was watched last, so that the next example finds its graphs captured."""
+    """The model that was watched last, so that the next example finds its graphs captured.
 
-    model: Any
+    A module is not kept alive. A function is, with the module around it.
+    """
+
+    model: Callable[[], Any]
     options: Options
-    called: Module
+    around: Function | None
     guard: Guard
     reports: list[Report]
 
@@ -142,14 +146,14 @@ def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[
     """
     global _last
     wanted = Options(**{"backward": False, **options})
-    if _last is None or _last.model is not model or _last.options != wanted:
+    if _last is None or _last.model() is not model or _last.options != wanted:
         _last = _keep(model, wanted)
     kept = _last
     check_can_instrument(kept.guard.model)
     kept.reports.clear()
     kept.guard.install()
     try:
-        yield kept.called, kept.guard, kept.reports
+        yield as_module(model) if kept.around is None else kept.around, kept.guard, kept.reports
     finally:
         kept.guard.put_away()
         kept.guard.stop_listening()
@@ -165,7 +169,9 @@ def _keep(model: Model, options: Options) -> _Kept:
     reports: list[Report] = []
     wanted = replace(options, on_detect=reports.append)
     guard = Guard(unwrapped(called), wanted)
-    return _Kept(model, options, called, guard, reports)
+    if isinstance(called, Function):
+        return _Kept(lambda: model, options, called, guard, reports)
+    return _Kept(weakref.ref(model), options, None, guard, reports)
 
 
 def forget() -> None:
