@@ -181,6 +181,7 @@ class Row:
     note: str = ""  # "", "None", "not a tensor", "empty", "meta", "changed since"
     dtype: str = ""  # of the tensor, "float16"; "" if not known
     fingerprint: Fingerprint | None = None  # in trace files; None if nobody asked for it
+    mask: bool = False  # whether its infinities are there on purpose
 
     @property
     def role(self) -> RowRole:
@@ -189,8 +190,8 @@ class Row:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the row holds an inf or a NaN."""
-        return self.abs_max is not None and not math.isfinite(self.abs_max)
+        """Whether the row holds an inf or a NaN that nobody intended."""
+        return self.abs_max is not None and not math.isfinite(self.abs_max) and not self.mask
 
 
 @dataclass(frozen=True, slots=True)

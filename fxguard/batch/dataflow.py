@@ -34,6 +34,7 @@ class DataFlow:
     # Values that left the model: the results, and values written to inputs and buffers.
     reached: list[int] = field(default_factory=list)
     labels: Mapping[Key, str] = field(default_factory=dict)  # the user's names for values
+    intended: frozenset[int] = frozenset()  # values that are infinite on purpose, once judged
 
     def add_value(self, key: Key, value: Value, found: Range | str) -> None:
         """Add and number one value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -66,8 +67,21 @@ class FrameView:
             unlike: see :func:`render`.
             prints: likewise.
         """
-        frame = render(flow.frames[position], flow.values, flow.ranges, self.model, unlike, prints)
+        planned = flow.frames[position]
+        frame = render(planned, flow.values, flow.ranges, self.model, unlike, prints)
+        if flow.intended:
+            frame = _with_masks(frame, planned, flow)
         return replace(frame, batch_number=flow.batch_number, index=index, phase=self.phase)
+
+
+def _with_masks(rendered: Frame, frame: FramePlan, flow: DataFlow) -> Frame:
+    """A frame with the rows marked that are infinite on purpose: they follow the parameters."""
+    own = len(rendered.rows) - len(frame.rows)
+    rows = list(rendered.rows)
+    for place, row in enumerate(frame.rows, own):
+        if row.value in flow.intended and rows[place].abs_max == math.inf:
+            rows[place] = replace(rows[place], mask=True)
+    return replace(rendered, rows=tuple(rows))
 
 
 def frames_of(plan: Plan, statistics: Tensor, model: Module | None = None) -> list[Frame]:

@@ -30,7 +30,7 @@ from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.fingerprints import take_fingerprints
 from fxguard.rerun.whole_graph import measure_postponed
-from fxguard.verdict.report_of import Finished, Judge, ReportOf, first_bad_frame
+from fxguard.verdict.report_of import Finished, Judge, ReportOf, glance
 from fxguard.verdict.step_rules import Excused
 
 __all__ = ["MakeJudge", "Recorder"]
@@ -186,7 +186,8 @@ class Recorder:
                 found = self._judged(self.judge, batch, error)
             elif batch.number in traced:
                 measure_postponed(batch)
-                found = Finished(batch, first_bad=first_bad_frame(batch, self.view))
+                flow, first_bad = glance(batch, self.view)
+                found = Finished(batch, flow, first_bad=first_bad)
             if self._writes(batch, found):
                 take_fingerprints(batch)
             if batch.lost_share is not None and error is None:
@@ -308,11 +309,12 @@ class Recorder:
 
     def frames_of_loss(self, batch: Batch) -> list[Frame]:
         """All frames of what a script has computed so far from the outputs of batches."""
-        return self._rendered(batch, assemble(batch), self.view_of_loss, just_ended=True)
+        flow, _ = glance(batch, self.view_of_loss)
+        return self._rendered(batch, flow, self.view_of_loss, just_ended=True)
 
     def first_bad_of_loss(self, batch: Batch) -> Frame | None:
         """What first made an inf or a NaN in what a script has computed from outputs so far."""
-        return first_bad_frame(batch, self.view_of_loss)
+        return glance(batch, self.view_of_loss)[1]
 
     def _rendered(
         self,

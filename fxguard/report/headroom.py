@@ -37,9 +37,10 @@ def outputs_with_limits(frame: Frame) -> list[Row]:
 def headroom_of(rows: Iterable[Row]) -> float:
     """The least headroom of some rows, see :func:`fxguard.formats.headroom`.
 
-    Infinity if no row has a limit, minus infinity if one holds an inf or a NaN.
+    Infinity if no row has a limit, minus infinity if one holds an inf or a NaN. Masks do not count.
     """
-    known = (headroom(row.dtype, row.abs_max) for row in rows if row.abs_max is not None)
+    numbers = ((row.dtype, row.abs_max) for row in rows if not row.mask)
+    known = (headroom(dtype, largest) for dtype, largest in numbers if largest is not None)
     return min(known, default=math.inf)
 
 

@@ -132,7 +132,7 @@ def _hollow(ax: Axes, values: list[float], where: list[bool], color: str, label:
 
 
 def _holds(rows: list[Row], is_bad: Callable[[float], bool]) -> bool:
-    return any(row.abs_max is not None and is_bad(row.abs_max) for row in rows)
+    return any(row.abs_max is not None and is_bad(row.abs_max) and not row.mask for row in rows)
 
 
 def _mark(ax: Axes, where: list[bool], edge: int, marker: str, color: str, label: str) -> None:

@@ -151,7 +151,10 @@ def _with_references(rows: list[Any], before: list[Any]) -> list[Any]:
 
 
 def _masks(rows: Sequence[Row]) -> list[int]:
-    """The rows that hold the largest number of their dtype, which says nothing about headroom."""
+    """The rows of masks: of infinities on purpose, or of the largest number of their dtype.
+
+    They say nothing about headroom.
+    """
     masks = []
     nearly: dict[str, float] = {}  # for each dtype; most numbers are far below
     for index, row in enumerate(rows):
@@ -159,7 +162,8 @@ def _masks(rows: Sequence[Row]) -> list[int]:
             limit = FORMATS.get(row.dtype)
             nearly[row.dtype] = math.inf if limit is None else 0.9999 * limit.max
         high = row.abs_max
-        if high is not None and high >= nearly[row.dtype] and is_mask(row.dtype, high):
+        is_limit = high is not None and high >= nearly[row.dtype] and is_mask(row.dtype, high)
+        if row.mask or is_limit:
             masks.append(index)
     return masks
 

@@ -240,7 +240,7 @@ def _read_lines(origin: Origin) -> Iterator[str]:
     ranges = [
         f"{row.label} up to {row.abs_max:.2e}"
         for row in origin.frame.rows
-        if row.role is RowRole.INPUT and row.abs_max is not None and not row.is_bad
+        if row.role is RowRole.INPUT and row.abs_max is not None and math.isfinite(row.abs_max)
     ]
     if ranges:
         yield f"  it read {', '.join(ranges)}"

@@ -132,7 +132,7 @@ class _FoundError(Exception):
 def _largest(guard: Guard) -> float:
     """The largest finite magnitude that an operation of the last batch read or made."""
     rows = [row for frame in guard.frames() for row in frame.rows]
-    finite = [row.abs_max for row in rows if row.abs_max is not None and not row.is_bad]
+    finite = [row.abs_max for row in rows if row.abs_max is not None and math.isfinite(row.abs_max)]
     return max(finite, default=0.0)
 
 

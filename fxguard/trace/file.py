@@ -2,9 +2,10 @@
 
 A file holds JSON lines. The first line identifies the file. A ``plan`` line lists frames with the
 labels of their rows; it is written again only when a batch has other frames. A ``batch`` line holds
-the numbers and the fingerprints. Files of earlier versions have no fingerprints, and earlier
-versions ignore them. Each line is written when its batch has finished, so that a file is readable
-up to the point of a crash. Frames of the loss and of the backward follow in lines of their own.
+the numbers, the fingerprints, and which rows are masks. Files of earlier versions lack the latter
+two, and earlier versions ignore them. Each line is written when its batch has finished, so that a
+file is readable up to the point of a crash. Frames of the loss and of the backward follow in lines
+of their own.
 :mod:`fxguard.trace.writer` writes these files. Knows nothing of torch.
 """
 
@@ -139,6 +140,7 @@ def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
         raise ValueError("a batch has other rows than its plan")
     given = entry.get("fingerprints")
     fingerprints = None if given is None else read_fingerprints(given, plan.row_count)
+    masks = set(map(_int, _list(entry.get("masks", []))))
     frames: list[Frame] = []
     at = 0
     for name, kind, is_op, source, of_rows, phase in plan.frames:
@@ -147,6 +149,8 @@ def _batch(entry: dict[str, Any], plans: dict[int, Layout]) -> TracedBatch:
             row = _row(label, dtype, rows[at])
             if fingerprints is not None:
                 row = replace(row, fingerprint=fingerprints[at])
+            if at in masks:
+                row = replace(row, mask=True)
             with_numbers.append(row)
             at += 1
         rows_of_frame, index = tuple(with_numbers), len(frames)

@@ -89,6 +89,8 @@ class TraceWriter:
             entry["blamed"] = batch.blamed
         rows = [row for frame in batch.frames for row in frame.rows]
         entry["rows"] = numbers_of(rows)
+        if masks := [place for place, row in enumerate(rows) if row.mask]:
+            entry["masks"] = masks
         if (fingerprints := fingerprints_of(rows)) is not None:
             entry["fingerprints"] = fingerprints
         lines.append(as_json(entry))

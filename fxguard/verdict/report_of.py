@@ -40,7 +40,7 @@ __all__ = [
     "Finished",
     "Judge",
     "ReportOf",
-    "first_bad_frame",
+    "glance",
     "last_frames",
     "position_of",
 ]
@@ -58,7 +58,8 @@ class Finished:
     """A closed batch and the result of its judgment. Neither changes any more."""
 
     batch: Batch
-    flow: DataFlow | None = None  # as it was judged; None if nothing was reported
+    # As it was judged, of a traced batch at a glance; None if nothing was reported.
+    flow: DataFlow | None = None
     report: Report | None = None
     absorbed: tuple[Origin, ...] = ()  # origins whose bad values reach no output
     # The would-be report on a traced batch, for which detection is off.
@@ -111,6 +112,7 @@ class ReportOf:
         judgment = Judgment(batch, flow, self.is_ignored)
         opinion = SecondOpinion(batch, flow, judgment.verdict)
         judgment.verdict = verdict = opinion.verdict
+        flow.intended = verdict.intended
         for blame in verdict.both:
             if blame.step is not None:
                 flow.show_step(blame.step)
@@ -174,22 +176,29 @@ class _Glance(Judgment):
         """Unknown."""
         return None
 
+    def detail(self, blame: cause.Blame) -> Detail | None:
+        """Unknown."""
+        return None
 
-def first_bad_frame(batch: Batch, view: FrameView) -> Frame | None:
-    """The frame of the first origin in a batch that is not closed yet; None if there is none.
 
-    Nothing runs again for it, and intended infinities are no origins.
+def glance(batch: Batch, view: FrameView) -> tuple[DataFlow, Frame | None]:
+    """What a batch that is not closed yet did, without running anything again.
 
     Args:
         batch: a batch that was read, and measured if that was postponed.
         view: the frames that are shown.
+
+    Returns:
+        Its data flow, with the infinities that are intended; and the frame of its first origin, or
+        None if it has none.
     """
-    if batch.is_finite():
-        return None
     flow = assemble(batch)
-    blamed = _Glance(batch, flow, lambda step: False).verdict.origins
-    positions = [position_of(flow, view, blame) for blame in blamed]
-    return view.render(flow, min(positions), 0) if positions else None
+    if batch.is_finite():
+        return flow, None
+    verdict = _Glance(batch, flow, lambda step: False).verdict
+    flow.intended = verdict.intended
+    positions = [position_of(flow, view, blame) for blame in verdict.origins]
+    return flow, view.render(flow, min(positions), 0) if positions else None
 
 
 class _Description:

@@ -50,7 +50,7 @@ function framesOf(number) {
     const source = place === null ? null : plan.sources[place];
     const rows = labels.map((label, i) => {
       const at = next++;
-      const sides = sheet.sides.map((all) => all[at]);
+      const sides = sheet.sides.map((all, side) => (sheet.masks[side].has(at) ? { ...all[at], mask: true } : all[at]));
       return { label, dtype: plan.dtypes[dtypes[i]], sides, difference: sheet.differences?.[at] ?? "" };
     });
     const bits = sheet.headroom[index];
@@ -70,10 +70,10 @@ function framesOf(number) {
 /** What the chart draws of a frame: the range over its outputs, and whether it goes on to infinity. */
 function drawnRange(outputs) {
   const drawn = { low: null, high: null, bad: false };
-  for (const { low, high } of outputs) {
+  for (const { low, high, mask } of outputs) {
     if (high === null) continue;
     const finite = Number.isFinite(high.value);
-    if (!finite) drawn.bad = true;
+    if (!finite && !mask) drawn.bad = true;
     if (!finite && !Number.isFinite(low.value)) continue;
     if (drawn.low === null || low.value < drawn.low.value) drawn.low = low;
     if (finite && (drawn.high === null || high.value > drawn.high.value)) drawn.high = high;
@@ -93,7 +93,7 @@ function rowsOf(frame) {
         continue;
       }
       for (const x of [side.low, side.high])
-        cells.push(element("td", { class: Number.isFinite(x.value) ? "number" : "number bad" }, x.text));
+        cells.push(element("td", { class: Number.isFinite(x.value) || side.mask ? "number" : "number bad" }, x.text));
     }
     if (SIDES.length > 1) cells.push(element("td", { class: "number" }, row.difference));
     cells.push(element("td", {}, row.dtype));
