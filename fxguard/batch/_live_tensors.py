@@ -126,6 +126,17 @@ class LiveTensors:
         """Forget a tensor that was given other memory, so that its contents are unknown."""
         self._known.pop(id(tensor), None)
 
+    def exchanged(self, tensor: Tensor) -> None:
+        """Forget a tensor, and all in its memory, because another rank's numbers come into it."""
+        memories = {storage._cdata for storage in _storages_of(tensor)}
+        for identity, (reference, _, _) in list(self._known.items()):
+            holder = reference()
+            if holder is None or not memories.isdisjoint(x._cdata for x in _storages_of(holder)):
+                del self._known[identity]
+        for memory in memories & self._memories.keys():
+            del self._memories[memory]
+            self._free(memory)
+
     def written(self, tensor: Tensor, before: int | None) -> Iterator[Key]:
         """Note that a tensor was written; it keeps its key, as do tensors that share its memory.
 

@@ -32,7 +32,7 @@ from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.collectives import waits
 from fxguard.graph.lost_elements import lost_alone
 from fxguard.graph.one_operation import OneOperation
-from fxguard.graph.operations import Call, is_move, name_of, read_call
+from fxguard.graph.operations import Call, is_collective, is_move, name_of, read_call
 from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
@@ -194,6 +194,11 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = calling_line()
         with torch._C.DisableTorchFunction():
             tape.after(noted, result, place)
+    exchanged = _exchanged(func, args, kwargs)
+    if exchanged and result is not None:  # it is still running: who reads them measures them
+        for tensor in exchanged:
+            batch.live.exchanged(tensor)
+        return result
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
         moved = batch.live.key_of(call.first)
@@ -203,7 +208,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place = place or calling_line()
     made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
     outputs = [(nodes.label_of("output", path), key) for path, key in made]
-    changed = list(call.beside)
+    changed = [*call.beside, *(("", tensor) for tensor in exchanged)]
     if result is None:  # ``x[i] = y`` returns nothing
         changed += [("", tensor) for tensor in call.in_place]
     for name, tensor in changed:
@@ -212,6 +217,8 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         add_evidence(batch, call, func, result, made)
+    if exchanged:
+        batch.no_evidence |= dict.fromkeys((key.value for _, key in outputs), waits(func, ()))
     if batch.lost_share is not None and made:
         add_lost(batch, call, func, result, made[0][1].value)
     if outputs:
@@ -222,6 +229,13 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written_apart = operation_of(batch, call, place, read, written)
         batch.events.append(replace(written_apart, framed=False, counts=False))
     return result
+
+
+def _exchanged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a collective may have written; it counts no versions."""
+    if not is_collective(func):
+        return []
+    return [x for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor) and _is_float(x)]
 
 
 def operation_of(
