@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fxguard.errors import UsageError
+from fxguard.graph.wide_form import NotJudged
 from fxguard.guard.instrumented import unwrapped
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.precision._plan import plan_of
@@ -68,7 +69,8 @@ def forecast(
 
     Raises:
         FxguardError: for another dtype, when the loss is not a single number, when the model does
-            not run in ``dtype``, and when TorchDynamo captured nothing of it.
+            not run in ``dtype``, when TorchDynamo captured nothing of it, and when its graphs
+            cannot run in float64.
 
     Example:
         >>> print(fxguard.forecast(model, x))
@@ -82,7 +84,10 @@ def forecast(
         raise UsageError(f"forecast needs a torch.nn.Module, got {type(model).__name__}")
     model = unwrapped(model)
     trials = Trials(model, args, kwargs, dtype, loss)
-    graphs, between = trials.forecast()
+    try:
+        graphs, between = trials.forecast()
+    except NotJudged as reason:  # such as a DTensor among its weights
+        raise UsageError(f"there is no forecast: {reason}") from reason
 
     def plan(autocast: bool, tolerance: float | None) -> PrecisionPlan:
         if dtype in FLOAT8:

@@ -44,9 +44,10 @@ class Comparison:
         if outputs is None:
             return
         both, start = SideBySide(run, self.reference, self.gradients), Start(run)
-        copies = start.copies()
+        if reason := start.why_not():
+            raise UsageError(f"there is no run in two precisions: {reason}")
         assert run.args is not None
-        pairs = [self.given(*each) for each in zip(run.args, copies, strict=True)]
+        pairs = [self.given(*each) for each in zip(run.args, start.copies(), strict=True)]
         with start.alone():
             returned = both.run([low for low, _ in pairs], [wide for _, wide in pairs])
         self.compared.append(both)

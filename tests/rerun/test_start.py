@@ -26,6 +26,7 @@ from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.rerun.repeats import same_magnitude
 from fxguard.rerun.start import Start
+from fxguard.testing import numerically_stable
 from fxguard.testing.watch import as_module
 
 
@@ -239,3 +240,20 @@ def test_magnitudes_of_one_computation(one: float, other: float, same: bool) -> 
     """Compilers keep more digits; inf and NaN are only equal to themselves."""
     assert same_magnitude(one, other) is same
     assert same_magnitude(other, one) is same
+
+
+@pytest.mark.parametrize("ask", [fxguard.forecast, numerically_stable], ids=lambda x: x.__name__)
+def test_a_tool_says_why_it_cannot_run_a_graph_again(ask: Any, one_rank: None) -> None:
+    """A DTensor among the weights: the error is one of fxguard's, in one line."""
+    mesh = init_device_mesh("cpu", (1,))
+
+    class Split(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(distribute_tensor(torch.ones(3), mesh, [Shard(0)]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (DTensor.from_local(x, mesh, [Shard(0)]) * self.weight).to_local()
+
+    with pytest.raises(fxguard.FxguardError, match=r"^there is no .*DTensor"):
+        ask(Split(), torch.ones(3))
