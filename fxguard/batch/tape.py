@@ -57,12 +57,23 @@ class Tape:
         self._leaves: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._by_functions: weakref.WeakSet[Given] = weakref.WeakSet()
         self._known: dict[int, _Known] = {}  # by id of the tensor
+        self._without_gradient: list[int] = []  # ids of tensors noted since the last turn
         self._count = 0
         self._me = weakref.ref(self)
 
     def turn(self) -> None:
-        """Called when a model has returned: torch's settings may be others from now on."""
+        """Called when a model has returned.
+
+        Torch's settings may be others from now on. No gradient comes to a tensor that requires
+        none, so its past is forgotten: a running total would hold all that it was computed from.
+        """
         self._restore_settings = None
+        for identity in self._without_gradient:
+            known = self._known.get(identity)
+            tensor = None if known is None else known[0]()
+            if tensor is not None and not tensor.requires_grad:
+                del self._known[identity]
+        self._without_gradient.clear()
 
     def before(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str = ""
@@ -160,6 +171,8 @@ class Tape:
         # What is given holds the tensor, so it belongs to those who read it.
         held = weakref.ref(value) if isinstance(value, Given) else lambda: value
         self._known[identity] = weakref.ref(tensor, gone), version_of(tensor), held
+        if not tensor.requires_grad:
+            self._without_gradient.append(identity)
 
     def _next(self) -> int:
         self._count += 1

@@ -8,6 +8,7 @@ on the modules themselves would switch off the fused kernels of ``nn.Transformer
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,8 @@ OWN_HOOKS = frozenset([HOOK_ID, FOLLOWED_ID])
 
 _lock = threading.Lock()
 _users: set[object] = set()  # forwards that need the hooks now, in all threads
-_watchers: set[object] = set()  # those that want to see modules outside guarded forwards
+# Those that want to see modules outside guarded forwards; one of a thread may end with it.
+_watchers: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def with_module_hooks(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

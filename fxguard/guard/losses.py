@@ -15,6 +15,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Owner
 from fxguard.capture.following import Following
+from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import marks
 from fxguard.guard import _autograd_backward, _warning_of_hooks
 from fxguard.guard._names import Names
@@ -117,3 +118,4 @@ def _forget(here: threading.local, of_all_threads: Iterable[Following]) -> None:
         following.forget()
     for each in list(of_all_threads):
         each.retire()
+    hear_of_modules(here, None, None)  # also after threads that have ended
