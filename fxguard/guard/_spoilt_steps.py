@@ -153,8 +153,9 @@ def _inside(
 
 
 def _still_scales(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    state = scaler._per_optimizer_states[id(optimizer)]
-    return scaler.is_enabled() and state["stage"] is OptState.READY
+    state = scaler._per_optimizer_states.get(id(optimizer))  # a dict that makes what it lacks
+    is_ready = state is None or state["stage"] is OptState.READY
+    return scaler.is_enabled() and is_ready
 
 
 def _is_called_by_scaler() -> bool:

@@ -34,6 +34,7 @@ FEW_BYTES = 2**22  # copied before each step
 MOST_BYTES = 2**26  # copied before a step
 FIRST_STEPS = 8  # before which more than FEW_BYTES are copied
 
+NOT_COPIED = "its weights, gradients and states could not be copied"
 TOO_LARGE = "its weights, gradients and states are more than 64 MB"
 TOO_LATE = (
     "its weights, gradients and states are more than 4 MB, of which only the first 8 steps are"
@@ -70,22 +71,26 @@ class OwnStep:
         if self.why_not in (TOO_LARGE, TOO_LATE):  # it does not become smaller
             return
         self.why_not = _why_not(optimizer, args, kwargs)
+        if not self.why_not:
+            self.why_not = NOT_COPIED
+            with contextlib.suppress(Exception):  # no memory, or a tensor that supports little
+                self.why_not = self._begin(optimizer)
         if self.why_not:
-            return
+            self.copies, self.live = {}, []
+
+    def _begin(self, optimizer: Optimizer) -> str:
+        """Copy everything; why not, if it was not copied."""
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         given = [weight.grad for weight in weights if weight.grad is not None]
         tensors = [*weights, *given, *_tensors_in(optimizer)]
         size = sum(x.numel() * x.element_size() for x in tensors)
         self.count += 1
         if size > MOST_BYTES:
-            self.why_not = TOO_LARGE
-        elif size > FEW_BYTES and self.count > FIRST_STEPS:
-            self.why_not = TOO_LATE
-        elif any(type(x) not in (Tensor, Parameter) for x in tensors):
-            self.why_not = "it holds tensors of a subclass"
-        if self.why_not:
-            self.copies, self.live = {}, []
-            return
+            return TOO_LARGE
+        if size > FEW_BYTES and self.count > FIRST_STEPS:
+            return TOO_LATE
+        if any(type(x) not in (Tensor, Parameter) for x in tensors):
+            return "it holds tensors of a subclass"
         self._copy(tensors)
         self.gradients = {
             id(weight): self.copies[id(weight.grad)]
@@ -95,6 +100,7 @@ class OwnStep:
         self.states = {key: _shallow(state) for key, state in optimizer.state.items()}
         self.groups = [dict(group) for group in optimizer.param_groups]
         self.others = _shallow(dict(_own_attributes(optimizer)))
+        return ""
 
     def end(self) -> None:
         """Let everything go but the memory of the copies."""

@@ -282,3 +282,18 @@ def test_a_bound_may_be_infinite() -> None:
     """An own setting that is infinite on purpose is nothing to speak of."""
     _, report = stepped(lambda weights: Bounded(weights, most=math.inf), torch.sum)
     assert report is None
+
+
+def test_a_step_whose_copies_cannot_be_made_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for copies: the step is the script's own affair, and is made."""
+
+    def no_memory(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(own_step, "_tensors_in", no_memory)
+    model, report = stepped(SafeLamb, torch.sum)
+    assert report is None
+    assert not torch.equal(model.weight, model_with_a_gate().weight)
+    _, report = stepped(Lamb, nothing)
+    assert report is not None
+    assert own_step.NOT_COPIED in report.origins[0].operands
