@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from fxguard.batch.late_writes import LateWrites
 from fxguard.graph.source_lines import warn_user
 from fxguard.guard._step_hooks import StepHooks
 from fxguard.measure.at_hand import own_arithmetic, versions_of
@@ -17,6 +18,7 @@ from fxguard.measure.finite import Finite, is_plain
 from fxguard.records import Role, Severity
 from fxguard.rerun.own_step import OwnStep, is_own
 from fxguard.verdict.optimizer_step import SteppedWeight
+from fxguard.verdict.step_rules import told_writes
 
 __all__ = ["OptimizerSteps"]
 
@@ -40,8 +42,8 @@ Ended = Callable[[], object]
 LARGE = 1e13  # magnitude of gradients whose sum of squares may not fit float32
 
 LOST = (
-    "all gradients are 0 when {}'s step begins, and were not when their backward ended: "
-    "clip_grad_norm_ makes them 0 where their norm is infinite; clip them in float32"
+    "all gradients are 0 when {}'s step begins, and were not when their backward ended: {}; a norm "
+    "that is infinite makes them 0 where they are clipped, so take it in float32"
 )
 
 _Held = tuple[Tensor, Mapping[str, Any]]  # a weight, and the settings of its group
@@ -58,6 +60,7 @@ class OptimizerSteps:
         written: see :data:`Written`; likewise.
         restored: see :data:`Restored`.
         ended: see :data:`Ended`.
+        writes: what the script has written since the last backward.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class OptimizerSteps:
         written: Written,
         restored: Restored,
         ended: Ended,
+        writes: Callable[[], LateWrites],
     ) -> None:
         self.tensors = tensors
         self.largest_gradient = largest_gradient
@@ -78,6 +82,7 @@ class OptimizerSteps:
         self.written = written
         self.restored = restored
         self.ended = ended
+        self.writes = writes
         # Versions of an optimizer's weights when it was seen last.
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int | None, ...]]
         self._known = weakref.WeakKeyDictionary()
@@ -93,12 +98,19 @@ class OptimizerSteps:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.warns and self._lost_gradients(optimizer):
             self.warns = False
-            warn_user(LOST.format(type(optimizer).__name__))
+            warn_user(LOST.format(type(optimizer).__name__, self._writers(optimizer)))
         known, versions = self._known.get(optimizer), self._versions(optimizer)
         if versions and versions != known:
             self._look_before(optimizer, is_first=known is None)
         if versions and is_own(optimizer):
             self._own.setdefault(optimizer, OwnStep()).begin(optimizer, args, kwargs)
+
+    def _writers(self, optimizer: Optimizer) -> str:
+        """``mul_ (train.py:12) wrote them since``."""
+        for _, (weight, _) in self._weights_of(optimizer):
+            if writes := self.writes().of_gradient(weight):
+                return f"{told_writes(writes)} wrote them since"
+        return "something wrote them since"
 
     def _look_before(self, optimizer: Optimizer, *, is_first: bool) -> None:
         """Look at weights that something else has written since the last step."""

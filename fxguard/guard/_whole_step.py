@@ -50,6 +50,7 @@ class WholeStep:
             self._spoilt.before_step,
             self._spoilt.restored,
             self._spoilt.ended,
+            lambda: losses.writes,
         )
 
     def returned(self, batch: Batch, output: Any) -> None:

@@ -161,7 +161,8 @@ def test_an_update_by_hand_is_named_by_its_line(attribute: str) -> None:
     assert report.fix.endswith(f", which writes it after the backward: {line} (advice)")
 
 
-def test_gradients_that_clipping_made_zero() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_that_clipping_made_zero(own: bool) -> None:
     """Each fits float16, and their norm does not: the step does nothing, which is a warning."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -169,12 +170,20 @@ def test_gradients_that_clipping_made_zero() -> None:
         for _ in range(2):
             optimizer.zero_grad()
             (model(torch.ones(16, 4, dtype=torch.float16)).float() * 3000).sum().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if own:
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+                for gradient in gradients:
+                    gradient.mul_(1.0 / norm)
+            else:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 optimizer.step()
             said = [str(warning.message) for warning in caught]
             assert len(said) == (guard.batch_number == 1)
+            told = ": mul_ (test_optimizer_steps.py:"
+            assert all(told in line and "wrote them since; a norm" in line for line in said)
     assert said == []
     assert guard.last_report is None
 
