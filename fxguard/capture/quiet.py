@@ -9,6 +9,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - the loggers of its modules and of those that it captures with, and ``utils.warn_once``.
 - ``CompileContext.current_compile_id()``: whether this thread captures now.
 - ``callback_handler``: called before and after each capture.
+- ``config.issue_3_13_0_warning``: whether a capture warns of Python 3.13.0.
 - ``config.suppress_errors``: whether what it fails to capture runs in Python.
 - ``utils.counters["graph_break"]``: how often it broke a graph, and why.
 """
@@ -28,7 +29,7 @@ from torch._guards import CompileContext
 
 from fxguard.capture.settings import with_settings
 
-__all__ = ["captures_quietly", "quietly"]
+__all__ = ["DROPPING", "captures_quietly", "quietly"]
 
 # The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")
@@ -39,8 +40,12 @@ CAPTURING = (
     *("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._refs", "torch._decomp"),
     *("torch._prims", "torch._prims_common", "torch._library", "torch._meta_registrations"),
     *("torch._export", "torch._guards", "torch._higher_order_ops", "torch._inductor", "torch.fx"),
+    "torch.utils",  # of what is imported meanwhile, such as torchao
 )
 
+DROPPING: set[object] = set()  # those who drop the warnings that are given in a capture
+
+_before: list[bool] = []  # whether torch repeated its warnings, to restore after a capture
 _here = threading.local()  # `quiet`: whether a capture may begin that nobody asked for
 
 
@@ -52,9 +57,12 @@ def captures_quietly() -> bool:
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function in which TorchDynamo gives no advice, and leaves failing code to Python."""
     _keep_quiet()
-    function = with_settings(function, {"suppress_errors": True})
+    function = with_settings(function, {"suppress_errors": True, "issue_3_13_0_warning": False})
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if _capture_begins not in callback_handler.start_callbacks:  # torch._dynamo.reset()
+            callback_handler.register_start_callback(_capture_begins)
+            callback_handler.register_end_callback(_capture_ends)
         before = getattr(_here, "quiet", False)
         _here.quiet = True
         try:
@@ -70,8 +78,6 @@ def _keep_quiet() -> None:
     """Teach TorchDynamo, once, when to give no advice."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_is_asked_for)
-    callback_handler.register_start_callback(_capture_begins)
-    callback_handler.register_end_callback(_capture_ends)
     warn_once = dynamo_utils.warn_once
 
     @functools.wraps(warn_once)
@@ -83,22 +89,21 @@ def _keep_quiet() -> None:
 
 
 def _capture_begins(_: Any) -> None:
-    """Called before a capture, in its thread."""
+    """Called before a capture, in its thread; captures that overlap count as one."""
     if not getattr(_here, "quiet", False):
         return
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(CAPTURING) and name not in LOGGERS:
             logging.getLogger(name).addFilter(_is_of_others)
-    # A warning that torch gives only once in a process is still due when the operation runs.
-    _here.always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
+    if DROPPING:  # what torch warns of only once in a process is still due when it runs
+        _before.append(torch.is_warn_always_enabled())
+        torch.set_warn_always(True)
 
 
 def _capture_ends(_: Any) -> None:
-    """Called after a capture, in its thread."""
-    before, _here.always = getattr(_here, "always", None), None
-    if before is not None:
-        torch.set_warn_always(before)
+    """Called after a capture, perhaps in another thread than before it."""
+    if _before:
+        torch.set_warn_always(_before.pop())
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:

@@ -24,7 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from fxguard.capture.plain_stack import Call, plain_calls, running_calls
-from fxguard.capture.quiet import captures_quietly
+from fxguard.capture.quiet import DROPPING, captures_quietly
 
 __all__ = ["Warnings"]
 
@@ -49,10 +49,12 @@ class Warnings:
         module.filters.insert(0, self._entry)
         module._filters_mutated()
         module._showwarnmsg, module._filters_mutated = self._own
+        DROPPING.add(self)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         module: Any = warnings
+        DROPPING.discard(self)
         if (module._showwarnmsg, module._filters_mutated) == self._own:
             module._showwarnmsg, module._filters_mutated = self._original, self._mutated
         if self._entry in module.filters:

@@ -88,3 +88,29 @@ def told() -> str:
     done = run(COMPILED)
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+SETTINGS = """
+net = fxguard.instrument(nn.Linear(4, 4))
+for _ in range(2):
+    net(x)
+    print(torch.is_warn_always_enabled(), torch._dynamo.config.issue_3_13_0_warning)
+    torch._dynamo.reset()
+"""
+
+
+def test_a_capture_leaves_the_settings_of_warnings() -> None:
+    """TorchDynamo's advice about Python 3.13.0 is switched off during the capture alone."""
+    done = run(SETTINGS)
+    assert (done.stdout, done.stderr) == ("False True\n" * 2, "")
+
+
+def test_a_failing_operation_is_told_by_python_alone() -> None:
+    """What the fake tensors of a capture say about it is not printed; the error is."""
+    failing = "fxguard.instrument(nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)))(x)\n"
+    done = run(failing)
+    assert done.returncode == 1
+    assert "fake_tensor" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: mat1 and mat2 shapes")
+    asked = run("import logging; torch._logging.set_logs(all=logging.INFO)\n" + failing)
+    assert "failed while attempting to run meta" in asked.stderr
