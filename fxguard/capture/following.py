@@ -27,7 +27,7 @@ from fxguard.batch.observer import Observer, set_function_modes
 from fxguard.capture import dynamo, plain_python
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.module_hooks import hear_of_modules
-from fxguard.capture.plain_stack import hide_frames
+from fxguard.capture.tracebacks import hide_frames
 from fxguard.graph import nodes
 
 __all__ = ["Following", "stand_in_for"]

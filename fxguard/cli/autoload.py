@@ -101,7 +101,7 @@ class Armed:
     def show(self, error: BaseException) -> None:
         """Show a traceback as Python itself would."""
         if self.session is not None:
-            from fxguard.capture.plain_stack import hide_frames
+            from fxguard.capture.tracebacks import hide_frames
 
             hide_frames(error)
         self.before(type(error), error, error.__traceback__)

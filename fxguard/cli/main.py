@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 import fxguard
 from fxguard import netcheck
-from fxguard.cli._ending import DETECTED, end, last_line, say
+from fxguard.cli._ending import DETECTED, FAILED, end, last_line, say
 from fxguard.cli._processes import SWITCH
 from fxguard.cli._script import find_module, run_any
 from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
@@ -151,8 +152,12 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
         return _wrong("which script? usage: fxguard run [options] (script.py | -m module) [args]")
     if given.module is None and not Path(rest[0]).is_file():
         return _wrong(f"no such script: {rest[0]}")
-    if given.module is not None and _cannot_find(given.module):
-        return _wrong(f"no module named {given.module}")
+    try:
+        if given.module is not None and _cannot_find(given.module):
+            return _wrong(f"no module named {given.module}")
+    except Exception as error:  # of the package that the module is in
+        _show(error)
+        return FAILED
     name = given.module or rest[0]
     of_script = rest if given.module is not None else rest[1:]
     looks = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
@@ -263,15 +268,24 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
 
 def _show(error: BaseException) -> None:
     """Show the traceback as Python itself would show it when running the script."""
-    from fxguard.capture.plain_stack import hide_frames
+    from fxguard.capture.tracebacks import hide_frames
 
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not vars(sys.modules["__main__"]):
         trace = trace.tb_next
-    if trace is not None or isinstance(error, SyntaxError):  # without a frame: of the script itself
-        error.__traceback__ = trace
+    if trace is None and not isinstance(error, SyntaxError):  # in what the script's module is in
+        trace = _without_own(error.__traceback__)
+    error.__traceback__ = trace
     hide_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without its first frames, those of fxguard and of Python's imports."""
+    own = str(Path(fxguard.__file__).parent)
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((own, "<frozen ")):
+        trace = trace.tb_next
+    return trace
 
 
 def _cannot_find(module: str) -> bool:

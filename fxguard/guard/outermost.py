@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard.capture import backend, dynamo, traced_modules
-from fxguard.capture.plain_stack import hide_frames
+from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
