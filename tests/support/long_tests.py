@@ -51,6 +51,7 @@ collected: dict[str, str] = {}
 # Of tests in these files that CI runs in as many cases or more, ``./dev test`` runs every third.
 MANY = 12
 SAMPLED = (
+    "cli/test_like_python.py",
     "graph/test_higher_order.py",
     "graph/test_operations.py",
     "guard/test_backward_passes.py",
