@@ -368,3 +368,18 @@ def test_torch_logs_that_the_user_asked_for_are_shown(tmp_path: Path) -> None:
         timeout=300,
     )
     assert "failed while attempting to run meta" in told.stderr
+
+
+def test_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
+    """The traceback begins in the package, whose module was to run."""
+    package = tmp_path / "package"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text("raise ValueError('in the package')\n")
+    package.joinpath("train.py").write_text("")
+    plain = run_python(tmp_path, "-m", "package.train")
+    watched = run_python(tmp_path, "-m", "fxguard", "run", "-m", "package.train")
+    assert watched.returncode == plain.returncode == 1
+    first, *shown = watched.stderr.splitlines()
+    assert first == plain.stderr.splitlines()[0]
+    assert shown == plain.stderr.splitlines()[-len(shown) :]
+    assert len(shown) == 3
