@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxguard.comparison._aligned import Named
 from fxguard.comparison._beside import Beside
 from fxguard.comparison._recorded import Made
 from fxguard.comparison._rounding import apart, beyond, unit_of
+from fxguard.comparison._sides import Named
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.rerun.backward_in_dtype import backward_of

@@ -11,10 +11,11 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
-from fxguard.comparison._aligned import Aligned, Key, Named, Side
+from fxguard.comparison._aligned import Aligned
 from fxguard.comparison._evaluated import as_dtypes_of, evaluated, in_float64, shares_memory
 from fxguard.comparison._judged import Judge, Sides
 from fxguard.comparison._recorded import Made, Recorded, copied, values_of
+from fxguard.comparison._sides import Key, Named, Side
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.rerun.lockstep import Lockstep, SecondForm
@@ -40,6 +41,8 @@ class Beside(SecondForm):
         differing: names of weights and buffers that differ from A's, and how.
         returned: what each graph of B returned in its second form.
         misshapen: positions in ``found`` of operations with different shapes, and how they differ.
+        suspects: positions in ``found`` of operations of another program that do not read the same
+            in both models, and which operation of B reads that.
     """
 
     def __init__(self, recorded: Sequence[Recorded], aligned: Aligned, judge: Judge) -> None:
@@ -51,6 +54,7 @@ class Beside(SecondForm):
         self.differing: dict[str, str] = {}
         self.returned: list[list[Any]] = []
         self.misshapen: dict[int, str] = {}
+        self.suspects: dict[int, Key | None] = {}
         self._said: set[str] = set()  # weights that differ and have been named
         self.begin(0, {}, writes=False)
 
@@ -144,12 +148,13 @@ class Beside(SecondForm):
             is_wired_alike=self._is_wired_alike(step, node, made),
         )
         try:
-            found = self.judge.compare(sides, weights)
+            judged = self.judge.compare(sides, weights)
         except NotJudged as reason:
             self.not_compared[named.title] = str(reason)
             return
-        if found is None:
+        if judged is None:
             return
+        found, key = judged.found, (self.graph, step.place(node))
         found = replace(
             found, title=named.title, kind=named.kind, module=named.module, source=named.source
         )
@@ -166,6 +171,8 @@ class Beside(SecondForm):
                 reason=f"{side} alone has it, and {named.title} then reads other values",
             )
         if named.is_step or found.reason:
+            if judged.is_program and (culprit is not None or key not in self.aligned.alike):
+                self.suspects[len(self.found)] = key
             self.found.append(found)
 
     def _shapes_differ(self, named: Named, made: Made, ran: Ran) -> None:
@@ -173,20 +180,11 @@ class Beside(SecondForm):
             [list(x.shape) for x in leaves(result) if isinstance(x, Tensor)]
             for result in (made.ran.result, ran.result)
         ]
+        self.suspects[len(self.found)] = named.key
         self.misshapen[len(self.found)] = "shapes differ: {} in A, {} in B".format(*shapes)
         self.found.append(
             Compared(named.title, kind=named.kind, module=named.module, source=named.source)
         )
-
-    def judge_shapes(self) -> None:
-        """Blame operations with different shapes, if something computed from them differs as well.
-
-        Otherwise the two are not the same operation: the models reach the same result by other
-        paths.
-        """
-        if any(each.is_significant for each in self.found):
-            for position, reason in self.misshapen.items():
-                self.found[position] = replace(self.found[position], reason=reason)
 
     def _own(self, step: Lockstep, node: Node) -> tuple[Any, Any]:
         """Arguments of B's operation: A's values in B's dtypes, weights as B has them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +15,22 @@ from fxguard.comparison._recorded import copied, values_of
 from fxguard.formats import limit_of
 from fxguard.graph.nodes import memory_of
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.wide_form import Ran, is_float, wide_result, widened
+from fxguard.graph.wide_form import Ran, converted, is_float, wide_result, widened
 from fxguard.measure.at_hand import dtype_of
 
-__all__ = ["as_dtypes_of", "at_limit", "evaluated", "in_float64", "shares_memory", "spread"]
+__all__ = [
+    "as_dtypes_of",
+    "at_limit",
+    "evaluated",
+    "in_float64",
+    "shares_memory",
+    "spread",
+    "with_eps_of",
+]
 
 # How many times operands are perturbed by a rounding, to see how far a result moves.
 TRIALS = 2
+LEAST = 2.0**-44  # the smallest of these perturbations: 256 roundings of float64
 NEARLY = 0.99  # of a dtype's largest number, which masks are made of
 
 
@@ -65,6 +75,9 @@ def spread(
 ) -> list[Tensor | None]:
     """How far each result moves in float64 when operands move by one rounding.
 
+    Operands move by at least ``LEAST``, which float64 can tell from 1, and what results move by
+    counts in proportion.
+
     Args:
         ran: the operation.
         node: its node.
@@ -77,12 +90,13 @@ def spread(
         NotJudged: when float64 has no answer.
     """
     generator = torch.Generator().manual_seed(0)
+    by = max(unit, LEAST)
 
     def moved(x: Tensor) -> Tensor:
         if not is_float(x):
             return x
         signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8) * 2 - 1
-        return x * (1 + unit * signs.to(x.device))
+        return x * (1 + by * signs.to(x.device, torch.float64))
 
     found: list[Tensor | None] = [None] * len(wide)
     for _ in range(TRIALS):
@@ -91,10 +105,20 @@ def spread(
         for place, (one, other) in enumerate(zip(made, wide, strict=True)):
             if not is_float(other):
                 continue
-            gap = (one - other).abs().nan_to_num(0.0, posinf=0.0)
+            gap = (one - other).abs().nan_to_num(0.0, posinf=0.0) * (unit / by)
             known = found[place]
             found[place] = gap if known is None else torch.maximum(known, gap)
     return found
+
+
+def with_eps_of(ran: Ran, dtype: torch.dtype | None) -> Ran:
+    """An operation whose default eps is that of another dtype; None leaves it as it is.
+
+    The same norm has another eps in another dtype, and is the same operation all the same.
+    """
+    if dtype is None or ran.call.kind != "rms_norm":
+        return ran
+    return replace(ran, args=converted(ran.args, dtype), kwargs=converted(dict(ran.kwargs), dtype))
 
 
 def as_dtypes_of(values: Any, like: Any) -> Any:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxguard.comparison._aligned import standing
+from fxguard.comparison._arguments import weights_by_twin
 from fxguard.comparison._recorded import WholeFunctions
 from fxguard.comparison._rounding import apart, gap_of, in_double, size_of, unit_of
 from fxguard.comparison._runs import ModelRun
+from fxguard.comparison._sides import Twin, standing
+from fxguard.comparison._signs import Signed, Signs
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.start import Start
-from fxguard.rerun.wide_run import WideForm
 from fxguard.trace.elements import Compared
 
 __all__ = ["compare_gradients", "gradients_in_float64"]
@@ -32,13 +33,19 @@ TIMES = 64
 
 
 def compare_gradients(
-    a: ModelRun, b: ModelRun, arguments: Sequence[Sequence[Any]], *, alike: bool
+    a: ModelRun,
+    b: ModelRun,
+    twins: Mapping[str, Twin],
+    arguments: Sequence[Sequence[Any]],
+    *,
+    alike: bool,
 ) -> Iterator[Compared]:
     """Compare the gradients of each weight and input.
 
     Args:
         a: a run with gradients.
         b: likewise.
+        twins: which weight of A each weight of B is.
         arguments: what A has for each argument of each graph of B.
         alike: whether integers and booleans were the same in both. If not, as when a router chose
             another expert, float64 would take over other choices and cannot decide.
@@ -46,29 +53,35 @@ def compare_gradients(
     Raises:
         NotJudged: when there is no backward in float64.
     """
-    wide_a = gradients_in_float64(a, [each.run.args for each in a.runs])
-    wide_b = gradients_in_float64(b, arguments, a.starts)
+    sizes: dict[str, float] = {}
+    wide_a = gradients_in_float64(a, [each.run.args for each in a.runs], sizes=sizes)
+    wide_b = weights_by_twin(gradients_in_float64(b, arguments, a.starts, eps_of=a.dtype), twins)
     largest = max((size_of(x) for x in wide_a.values()), default=0.0)
     reference = wide_a  # of the side whose weights have more digits
     if unit_of(*a.gradients.values()) > unit_of(*b.gradients.values()):
-        reference = gradients_in_float64(b, [each.run.args for each in b.runs])
+        own = gradients_in_float64(b, [each.run.args for each in b.runs])
+        reference = weights_by_twin(own, twins)
+    gradients_b = weights_by_twin(b.gradients, twins)
+    weights_b = weights_by_twin(b.parameters, twins)
     for name, low_a in a.gradients.items():
-        low_b, high = b.gradients.get(name), reference.get(name)
+        low_b, high = gradients_b.get(name), reference.get(name)
         one, other = wide_a.get(name), wide_b.get(name)
         if low_b is None or low_b.shape != low_a.shape:
+            if name in a.parameters and _is_another(low_a, weights_b.get(name)):
+                continue  # such as three weights that were joined into one
             said = "B has no gradient there" if low_b is None else "shapes differ"
             yield Compared(name, "gradient", dtypes=(dtype_of(low_a), ""), reason=said)
             continue
         errors, reason = None, ""
         if high is not None:
-            floor = SMALL * largest
+            floor = max(SMALL * largest, sizes.get(name, 0.0))
             errors = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
             units = unit_of(low_a), unit_of(low_b)
             if alike and one is not None and other is not None:
-                reason = _differs(one, other, max(units), largest)
+                reason = _differs(one, other, max(units), max(largest, sizes.get(name, 0.0)))
                 errors = None if reason else errors
-            known = errors if alike and errors is not None else (0.0, 0.0)
-            reason = reason or _is_worse(low_a, low_b, known, units)
+            known_errors = errors if alike and errors is not None else (0.0, 0.0)
+            reason = reason or _is_worse(low_a, low_b, known_errors, units)
         yield Compared(
             name,
             "gradient",
@@ -77,9 +90,16 @@ def compare_gradients(
             errors=errors,
             reason=reason,
         )
-    for name in b.gradients.keys() - a.gradients.keys():
-        dtypes = ("", dtype_of(b.gradients[name]))
+    for name in gradients_b.keys() - a.gradients.keys():
+        if name in weights_b and _is_another(gradients_b[name], a.parameters.get(name)):
+            continue
+        dtypes = ("", dtype_of(gradients_b[name]))
         yield Compared(name, "gradient", dtypes=dtypes, reason="A has no gradient there")
+
+
+def _is_another(gradient: Tensor, weight: Tensor | None) -> bool:
+    """Whether the other model has no such weight."""
+    return weight is None or weight.shape != gradient.shape
 
 
 def _differs(one: Tensor, other: Tensor, unit: float, largest: float) -> str:
@@ -113,6 +133,8 @@ def gradients_in_float64(
     model: ModelRun,
     arguments: Sequence[Sequence[Any] | None],
     starts: Sequence[tuple[Tensor, Tensor]] | None = None,
+    sizes: dict[str, float] | None = None,
+    eps_of: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
     """The gradients of weights and inputs, in float64 from the beginning.
 
@@ -120,6 +142,8 @@ def gradients_in_float64(
         model: a model that has run.
         arguments: the arguments of each graph: its own, or another model's.
         starts: the gradient that comes in at each output; the model's own if not given.
+        eps_of: the dtype of which norms have their eps; None for that of the model.
+        sizes: gets the size of each gradient if nothing had cancelled in the sums that it is.
 
     Raises:
         NotJudged: when there is no backward in float64, or the model returned something that is not
@@ -128,6 +152,7 @@ def gradients_in_float64(
     known: dict[int, Tensor] = {}  # tensors that a graph returned, by identity
     leaves: dict[str, Tensor] = {}
     inputs = {id(x): f"input {number}" for number, x in enumerate(model.given)}
+    signs = None if sizes is None else Signs()
     for kept, values in zip(model.runs, arguments, strict=True):
         args, names = kept.run.args, standing(kept.run)
         assert args is not None
@@ -144,7 +169,7 @@ def gradients_in_float64(
                     leaf = widened(value, torch.float64).clone()
                     leaves[name] = leaf.requires_grad_(argument.requires_grad)
                 wide.append(leaves[name].clone())
-        form = WideForm(differentiable=True)
+        form = Signed(signs, eps_of)
         with Start(kept.run).begun() as low, torch.enable_grad():
             module = without_marks(kept.run.graph_module)
             _, made = WholeFunctions(module, form).run_both(low, wide)
@@ -155,11 +180,19 @@ def gradients_in_float64(
     if any(x is None or not x.requires_grad for x, _ in own):
         raise NotJudged("what the model returned was not made by a captured graph alone")
     drawn = [gradient for _, gradient in (starts or model.starts)]
-    found = torch.autograd.grad(
-        [x for x, _ in own if x is not None],
-        [leaf for leaf in leaves.values() if leaf.requires_grad],
-        [gradient.to(torch.float64) for gradient in drawn],
-        allow_unused=True,
-    )
-    asked = [name for name, leaf in leaves.items() if leaf.requires_grad]
-    return {name: x for name, x in zip(asked, found, strict=True) if x is not None}
+    asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+
+    def differentiated(keep: bool) -> dict[str, Tensor]:
+        found = torch.autograd.grad(
+            [x for x, _ in own if x is not None],
+            list(asked.values()),
+            [gradient.to(torch.float64) for gradient in drawn],
+            allow_unused=True,
+            retain_graph=keep,
+        )
+        return {name: x for name, x in zip(asked, found, strict=True) if x is not None}
+
+    if signs is not None and sizes is not None:
+        with signs.drawn():
+            sizes |= {name: size_of(x) for name, x in differentiated(True).items()}
+    return differentiated(False)

@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from fxguard.batch.kept_run import versions_of
-from fxguard.comparison._aligned import Aligned, Named, aligned, placeholders, standing
+from fxguard.comparison._aligned import Aligned
+from fxguard.comparison._arguments import Arguments
 from fxguard.comparison._beside import Beside, first_alone
 from fxguard.comparison._judged import Judge
 from fxguard.comparison._recorded import Recorded, nodes_of, recorded
 from fxguard.comparison._rounding import apart, beyond, unit_of
 from fxguard.comparison._runs import ModelRun, unchanged
+from fxguard.comparison._sides import Key, Named, placeholders, standing
 from fxguard.comparison._weights import difference_between
 from fxguard.graph.operations import read_node
 from fxguard.graph.wide_form import NotJudged, is_float
@@ -31,16 +33,31 @@ class Graphs:
     """The result of comparing graphs."""
 
     found: list[Compared] = field(default_factory=list)  # in order of execution
+    # Positions in ``found`` of what is another program in B, at an operation that does not read the
+    # same in both, with that operation; or of shapes that differ. Only what the models return tells
+    # whether the models were written in two ways or compute different things.
+    suspects: dict[int, Key | None] = field(default_factory=dict)
+    misshapen: dict[int, str] = field(default_factory=dict)  # positions, and how shapes differ
     not_compared: dict[str, str] = field(default_factory=dict)  # what, and why
     only_in_a: list[str] = field(default_factory=list)  # titles
     only_in_b: list[str] = field(default_factory=list)
     # A's value for each argument of each graph of B that was compared.
     arguments: list[list[Any]] = field(default_factory=list)
 
+    def leave(self, found: list[Compared], both: Aligned) -> None:
+        """Keep what turned out to be one operation in both models, and list the others."""
+        self.found = found
+        if not self.arguments:  # nothing is known of the operations of one model
+            return
+        self.only_in_a = _alone_in(both.a.named, both.of_a)
+        self.only_in_b = _alone_in(both.b.named, both.of_b)
+
 
 def compare_graphs(
     a: ModelRun,
     b: ModelRun,
+    both: Aligned,
+    known: Arguments,
     judge: Judge,
     form_of: type[Beside] = Beside,
     interpreter: type[Lockstep] = Lockstep,
@@ -50,6 +67,8 @@ def compare_graphs(
     Args:
         a: a model that has run.
         b: likewise.
+        both: their operations.
+        known: what A has for what B's graphs read.
         judge: compares an operation.
         form_of: the second form of B's graphs.
         interpreter: runs the graphs.
@@ -64,21 +83,21 @@ def compare_graphs(
         why = "an input of a captured graph was written after it had run"
         graphs.not_compared["operations"] = why
         return graphs
-    both = aligned(a, b)
     try:
         kept = _recorded(a, interpreter)
         form = form_of(kept, both, judge)
         for number in range(len(b.runs)):
-            _compare_graph(number, a, b, form, graphs, interpreter)
+            _compare_graph(number, b, known, form, graphs, interpreter)
     except NotJudged as reason:
         graphs.not_compared["the operations that follow"] = str(reason)
     graphs.not_compared |= form.not_compared
-    if not any(each.is_significant for each in form.found):
-        form.found += _outputs(both, kept, b, form.returned)
-    form.judge_shapes()
     graphs.found += form.found
-    graphs.only_in_a += _alone_in(both.a.named, both.of_a)
-    graphs.only_in_b += _alone_in(both.b.named, both.of_b)
+    graphs.suspects |= form.suspects
+    graphs.misshapen |= form.misshapen
+    if not any(each.is_significant for each in graphs.found):
+        for alone in _outputs(both, kept, b, form.returned):
+            graphs.suspects[len(graphs.found)] = None
+            graphs.found.append(alone)
     return graphs
 
 
@@ -106,12 +125,17 @@ def _alone_in(named: Any, paired: Any) -> list[str]:
 
 
 def _compare_graph(
-    number: int, a: ModelRun, b: ModelRun, form: Beside, graphs: Graphs, interpreter: type[Lockstep]
+    number: int,
+    b: ModelRun,
+    known: Arguments,
+    form: Beside,
+    graphs: Graphs,
+    interpreter: type[Lockstep],
 ) -> None:
     """Run one graph of B, and each of its operations also on A's operands."""
     run = b.runs[number].run
     module = without_marks(run.graph_module)
-    arguments = _arguments(number, a, b, form)
+    arguments = known.of(number, form.returned)
     graphs.arguments.append(arguments)
     writes = any(read_node(node, owner).written for _, node, owner in nodes_of(module))
     names = placeholders(run)
@@ -131,38 +155,6 @@ def _compare_graph(
             for x, y in zip(arguments, low, strict=True)
         ]
         form.returned.append(list(interpreter(module, form).run_both(low, second)[1]))
-
-
-def _arguments(number: int, a: ModelRun, b: ModelRun, form: Beside) -> list[Any]:
-    """A's value for each argument of a graph of B; B's own if A has none."""
-    weights: dict[str, Any] = {}
-    for kept in reversed(a.runs):  # the first graph that reads a buffer has its old value
-        args = kept.run.args
-        assert args is not None
-        weights |= {name: args[position] for position, name in standing(kept.run).items()}
-    made = {
-        id(output): value
-        for kept, returned in zip(b.runs, form.returned, strict=False)
-        for output, value in zip(kept.outputs, returned, strict=True)
-    }
-    inputs = {id(x): a.given[n] for n, x in enumerate(b.given) if n < len(a.given)}
-    run = b.runs[number].run
-    names = standing(run)
-    own_weights = list(names.items())
-    found = []
-    assert run.args is not None
-    in_order = list(weights.values()) if len(weights) == len(own_weights) else []
-    for position, own in enumerate(run.args):
-        other: Any = None
-        if position in names:
-            other = weights.get(names[position])
-            if other is None and in_order:  # their names have another prefix
-                other = in_order[own_weights.index((position, names[position]))]
-        elif isinstance(own, Tensor):
-            other = made.get(id(own), inputs.get(id(own)))
-        alike = isinstance(own, Tensor) and isinstance(other, Tensor) and own.shape == other.shape
-        found.append(other if alike else own)
-    return found
 
 
 def _outputs(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxguard.comparison._evaluated import at_limit, evaluated, in_float64, spread
+from fxguard.comparison._evaluated import at_limit, evaluated, in_float64, spread, with_eps_of
 from fxguard.comparison._recorded import Made
 from fxguard.comparison._rounding import (
     apart,
@@ -22,10 +22,13 @@ from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.trace.elements import Apart, Compared
 
-__all__ = ["Judge", "Sides"]
+__all__ = ["Judge", "Judged", "Sides", "reason_of_kernel"]
 
 # Tolerance where float64 has no answer, in roundings of the largest magnitude.
 WITHOUT_FLOAT64 = 64
+# Operations whose kernels subtract numbers of the size of their operand: 1 + erf(x) of a negative x
+# cancels, and is then multiplied by x.
+CANCEL = frozenset({"gelu", "tanhshrink"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,14 @@ class Sides:
     own: tuple[Any, Any]  # the same in B's dtypes, with B's weights
     actual: list[Any]  # what B's operation made of B's own operands
     is_wired_alike: bool  # both read the results of operations that are aligned
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How far apart an operation's results are."""
+
+    found: Compared
+    is_program: bool  # whether the reason is that the two differ on the same operands in float64
 
 
 class Judge:
@@ -57,7 +68,7 @@ class Judge:
         self.tolerance = tolerance
         self.chose_otherwise = 0
 
-    def compare(self, sides: Sides, weights: tuple[str, ...]) -> Compared | None:
+    def compare(self, sides: Sides, weights: tuple[str, ...]) -> Judged | None:
         """How far apart an operation's results are; None if it makes no numbers.
 
         Args:
@@ -87,7 +98,7 @@ class Judge:
         ]
         if not triples:
             return None
-        self.chose_otherwise += any(
+        self.chose_otherwise += sides.is_wired_alike and any(
             not is_float(a) and not torch.equal(a, c) for a, _, c in triples
         )
         floats = [each for each in triples if is_float(each[0])]
@@ -101,35 +112,43 @@ class Judge:
                 inherited=_worst(apart(b, c) for _, b, c in floats),
                 total=_worst(apart(a, c) for a, _, c in floats),
             )
-        reason, errors = self._reason(sides, own, floats, bool(weights))
+        reason, errors, is_program = self._reason(sides, own, floats, bool(weights))
         if weights:
             reason = f"a weight differs: {'; '.join(weights)}"
             if found.own is not None and found.own.absolute == 0:
                 reason += "; on these inputs its result is the same"
             errors = None  # float64 does not know which weight is meant
-        return replace(found, reason=reason, errors=errors) if floats or reason else None
+        if not floats and not reason:
+            return None
+        found = replace(found, reason=reason, errors=errors)
+        return Judged(found, is_program and bool(reason) and not weights)
 
     def _reason(
         self, sides: Sides, own: list[Any], floats: list[Any], differs: bool
-    ) -> tuple[str, tuple[float, float] | None]:
-        """Why the results are significantly apart, and how far each is from float64."""
+    ) -> tuple[str, tuple[float, float] | None, bool]:
+        """Why the results are significantly apart, how far each is from float64, and whether the
+        two are different programs.
+        """
         reason = "" if differs else self._reason_of_integers(sides, own)
+        is_program = bool(reason)
         if self.tolerance is not None and not reason:
             worst = max((apart(a, b).relative for a, b, _ in floats), default=0.0)
             if worst > self.tolerance:
                 reason = f"its own error of {worst:.2g} is over the tolerance of {self.tolerance:g}"
         same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b, _ in floats)
         if same or not floats:
-            return reason, None
+            return reason, None, is_program
         made, ran, node = sides.made, sides.ran, sides.node
         try:
             wide_a = in_float64(made.ran, made.node, made.ran.args, made.ran.kwargs)
             of_a = [x for x in wide_a if is_float(x)]
-            exact = [x for x in in_float64(ran, node, *sides.exact) if is_float(x)]
+            in_b = with_eps_of(ran, next((a.dtype for a, _, _ in floats), None))
+            exact = [x for x in in_float64(in_b, node, *sides.exact) if is_float(x)]
         except NotJudged as why:
             if not reason and self.tolerance is None and not differs:
                 reason = _without_float64(floats, str(why))
-            return reason, None
+                is_program = bool(reason)
+            return reason, None, is_program
         pairs = [(a, b) for a, b, _ in floats]
         units = unit_of(*(a for a, _ in pairs)), unit_of(*(b for _, b in pairs))
         reference = of_a  # with the weights that have more digits
@@ -140,13 +159,13 @@ class Judge:
         rounded = 0.0 if sides.is_wired_alike else units[0]
         if any(beyond(x, y, max(units), rounded=rounded) for x, y in programs):
             if differs:
-                return reason, None
+                return reason, None, False
             gap = max(apart(x, y).relative for x, y in programs)
             said = f"not roundings: in float64, too, the two results are {gap:.2g} apart"
-            return reason or ("" if self.tolerance is not None else said), None
+            return reason or ("" if self.tolerance is not None else said), None, True
         if not reason and not differs and self.tolerance is None:
             reason = self._reason_of_roundings(sides, floats, wide_a)
-        return reason, errors
+        return reason, errors, is_program
 
     def _reason_of_integers(self, sides: Sides, own: list[Any]) -> str:
         """Why integers, booleans or indices differ: on exactly A's operands they must be equal."""
@@ -177,25 +196,43 @@ class Judge:
             ("B", 1, sides.own, wide_b, ran, node),
         ):
             results = [each[low] for each in floats]
-            wides = [x for x in wide if is_float(x)]
-            unit = unit_of(*results, *_floats_in(args))
-            shares = [
-                share_of_rounding(x, y, unit, None) for x, y in zip(results, wides, strict=True)
-            ]
-            if max(shares) <= 1:
-                continue
-            moved = [
-                x
-                for x, y in zip(spread(one, at, args[0], args[1], unit, wide), wide, strict=True)
-                if is_float(y)
-            ]
-            shares = [
-                share_of_rounding(x, y, unit, z)
-                for x, y, z in zip(results, wides, moved, strict=True)
-            ]
-            if max(shares) > 1:
-                return _said(side, results, wides, max(shares))
+            if said := reason_of_kernel(side, one, at, args, results, wide):
+                return said
         return ""
+
+
+def reason_of_kernel(
+    side: str, ran: Ran, node: Node, args: Any, results: list[Tensor], wide: list[Any]
+) -> str:
+    """Why a kernel is further from float64 than its dtype explains; "" if it is not.
+
+    Args:
+        side: "A" or "B".
+        ran: the operation.
+        node: its node.
+        args: what it read: positional and named.
+        results: the floating-point tensors that it made.
+        wide: what it leaves in float64 on the same operands.
+    """
+    wides = [x for x in wide if is_float(x)]
+    operands = _floats_in(args)
+    unit = unit_of(*results, *operands)
+    inside = operands[0] if ran.call.kind in CANCEL and operands else None
+    shares = [
+        share_of_rounding(x, y, unit, inside=inside) for x, y in zip(results, wides, strict=True)
+    ]
+    if max(shares) <= 1:
+        return ""
+    moved = [
+        x
+        for x, y in zip(spread(ran, node, args[0], args[1], unit, wide), wide, strict=True)
+        if is_float(y)
+    ]
+    shares = [
+        share_of_rounding(x, y, unit, moved=z, inside=inside)
+        for x, y, z in zip(results, wides, moved, strict=True)
+    ]
+    return _said(side, results, wides, max(shares)) if max(shares) > 1 else ""
 
 
 def _said(side: str, results: list[Tensor], wides: list[Tensor], share: float) -> str:

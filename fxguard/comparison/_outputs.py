@@ -1,89 +1,172 @@
-"""The outputs of two models: how far apart they are, and which are nearer to float64."""
+"""The outputs of two models: how far apart they are, as computed and in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from fxguard.comparison._rounding import apart, error_of, unit_of
-from fxguard.comparison._runs import KeptRun, ModelRun
-from fxguard.graph.wide_form import NotJudged, is_float, widened
+from fxguard.comparison._programs import IN_TWO_DTYPES, Program
+from fxguard.comparison._rounding import apart, are_one_program, distance_of, error_of, unit_of
+from fxguard.comparison._runs import ModelRun
+from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
-from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.start import Start
-from fxguard.rerun.wide_run import WideForm
 from fxguard.trace.batch_diff import COARSER, TOLERANCES
 from fxguard.trace.elements import Compared
 
-__all__ = ["compare_outputs"]
+__all__ = ["OutputPair", "compare_outputs", "paired_outputs"]
 
 TIMES = 4  # the tolerance of ranges: single elements are further apart than ranges
+UNITS = 4  # the tolerance of an output, in units of roundoff
+# What numbers in two programs may have been rounded by, in units of roundoff of the finer dtype.
+OF_NUMBERS = 8
 
 
-def compare_outputs(
-    a: ModelRun, b: ModelRun, *, all_compared: bool, tolerance: float | None
-) -> Iterator[Compared]:
-    """How far apart the outputs are.
+@dataclass(frozen=True, slots=True)
+class OutputPair:
+    """One output of both models."""
 
-    Roundings add up on the way. If every operation was compared, outputs differ significantly only
-    if their shapes do: no operation is to blame for the rest. Otherwise an operation that was not
-    compared may be to blame, and outputs may be four times as far apart as ranges, relative to the
-    largest magnitude. Float64 begins with the weights of the side whose outputs have more digits.
+    title: str
+    a: Tensor
+    b: Tensor
+    wide_a: Tensor | None = None  # what A's program makes of A's inputs and weights in float64
+    wide_b: Tensor | None = None  # what B's program makes of them
+    inexact: str = ""  # why float64 cannot tell whether the two programs are one
+    same_within: tuple[float, float] = (0.0, 0.0)  # roundoff of the finer dtype, and of the coarser
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether both programs made it in float64."""
+        return self.wide_a is not None and self.wide_b is not None and not self.inexact
+
+    @property
+    def draws(self) -> bool:
+        """Whether the two models may have drawn other random numbers."""
+        return IN_TWO_DTYPES in self.inexact
+
+    @property
+    def is_one_program(self) -> bool:
+        """Whether both programs make the same of the same inputs and weights."""
+        return self._is_within(OF_NUMBERS * self.same_within[0])
+
+    @property
+    def is_within_roundings(self) -> bool:
+        """Whether roundings of the coarser dtype may be why the programs differ."""
+        return self._is_within(UNITS * self.same_within[1])
+
+    def _is_within(self, unit: float) -> bool:
+        if self.wide_a is None or self.wide_b is None:
+            return False
+        return are_one_program(self.wide_a, self.wide_b, unit)
+
+
+def paired_outputs(
+    a: ModelRun, b: ModelRun, programs: tuple[Program, Program] | None, why: str
+) -> list[OutputPair]:
+    """The outputs of both models: by name if all names are the same, else by order.
 
     Args:
         a: a model that has run.
         b: likewise.
+        programs: what both make in float64; None if they cannot run again.
+        why: why they cannot.
+    """
+    by_name = dict(zip(b.output_names, b.outputs, strict=True))
+    others = list(b.outputs)
+    if len(by_name) == len(b.outputs) and by_name.keys() == set(a.output_names):
+        others = [by_name[name] for name in a.output_names]
+    units = unit_of(*a.outputs), unit_of(*b.outputs)
+    found = []
+    for number, (one, other) in enumerate(zip(a.outputs, others, strict=False)):
+        wide_a = wide_b = None
+        inexact = why
+        if programs is not None:
+            wide_a, wide_b = programs[0].of(one), programs[1].of(other)
+            inexact = "; ".join(dict.fromkeys((*programs[0].inexact, *programs[1].inexact)))
+            if wide_a is None or wide_b is None:
+                inexact = "no captured graph returned it"
+        pair = OutputPair(
+            f"output {number}", one, other, wide_a, wide_b, inexact, (min(units), max(units))
+        )
+        found.append(pair)
+    return found
+
+
+def compare_outputs(
+    a: ModelRun,
+    b: ModelRun,
+    pairs: Sequence[OutputPair],
+    *,
+    blamed: bool,
+    said: dict[int, str],
+    all_compared: bool,
+    tolerance: float | None,
+    output_tolerance: float,
+    reference: Program | None,
+) -> Iterator[Compared]:
+    """How far apart the outputs are, and whether that is significant.
+
+    The programs of both models run in float64, with A's inputs and weights. If they return other
+    values there, an output is wired otherwise. Roundings add up on the way, so an output as it was
+    computed differs by more than one operation does, and no operation is to blame for that.
+
+    If float64 cannot tell, an operation that was not compared may be to blame, and outputs may be
+    four times as far apart as ranges, relative to the largest magnitude.
+
+    Args:
+        a: a model that has run.
+        b: likewise.
+        pairs: the outputs.
+        blamed: whether an operation is to blame already.
+        said: where both sides have an output from, by number, if the programs differ there.
         all_compared: whether every operation was compared.
-        tolerance: how far apart outputs may be; None for the error that the dtypes explain.
+        tolerance: how far apart outputs may be that float64 did not judge; None for the error that
+            the dtypes explain.
+        output_tolerance: how far apart each output may be, root mean square.
+        reference: the side that has more digits, in float64 with its own weights.
     """
     if a.outputs and b.outputs and len(a.outputs) != len(b.outputs):  # neither has raised
         reason = f"A returned {len(a.outputs)} tensors, B {len(b.outputs)}"
         yield Compared("outputs", "output", reason=reason)
-    finer = a if unit_of(*a.outputs) <= unit_of(*b.outputs) else b
-    try:
-        wide = _in_float64(finer.runs)
-    except NotJudged:
-        wide = {}
-    for number, (one, other) in enumerate(zip(a.outputs, b.outputs, strict=False)):
-        title = f"output {number}"
+    is_a_finer = unit_of(*a.outputs) <= unit_of(*b.outputs)
+    for number, pair in enumerate(pairs):
+        one, other = pair.a, pair.b
         if one.shape != other.shape:
             reason = f"shapes differ: {list(one.shape)} in A, {list(other.shape)} in B"
-            yield Compared(title, "output", reason=reason)
+            yield Compared(pair.title, "output", reason=reason)
             continue
-        if not is_float(one) or not is_float(other):
-            continue
-        high = wide.get(id(one if finer is a else other))
-        errors = None if high is None else (error_of(one, high), error_of(other, high))
-        dtypes = dtype_of(one), dtype_of(other)
-        total = apart(one, other)
-        allowed = TIMES * max(TOLERANCES.get(dtype, COARSER) for dtype in dtypes)
-        allowed = allowed if tolerance is None else tolerance
-        reason = ""
-        if not all_compared and not total.relative <= allowed:
-            reason = (
-                f"more than {allowed:.2g} of the largest magnitude apart; not every operation was "
-                "compared"
-            )
-        yield Compared(title, "output", dtypes=dtypes, total=total, errors=errors, reason=reason)
-
-
-def _in_float64(runs: Sequence[KeptRun]) -> dict[int, Tensor]:
-    """What graphs return in float64 throughout, by the identity of what they returned."""
-    known: dict[int, Tensor] = {}
-    for kept in runs:
-        run = kept.run
-        assert run.args is not None
-        with Start(run).begun() as low:
-            seconds = [
-                known[id(x)].clone() if id(x) in known else y
-                for x, y in zip(run.args, low, strict=True)
-            ]
-            module = without_marks(run.graph_module)
-            _, made = Lockstep(module, WideForm()).run_both(low, seconds)
-        for output, high in zip(kept.outputs, made, strict=True):
-            if is_float(output):
-                known[id(output)] = widened(high, torch.float64)
-    return known
+        distance = distance_of(one, other)
+        judged, accepted, reason = True, False, ""
+        total = apart(one, other) if is_float(one) and is_float(other) else None
+        if pair.is_judged:
+            if not blamed:
+                reason = said.get(number, "")
+        elif distance > output_tolerance:
+            dtypes = dtype_of(one), dtype_of(other)
+            allowed = TIMES * max(TOLERANCES.get(dtype, COARSER) for dtype in dtypes)
+            allowed = allowed if tolerance is None else tolerance
+            relative = distance if total is None else total.relative
+            if not all_compared and not relative <= allowed and not pair.draws:
+                reason = (
+                    f"more than {allowed:.2g} of the largest magnitude apart; not every operation "
+                    "was compared"
+                )
+            accepted = tolerance is not None and relative <= tolerance
+            followed = pair.wide_a is not None and pair.wide_b is not None
+            judged = bool(reason) or accepted or (all_compared and followed and not pair.draws)
+        high = None if reference is None else reference.of(one if is_a_finer else other)
+        errors = None
+        if high is not None and is_float(one) and is_float(other) and number not in said:
+            errors = error_of(one, high), error_of(other, high)
+        yield Compared(
+            pair.title,
+            "output",
+            dtypes=(dtype_of(one), dtype_of(other)),
+            total=total,
+            errors=errors,
+            distance=distance,
+            tolerance=None if accepted else output_tolerance if is_float(one) else 0.0,
+            is_judged=judged,
+            reason=reason,
+        )

@@ -11,7 +11,15 @@ from fxguard.graph.wide_form import is_float
 from fxguard.measure.func_levels import without_levels
 from fxguard.trace.elements import Apart
 
-__all__ = ["apart", "beyond", "error_of", "share_of_rounding", "unit_of"]
+__all__ = [
+    "apart",
+    "are_one_program",
+    "beyond",
+    "distance_of",
+    "error_of",
+    "share_of_rounding",
+    "unit_of",
+]
 
 # How many roundings of its result and of each operand a kernel may be away from float64.
 ROUNDINGS = 16
@@ -26,6 +34,48 @@ FLUSHED = 2.0**-126
 def unit_of(*tensors: Tensor) -> float:
     """The largest relative error of one rounding in the coarsest dtype of some tensors."""
     return max((torch.finfo(x.dtype).eps / 2 for x in tensors if is_float(x)), default=0.0)
+
+
+def rms_of(x: Tensor) -> float:
+    """The root mean square of the finite elements, whatever their size."""
+    size = size_of(x)
+    if not size or not math.isfinite(size):
+        return 0.0
+    return size * float((x.abs().where(x.isfinite(), 0.0) / size).square().mean().sqrt())
+
+
+def distance_of(a: Tensor, b: Tensor) -> float:
+    """The root mean square of ``b - a``, relative to that of ``a``; inf if one alone is finite.
+
+    Of integers and booleans: the share of those that differ.
+    """
+    if not a.numel():
+        return 0.0
+    if not is_float(a) or not is_float(b):
+        return float((in_double(a) != in_double(b)).double().mean())
+    a, b = in_double(a), in_double(b)
+    gap = gap_of(a, b)
+    if bool(gap.isinf().any()):
+        return math.inf
+    apart_by, size = rms_of(gap), rms_of(a)
+    return apart_by / size if size else (math.inf if apart_by else 0.0)
+
+
+def are_one_program(a: Tensor, b: Tensor, unit: float) -> bool:
+    """Whether two results in float64 are one but for numbers that were rounded before.
+
+    Args:
+        a: what one program makes in float64.
+        b: what the other one makes of the same inputs and weights.
+        unit: how far numbers in the programs may have been rounded.
+    """
+    if a.shape != b.shape:
+        return False
+    if not is_float(a) or not is_float(b):
+        return bool(torch.equal(in_double(a), in_double(b)))
+    a, b = in_double(a), in_double(b)
+    allowed = unit * (a.abs() + rms_of(a)) + SAME_PROGRAM * size_of(a)
+    return not bool((gap_of(a, b) > allowed).any())
 
 
 def in_double(x: Tensor) -> Tensor:
@@ -81,7 +131,14 @@ def error_of(low: Tensor, wide: Tensor) -> float:
     return largest / size if size else (math.inf if largest else 0.0)
 
 
-def share_of_rounding(low: Tensor, wide: Tensor, unit: float, moved: Tensor | None) -> float:
+def share_of_rounding(
+    low: Tensor,
+    wide: Tensor,
+    unit: float,
+    *,
+    moved: Tensor | None = None,
+    inside: Tensor | None = None,
+) -> float:
     """The error of a result as a multiple of what roundings explain: more than 1 is too much.
 
     An element may be off by roundings of itself, and by the effect of roundings of its operands:
@@ -93,6 +150,7 @@ def share_of_rounding(low: Tensor, wide: Tensor, unit: float, moved: Tensor | No
         wide: the same result in float64.
         unit: the relative error of one rounding.
         moved: how far elements move with their operands; None if they do not.
+        inside: numbers that the kernel rounds on the way to each element, if they may be larger.
     """
     if not low.numel():
         return 0.0
@@ -103,6 +161,8 @@ def share_of_rounding(low: Tensor, wide: Tensor, unit: float, moved: Tensor | No
     if moved is not None and moved.numel():
         moved = in_double(moved).reshape(wide.shape)
         allowed = allowed + moved + float(moved.square().mean().sqrt())
+    if inside is not None and inside.shape == wide.shape:
+        allowed = allowed + unit * in_double(inside).abs()
     gap = gap_of(wide, low)
     return float((gap / (ROUNDINGS * allowed)).nan_to_num(0.0, posinf=math.inf).max())
 

@@ -16,7 +16,7 @@ from torch.nn import Module
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
 from fxguard.capture.dynamo import is_compiled
-from fxguard.graph.marks import flatten_call
+from fxguard.graph.marks import flatten_call, rows_of
 from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrumented import check_can_instrument, unwrapped
@@ -61,11 +61,19 @@ class ModelRun:
     given: list[Tensor]  # the tensors that it was given, in order
     parameters: dict[str, Tensor]
     outputs: list[Tensor] = field(default_factory=list)  # all tensors that it returned, in order
+    output_names: list[str] = field(default_factory=list)  # of each: "output", "output['logits']"
+    raised: bool = False  # a bad value led to an exception, so that it returned nothing
     between: int = 0  # operations that ran between graphs
     # Tensors where a backward begins, and the gradients that came in there; empty without one.
     starts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)  # of weights and "input 0"
     no_gradients: str = ""  # why there are none
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first floating-point tensor that it has or was given."""
+        tensors = (*self.parameters.values(), *self.given)
+        return next((x.dtype for x in tensors if x.is_floating_point()), None)
 
 
 def run_model(
@@ -97,12 +105,15 @@ def run_model(
     try:
         with torch.set_grad_enabled(backward):
             output = model(*args, **kwargs)
-            found.outputs = list(flatten_call((), {}, output)[1])
+            labels, tensors = flatten_call((), {}, output)
+            named = [(label, x) for label, x, _ in rows_of(labels, tensors) if x is not None]
+            found.output_names, found.outputs = [x for x, _ in named], [x for _, x in named]
             if backward:
                 _differentiate(found, output)
     except Exception:  # a bad value led there: what ran before can be compared
         if not reports:
             raise
+        found.raised = True
     finally:
         guard.uninstall()
     verdict = tuple(reports[0].verdict) if reports else ()
@@ -117,7 +128,9 @@ def _differentiate(found: ModelRun, output: Any) -> None:
     An output that is not a single number gets a random gradient: the gradients of a sum would be 0
     behind a softmax or a layer norm.
     """
-    made = to_differentiate(output)
+    names = {id(x): name for name, x in zip(found.output_names, found.outputs, strict=True)}
+    # By name, because the other model may return the same in another order.
+    made = sorted(to_differentiate(output), key=lambda x: names.get(id(x), ""))
     generator = torch.Generator().manual_seed(0)
     for x in made:
         drawn = torch.ones(x.shape, dtype=torch.float64)

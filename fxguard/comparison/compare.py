@@ -11,14 +11,20 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard.comparison._aligned import aligned
+from fxguard.comparison._alone import beyond_roundings
+from fxguard.comparison._arguments import Arguments, weights_by_twin
 from fxguard.comparison._as_it_ran import as_it_ran
 from fxguard.comparison._backward import BesideBackward
 from fxguard.comparison._gradients import compare_gradients
 from fxguard.comparison._graphs import compare_graphs
 from fxguard.comparison._judged import Judge
-from fxguard.comparison._outputs import compare_outputs
+from fxguard.comparison._outputs import UNITS, compare_outputs, paired_outputs
+from fxguard.comparison._programs import Program, program_of
 from fxguard.comparison._recorded import WholeFunctions
+from fxguard.comparison._rounding import distance_of, unit_of
 from fxguard.comparison._runs import ModelRun, buffers_kept, converter, place_of, run_model
+from fxguard.comparison._settled import settled
 from fxguard.comparison._weights import weights_apart
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import NotJudged
@@ -36,6 +42,7 @@ def compare(
     model_b: Module,
     *inputs: Any,
     tolerance: float | None = None,
+    output_tolerance: float | None = None,
     gradients: bool = True,
     **kwargs: Any,
 ) -> Comparison:
@@ -46,11 +53,19 @@ def compare(
     error. The rest of the difference is *inherited* from earlier operations. Weights are compared
     by name, without conversion.
 
-    A divergence is *significant* in one of four cases. A weight of B is not A's weight, rounded to
+    A divergence is *significant* in one of five cases. A weight of B is not A's weight, rounded to
     the coarser of their dtypes. The two operations differ in float64 on the same operands, by more
     than one rounding of the coarser dtype. One of the two is further from float64 than 16 roundings
     of its result and of its operands explain, on its own operands. The output of a compiled graph
-    is 16 times as far from float64 as its operations are in eager mode.
+    is 16 times as far from float64 as its operations are in eager mode. An output is another one:
+    in float64, on A's inputs and weights, the two models return other values.
+
+    Two models may be written in two ways. Operations correspond that read the same; the rest by
+    name and order. If the models return the same in float64 all the same, and gradients are the
+    same, operations that do not correspond are listed, and are no divergence.
+
+    If every operation is within its roundings, roundings still add up on the way. Then each output
+    has a tolerance, and :attr:`Comparison.outcome` is "precision" where one is beyond it.
 
     With ``gradients=True``, the gradients of all weights and inputs that require one are compared.
     The backward starts from the ``loss`` that the model returns, or else from all its outputs, with
@@ -71,15 +86,20 @@ def compare(
         tolerance: the largest own error, relative to the largest magnitude of A's result, that is
             not significant. None lets float64 judge. It also applies to ranges: see
             :func:`fxguard.diff`.
+        output_tolerance: how far apart each output may be where no operation is to blame: the root
+            mean square of the difference, relative to that of A's output. None for 4 units of
+            roundoff of the coarser dtype: 2.4e-7 for float32, 0.2 % for float16, 1.6 % for
+            bfloat16. Integers and booleans have to be equal.
         gradients: whether to also compare gradients. Under ``torch.no_grad`` there are none.
         kwargs: keyword arguments of both models.
 
     Returns:
-        Everything that was compared; :attr:`Comparison.first` is the first significant divergence.
+        Everything that was compared; :attr:`Comparison.first` is the first significant divergence,
+        and :attr:`Comparison.outcome` says what was found.
         While B is compared, all values of A's forward stay in memory, as for a backward.
 
     Raises:
-        FxguardError: when a model is instrumented already, or the tolerance is negative.
+        FxguardError: when a model is instrumented already, or a tolerance is negative.
         Exception: whatever a model raises, unless fxguard found a bad value that led to it: then
             the ranges of what ran before are compared.
 
@@ -90,6 +110,8 @@ def compare(
     if tolerance is not None and not tolerance >= 0:
         raise UsageError(f"tolerance has to be 0 or more, got {tolerance!r}")
     models = model_a, model_b
+    if output_tolerance is not None and not output_tolerance >= 0:
+        raise UsageError(f"output_tolerance has to be 0 or more, got {output_tolerance!r}")
     for model in models:
         if not isinstance(model, Module):
             raise UsageError(f"compare needs two torch.nn.Modules, got {type(model).__name__}")
@@ -103,32 +125,38 @@ def compare(
             ran.append(run_model(model, args, named, backward=backward))
     a, b = ran
     ranges = replace(diff(a.batch, b.batch, tolerance=tolerance), a=a.name, b=b.name)
-    return _Comparing(a, b, Judge(tolerance)).comparison(ranges, backward)
+    return _Comparing(a, b, Judge(tolerance), output_tolerance).comparison(ranges, backward)
 
 
 class _Comparing:
     """Two models that have run."""
 
-    def __init__(self, a: ModelRun, b: ModelRun, judge: Judge) -> None:
+    def __init__(
+        self, a: ModelRun, b: ModelRun, judge: Judge, output_tolerance: float | None
+    ) -> None:
         self.a = a
         self.b = b
         self.judge = judge
-        self.graphs = compare_graphs(a, b, judge)
+        self.known = Arguments.between(a, b)
+        self.both = aligned(a, b, self.known.twins)
+        self.graphs = compare_graphs(a, b, self.both, self.known, judge)
+        if output_tolerance is None:
+            output_tolerance = UNITS * max(coarsest(a), coarsest(b))
+        self.output_tolerance = output_tolerance
 
     def comparison(self, ranges: Any, backward: bool) -> Comparison:
-        a, b = self.a, self.b
-        ran = [*as_it_ran(a, "A", self.graphs), *as_it_ran(b, "B", self.graphs)]
-        gradients = list(self._gradients()) if backward else []
-        told = {said.partition(":")[0] for each in self.graphs.found for said in each.weights}
-        weights = tuple(weights_apart(a.parameters, b.parameters, told))
+        a, b, graphs = self.a, self.b, self.graphs
+        ran = [*as_it_ran(a, "A", graphs), *as_it_ran(b, "B", graphs)]
         for each in (a, b):
             if each.between:
                 side = "A" if each is a else "B"
                 what = f"{each.between} operations of {side}"
-                self.graphs.not_compared[what] = "they ran between captured graphs"
-        graphs = self.graphs
-        all_compared = set(graphs.not_compared) <= {"gradients", IN_FLOAT64}
-        outputs = compare_outputs(a, b, all_compared=all_compared, tolerance=self.judge.tolerance)
+                graphs.not_compared[what] = "they ran between captured graphs"
+        outputs = self._outputs()
+        differs = any(each.is_significant for each in (*graphs.found, *outputs))
+        gradients = list(self._gradients(differs)) if backward else []
+        told = {said.partition(":")[0] for each in graphs.found for said in each.weights}
+        weights = tuple(weights_apart(a.parameters, self._weights_of_b(), told))
         return Comparison(
             a.name,
             b.name,
@@ -142,9 +170,52 @@ class _Comparing:
             tuple(graphs.only_in_a),
             tuple(graphs.only_in_b),
             tuple(_notes(a, b)),
+            returned=not (a.raised or b.raised),
         )
 
-    def _gradients(self) -> Iterator[Compared]:
+    def _outputs(self) -> list[Compared]:
+        """Judge the outputs, and by them the operations that are another program in B."""
+        a, b, graphs = self.a, self.b, self.graphs
+        programs, why = None, ""
+        try:
+            programs = program_of(a), program_of(b, self.known)
+        except NotJudged as reason:
+            why = str(reason)
+        pairs = paired_outputs(a, b, programs, why)
+        found = settled(a, b, self.both, self.known, graphs, pairs, self.output_tolerance)
+        graphs.leave(found.found, self.both.without(found.apart))
+        self.both = self.both.without(found.apart)
+        blamed = any(each.is_significant for each in graphs.found)
+        if not blamed and any(
+            not distance_of(x.a, x.b) <= self.output_tolerance for x in pairs if x.is_judged
+        ):
+            graphs.found += beyond_roundings(b, self.both.b, "B", self.both.of_b)
+            graphs.found += beyond_roundings(a, self.both.a, "A", self.both.of_a)
+            blamed = any(each.is_significant for each in graphs.found)
+        return list(
+            compare_outputs(
+                a,
+                b,
+                pairs,
+                blamed=blamed,
+                said=found.said,
+                all_compared=not graphs.not_compared,
+                tolerance=self.judge.tolerance,
+                output_tolerance=self.output_tolerance,
+                reference=self._reference(programs),
+            )
+        )
+
+    def _reference(self, programs: tuple[Program, Program] | None) -> Program | None:
+        """The model whose outputs have more digits, in float64 with its own weights."""
+        if programs is None or unit_of(*self.a.outputs) <= unit_of(*self.b.outputs):
+            return None if programs is None else programs[0]
+        try:
+            return program_of(self.b)
+        except NotJudged:
+            return None
+
+    def _gradients(self, differs: bool) -> Iterator[Compared]:
         a, b, graphs = self.a, self.b, self.graphs
         why = a.no_gradients or b.no_gradients
         if not why and (len(graphs.arguments) != len(b.runs) or not b.runs):
@@ -158,20 +229,27 @@ class _Comparing:
                 f"roundings decided integers or booleans of {chose} operations otherwise in B"
             )
         try:
-            found = list(compare_gradients(a, b, graphs.arguments, alike=not chose))
+            found = list(
+                compare_gradients(a, b, self.known.twins, graphs.arguments, alike=not chose)
+            )
         except (NotJudged, RuntimeError) as reason:
             graphs.not_compared["gradients"] = str(reason)
             return
-        forward = any(each.is_significant for each in graphs.found)
-        if any(each.is_significant for each in found) and not forward:
+        if any(each.is_significant for each in found) and not differs:
             yield from self._backward_to_blame()
         # Where the forward differs, gradients differ because of it.
-        yield from (replace(each, reason="") if forward else each for each in found)
+        yield from (replace(each, reason="") if differs else each for each in found)
 
     def _backward_to_blame(self) -> Sequence[Compared]:
         """The operations whose backward differs although the forward is the same."""
-        graphs = compare_graphs(self.a, self.b, self.judge, BesideBackward, WholeFunctions)
+        graphs = compare_graphs(
+            self.a, self.b, self.both, self.known, self.judge, BesideBackward, WholeFunctions
+        )
         return [each for each in graphs.found if each.part == "backward"]
+
+    def _weights_of_b(self) -> dict[str, Tensor]:
+        """B's weights by the names and in the layouts of A."""
+        return weights_by_twin(self.b.parameters, self.known.twins)
 
 
 def _notes(a: ModelRun, b: ModelRun) -> Iterator[str]:
@@ -181,6 +259,11 @@ def _notes(a: ModelRun, b: ModelRun) -> Iterator[str]:
                 f"{side} is compiled: its operations are those of its captured graphs, in eager "
                 f"mode; values inside fused kernels do not exist, and are not compared"
             )
+
+
+def coarsest(model: ModelRun) -> float:
+    """The unit of roundoff of the coarsest dtype among a model's weights and outputs."""
+    return unit_of(*model.outputs, *model.parameters.values())
 
 
 def _cuda_devices(model: Module) -> list[int]:

@@ -29,6 +29,8 @@ __all__ = ["NotJudged", "Ran", "converted", "is_float", "wide_result", "widened"
 # Higher-order operations that run unchanged on wide operands.
 WHOLE = frozenset({"autograd_function_apply", "flex_attention"})
 
+EPS_AT = 3  # the position of a norm's eps
+
 
 class NotJudged(Exception):  # noqa: N818 - an answer, not an error
     """Why there is no second form of something: "no float64 kernel for X"."""
@@ -131,7 +133,7 @@ def wide_result(
             raise NotJudged(f"{kind} reads the bits of another dtype")
         if ran.before is not None:
             return _drawn(ran, args, kwargs, dtype)
-        args, kwargs = _without_hiding(ran, args, kwargs)
+        args, kwargs = _with_own_eps(ran, *_without_hiding(ran, args, kwargs))
         result = _computed(ran.run, args, kwargs, dtype, ran.result)
         return widened(result, dtype, differentiable=differentiable)
     except NotJudged:
@@ -214,6 +216,14 @@ def _without_hiding(ran: Ran, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, 
         key: unbounded[key] if key in unbounded and hides(x) else x for key, x in kwargs.items()
     }
     return (args[0], *bounds, *rest), named
+
+
+def _with_own_eps(ran: Ran, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with the eps that a norm has by default in the model, not in the wide dtype."""
+    if ran.call.kind != "rms_norm" or (args[EPS_AT:] or (kwargs.get("eps"),))[0] is not None:
+        return args, kwargs
+    computes_in = torch.promote_types(_first(ran.args, ran.kwargs).dtype, torch.float32)
+    return args[:EPS_AT], {**kwargs, "eps": torch.finfo(computes_in).eps}
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -60,7 +60,7 @@ def page_of(found: Parts) -> str:
     """The text of the page."""
     first, *more = verdict_lines(found)
     title = "Where two models part" if found.significant else "Two models, by elements"
-    state = "verdict ill" if found.significant or not found.everything else "verdict"
+    state = "verdict" if found.outcome == "agree" else "verdict ill"
     lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',

@@ -5,6 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -34,6 +35,8 @@ class Parts(Protocol):
     def outputs(self) -> tuple[Compared, ...]: ...
     @property
     def gradients(self) -> tuple[Compared, ...]: ...
+    @property
+    def outcome(self) -> str: ...
     @property
     def significant(self) -> tuple[Compared, ...]: ...
     @property
@@ -67,12 +70,12 @@ def verdict_lines(found: Parts) -> list[str]:
         if first.part == "compiled" and found.ranges.first is not None:
             title = found.ranges.first.frame.title
             lines.append(f"the ranges that were measured while they ran part at {title}")
-    elif found.everything:
-        lines.append(f"A and B agree: no difference beyond roundings in {_counts(found)}")
-        lines += _largest(found)
-    else:
+    elif not found.everything:
         lines.append("nothing could be compared by elements")
         lines += [f"  {line}" for line in found.ranges.verdict]
+    else:
+        lines += FIRST[found.outcome](found)
+        lines += _largest(found)
     if significant:
         lines.append(f"compared by elements: {_counts(found)}")
     lines += _gradients(found)
@@ -80,6 +83,58 @@ def verdict_lines(found: Parts) -> list[str]:
         lines += textwrap.wrap(note, WIDTH, subsequent_indent="  ")
     lines += _not_compared(found)
     return lines
+
+
+def _agree(found: Parts) -> list[str]:
+    return [f"A and B agree: no difference beyond roundings in {_counts(found)}"]
+
+
+def _precision(found: Parts) -> list[str]:
+    """Outputs beyond their tolerance though every operation is within its roundings."""
+    beyond = [each for each in found.outputs if not each.is_within]
+    worst = max(beyond, key=lambda each: (each.distance or 0.0) / (each.tolerance or 1e-300))
+    lines = [f"A and B differ in precision: {_distance(worst)}"]
+    if len(beyond) > 1:
+        lines.append(f"  {len(beyond)} of {len(found.outputs)} outputs are over their tolerance")
+    lines.append(
+        "  no operation is at fault: each is within its roundings, which add up on the way"
+        if found.operations
+        else "  no operation is at fault, as far as they were compared"
+    )
+    return [*lines, f"compared by elements: {_counts(found)}"]
+
+
+def _not_compared_outcome(found: Parts) -> list[str]:
+    """Outputs that nothing could judge."""
+    open_ = [each for each in found.outputs if not each.is_judged]
+    if not open_:
+        return [
+            "A and B were compared as far as they ran: a bad value led to an exception",
+            f"no difference beyond roundings in {_counts(found)}",
+        ]
+    return [
+        f"it is not known whether A and B agree: {_distance(open_[0])}",
+        "  not everything that led there was compared, so roundings may explain that or not",
+        f"compared by elements: {_counts(found)}",
+    ]
+
+
+def _distance(each: Compared) -> str:
+    """How far apart an output is, and how far it may be."""
+    if each.total is None:
+        return f"{percent(each.distance)} of the elements of {each.heading} differ"
+    if each.distance == math.inf:
+        return f"some elements of {each.heading} are finite in one of the two only"
+    said = f"{each.heading} is {percent(each.distance)} apart (root mean square)"
+    return f"{said}, its tolerance is {percent(each.tolerance)}"
+
+
+FIRST = {"agree": _agree, "precision": _precision, "not compared": _not_compared_outcome}
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage with two digits."""
+    return "-" if share is None else f"{number(share)}" if share < 1e-4 else f"{100 * share:.2g} %"
 
 
 def _numbers(first: Compared) -> Iterator[str]:

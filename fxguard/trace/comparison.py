@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.strict_json import strict_json
@@ -16,7 +16,9 @@ from fxguard.trace.batch_diff import BatchDiff
 from fxguard.trace.diff import Diff
 from fxguard.trace.elements import Compared
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "Outcome"]
+
+Outcome = Literal["agree", "operation", "precision", "not compared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Comparison(Displayed):
     only_in_a: tuple[str, ...] = ()  # operations, by title
     only_in_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # on which runs the elements come from
+    returned: bool = True  # whether both models returned: a bad value may lead to an exception
 
     @property
     def everything(self) -> tuple[Compared, ...]:
@@ -75,9 +78,26 @@ class Comparison(Displayed):
         return self.first is not None
 
     @property
+    def outcome(self) -> Outcome:
+        """What the comparison found.
+
+        ``"agree"``: outputs and gradients differ by no more than roundings explain, and each output
+        is within its tolerance. ``"operation"``: an operation, a weight, an output or a gradient
+        differs by more; it is :attr:`first`. ``"precision"``: every operation is within its
+        roundings, and they add up to more than the tolerance of an output. ``"not compared"``: an
+        output, or everything, could not be judged.
+        """
+        if self.differs:
+            return "operation"
+        judged = self.returned and all(each.is_judged for each in self.outputs)
+        if not self.compared or not judged:
+            return "not compared"
+        return "agree" if all(each.is_within for each in self.outputs) else "precision"
+
+    @property
     def agrees(self) -> bool:
-        """Whether something was compared, and no divergence is significant."""
-        return self.compared > 0 and not self.differs
+        """Whether :attr:`outcome` is ``"agree"``."""
+        return self.outcome == "agree"
 
     @property
     def batches(self) -> tuple[BatchDiff, ...]:
@@ -106,6 +126,7 @@ class Comparison(Displayed):
         return {
             "a": self.a,
             "b": self.b,
+            "outcome": self.outcome,
             "agrees": self.agrees,
             "verdict": self.verdict,
             "first": None if self.first is None else self.first.to_dict(),

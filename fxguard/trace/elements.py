@@ -50,11 +50,23 @@ class Compared:
     only_in: Literal["", "A", "B"] = ""
     reason: str = ""  # why the divergence is significant; "" if it is not
     weights: tuple[str, ...] = field(default=())  # those that differ: "linear.weight: negated"
+    # Of an output: root mean square of the difference, relative to that of A's output; of integers
+    # and booleans the share that differs. And how large it may be. None if it is no output.
+    distance: float | None = None
+    tolerance: float | None = None
+    is_judged: bool = True  # False: nothing tells whether roundings explain the difference
 
     @property
     def is_significant(self) -> bool:
         """Whether the two differ by more than their dtypes explain."""
         return bool(self.reason)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether an output is within its tolerance; True of everything else."""
+        if self.distance is None or self.tolerance is None:
+            return True
+        return self.distance <= self.tolerance
 
     @property
     def nearer(self) -> Literal["A", "B"] | None:
@@ -94,6 +106,9 @@ class Compared:
             "significant": self.is_significant,
             "reason": self.reason,
             "weights": list(self.weights),
+            "distance": self.distance,
+            "output_tolerance": self.tolerance,
+            "judged": self.is_judged,
         }
 
 

@@ -371,7 +371,12 @@ def test_outputs_are_judged_where_operations_were_not() -> None:
             return torch.compiler.disable(torch.mul)(x, self.factor)
 
     x = torch.randn(8, 8)
-    assert fxguard.compare(Times(2.0), Times(2.0 * (1 + 1e-6)), x).agrees
+    assert fxguard.compare(Times(2.0), Times(2.0 * (1 + 1e-7)), x).agrees
+    found = fxguard.compare(Times(2.0), Times(2.0 * (1 + 1e-6)), x)
+    assert found.outcome == "not compared"
+    assert found.verdict[0].startswith("it is not known whether A and B agree: output 0 is ")
+    assert not found.agrees
+    assert not found.differs
     found = fxguard.compare(Times(2.0), Times(3.0), x)
     assert [each.heading for each in found.significant] == ["output 0"]
     assert "not every operation was compared" in found.significant[0].reason

@@ -1,0 +1,141 @@
+"""What A has for each argument of a graph of B: the same weight, the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fxguard.comparison._runs import ModelRun
+from fxguard.comparison._sides import Twin, standing
+from fxguard.comparison._weights import difference_between
+
+__all__ = ["Arguments", "weights_by_twin"]
+
+FIRST = 16  # elements that decide whether two weights are worth a comparison
+
+
+def _weights_of(model: ModelRun) -> dict[str, Tensor]:
+    """The weights and buffers that the graphs of a model read, by name, in order."""
+    found: dict[str, Tensor] = {}
+    for kept in model.runs:  # the first graph that reads a buffer has its old value
+        args = kept.run.args
+        assert args is not None
+        for position, name in standing(kept.run).items():
+            if isinstance(args[position], Tensor):
+                found.setdefault(name, args[position])
+    return found
+
+
+def twins_of(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Twin]:
+    """The weight of A that each weight of B is: by name, else by content, else by order.
+
+    A weight that is stored transposed is the same weight. A weight of B without a twin, such as
+    three that were joined into one, keeps its own value.
+    """
+    found: dict[str, Twin] = {}
+    for name in a.keys() & b.keys():
+        if twin := _by_name(name, a[name], b[name]):
+            found[name] = twin
+    others = {name: x for name, x in a.items() if name not in b}
+    alone = [name for name in b if name not in a]
+    for name in alone:
+        twin = next(_by_content(b[name], others), None)
+        if twin is not None:
+            found[name] = twin
+            del others[twin.name]
+    if len(a) == len(b):  # their names have another prefix
+        for name, other in zip(b, a, strict=True):
+            if name not in found and other in others and others[other].shape == b[name].shape:
+                found[name] = Twin(other)
+    return found
+
+
+def _by_name(name: str, a: Tensor, b: Tensor) -> Twin | None:
+    if a.shape == b.shape and not (a.dim() == 2 and difference_between(a.detach(), b.detach())):
+        return Twin(name)
+    if a.dim() == 2 and a.mT.shape == b.shape and _are_alike(a.detach().mT, b.detach()):
+        return Twin(name, is_transposed=True)
+    return Twin(name) if a.shape == b.shape else None
+
+
+def _by_content(b: Tensor, others: Mapping[str, Tensor]) -> Iterator[Twin]:
+    b = b.detach()
+    for name, a in others.items():
+        if _are_alike(a.detach(), b):
+            yield Twin(name)
+        elif a.dim() == 2 and _are_alike(a.detach().mT, b):
+            yield Twin(name, is_transposed=True)
+
+
+def _are_alike(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    first = tuple(x[(slice(FIRST),) * x.dim()].contiguous() for x in (a, b))
+    return not difference_between(*first) and not difference_between(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What A has for what B's graphs read."""
+
+    a: ModelRun
+    b: ModelRun
+    weights: dict[str, Tensor]  # of A
+    twins: dict[str, Twin]  # by the name of B's weight
+
+    @classmethod
+    def between(cls, a: ModelRun, b: ModelRun) -> Arguments:
+        """For two models that have run."""
+        weights = _weights_of(a)
+        return cls(a, b, weights, twins_of(weights, _weights_of(b)))
+
+    def of(self, number: int, returned: Sequence[Sequence[Any]]) -> list[Any]:
+        """A's value for each argument of a graph of B; B's own if A has none.
+
+        Args:
+            number: the number of the graph.
+            returned: what earlier graphs of B returned in their second form.
+        """
+        made = {
+            id(output): value
+            for kept, second in zip(self.b.runs, returned, strict=False)
+            for output, value in zip(kept.outputs, second, strict=True)
+        }
+        given = self.a.given
+        inputs = {id(x): given[n] for n, x in enumerate(self.b.given) if n < len(given)}
+        run = self.b.runs[number].run
+        names = standing(run)
+        found = []
+        assert run.args is not None
+        for position, own in enumerate(run.args):
+            other: Any = None
+            if position in names:
+                other = self.weight(names[position])
+            elif isinstance(own, Tensor):
+                other = made.get(id(own), inputs.get(id(own)))
+            both = isinstance(own, Tensor) and isinstance(other, Tensor)
+            found.append(other if both and own.shape == other.shape else own)
+        return found
+
+    def weight(self, name: str) -> Tensor | None:
+        """A's value for a weight of B, in the layout of B; None if A has none."""
+        twin = self.twins.get(name)
+        if twin is None:
+            return None
+        weight = self.weights[twin.name]
+        return weight.detach().mT if twin.is_transposed else weight
+
+
+def weights_by_twin(found: Mapping[str, Tensor], twins: Mapping[str, Twin]) -> dict[str, Tensor]:
+    """Tensors of B, one for each weight, by the names and in the layouts of A."""
+    named: dict[str, Tensor] = {}
+    for name, x in found.items():
+        twin = twins.get(name)
+        if twin is None:
+            named.setdefault(name, x)
+        else:
+            named[twin.name] = x.mT if twin.is_transposed else x
+    return named

@@ -1,0 +1,165 @@
+"""Which operation is to blame for outputs that differ in float64: found backwards from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from fxguard.comparison._aligned import Aligned
+from fxguard.comparison._programs import Values
+from fxguard.comparison._rounding import apart, are_one_program
+from fxguard.comparison._sides import Key, Named, Side
+from fxguard.graph.operations import read_node
+from fxguard.trace.elements import Compared
+
+__all__ = ["Blame"]
+
+SHOWN = 4  # operations of one side that are listed
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What each operation of both models makes in float64, of A's inputs and weights.
+
+    Where two models were written in two ways, values differ in between and are the same again
+    later. Such a difference is harmless. A difference is to blame if it lies on the way to an
+    output that differs, behind the last values that are the same in both.
+    """
+
+    both: Aligned
+    values_a: Values
+    values_b: Values
+    unit: float  # how far numbers in the programs may have been rounded
+
+    def behind(self, output: Any) -> set[Key]:
+        """The operations of B through which an output came to differ."""
+        origin: Any = self.both.b.made.get(id(output))
+        found: set[Key] = set()
+        todo: list[Any] = [origin]
+        while todo:
+            key = todo.pop()
+            if key in found or key not in self.both.b.named or self._is_same(key):
+                continue
+            found.add(key)
+            todo += self._reads(key)
+        return found
+
+    def named(self, reached: set[Key]) -> Iterator[Compared]:
+        """The first operation of those that were reached, as a divergence."""
+        order = [key for key in self.both.b.named if key in reached]
+        if not order:
+            return
+        paired = next((key for key in order if key in self.both.of_b), None)
+        first = order[0]
+        if paired is not None and first not in self.both.of_b:
+            # What B alone has begins it, if A alone has nothing in its place.
+            first = first if self._feeds(first, paired) else paired
+        named = self.both.b.named[first]
+        partner = self.both.of_b.get(first)
+        own = self._gap(first)
+        if partner is not None:
+            reason = "not roundings: in float64, too, the two results differ, on A's inputs"
+            yield _compared(named, reason, own, "")
+            return
+        mine = _titles(self.both.b.named[key] for key in order if key not in self.both.of_b)
+        theirs = _titles(
+            each
+            for key, each in self.both.a.named.items()
+            if key not in self.both.of_a and each.is_step
+        )
+        instead = f" instead of {theirs} of A" if theirs else ""
+        reason = f"B alone has {mine}{instead}, and then returns other values"
+        yield _compared(named, reason, own, "B")
+
+    def maker(self, side: Side, output: Any) -> str:
+        """What made an output, in words."""
+        origin: Any = side.made.get(id(output))
+        if origin in side.named:
+            named = side.named[origin]
+            line = f" ({named.source.place})" if named.source is not None else ""
+            return f"the result of {named.title}{line}"
+        if isinstance(origin, tuple) and origin[0] == "input":
+            return f"its input {origin[1]}"
+        if isinstance(origin, tuple) and origin[0] == "weight":
+            return f"its weight {origin[1]}"
+        return "something that no captured graph made"
+
+    def _is_same(self, key: Key) -> bool:
+        """Whether an operation makes in both models the same in float64."""
+        partner = self.both.of_b.get(key)
+        if partner is None:
+            return False
+        mine, theirs = self.values_b.get(key, []), self.values_a.get(partner, [])
+        if len(mine) != len(theirs) or not mine:
+            return not mine and not theirs
+        return all(
+            len(x) == len(y)
+            and all(are_one_program(p, q, self.unit) for p, q in zip(y, x, strict=True))
+            for x, y in zip(mine, theirs, strict=True)
+        )
+
+    def _gap(self, key: Key) -> Any:
+        partner = self.both.of_b.get(key)
+        mine = self.values_b.get(key, [])
+        theirs = self.values_a.get(partner, []) if partner is not None else []
+        if not mine or not theirs or not mine[0] or not theirs[0]:
+            return None
+        one, other = theirs[0][0], mine[0][0]
+        return apart(one, other) if one.shape == other.shape else None
+
+    def _feeds(self, key: Key, reader: Key) -> bool:
+        todo, seen = [reader], set()
+        while todo:
+            each = todo.pop()
+            if each == key:
+                return True
+            if each in seen or each not in self.both.b.named:
+                continue
+            seen.add(each)
+            todo += self._reads(each)
+        return False
+
+    def _reads(self, key: Key) -> list[Any]:
+        """What an operation reads: results, and what was written into them before."""
+        side = self.both.b
+        named = side.named[key]
+        graph, (inside, name) = key
+        found: list[Any] = []
+        for node in named.node.all_input_nodes:
+            found.append(side.origin(graph, inside, node))
+            found += [
+                (graph, (inside, user.name))
+                for user in node.users
+                if _writes(user, node) and user.name != name and user < named.node
+            ]
+        # What is inside of an operation that runs other graphs returns its results.
+        for other in side.named:
+            around, (within, _) = other
+            if around == graph and within[:-1] == inside and within and within[-1][0] == name:
+                found.append(other)
+        return found
+
+
+def _writes(user: Node, node: Node) -> bool:
+    return user.op.startswith("call") and node in read_node(user, user.graph.owning_module).written
+
+
+def _titles(all_named: Any) -> str:
+    titles = [each.title for each in all_named if each.is_step]
+    more = len(titles) - SHOWN
+    return ", ".join(titles[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _compared(named: Named, reason: str, own: Any, side: Any) -> Compared:
+    return Compared(
+        named.title,
+        kind=named.kind,
+        module=named.module,
+        source=named.source,
+        own=own,
+        only_in=side,
+        reason=reason,
+    )

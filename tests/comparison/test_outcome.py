@@ -1,0 +1,203 @@
+"""The four outcomes of a comparison, and what each of them says."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fxguard
+
+
+class Does(nn.Module):
+    """A model with one weight that does what it is told."""
+
+    def __init__(self, does: Any, **parts: Any) -> None:
+        super().__init__()
+        self.weight, self.does = nn.Parameter(torch.ones(1)), does
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.does(self, x)
+
+
+def grows(s: Any, x: Tensor) -> Tensor:
+    """Each rounding of the first product is a thousand times as large in the end."""
+    return ((x * 1000 * s.weight) * 1.7).sin()
+
+
+def test_roundings_that_add_up(tmp_path: Path) -> None:
+    """No operation is to blame, and the text says so; with a wider tolerance the two agree."""
+    a, x = Does(grows), torch.linspace(0.1, 1, 64)
+    b = copy.deepcopy(a).to(torch.bfloat16)
+    found = fxguard.compare(a, b, x)
+    assert found.outcome == "precision", str(found)
+    assert not found.agrees
+    assert not found.differs
+    assert found.first is None
+    want = a(x).double()
+    distance = (
+        b(x.bfloat16()).double() - want
+    ).square().mean().sqrt() / want.square().mean().sqrt()
+    assert found.outputs[0].distance == pytest.approx(float(distance))
+    assert found.outputs[0].tolerance == 4 * torch.finfo(torch.bfloat16).eps / 2
+    assert found.verdict[0].startswith("A and B differ in precision: output 0 is ")
+    assert found.verdict[0].endswith("% apart (root mean square), its tolerance is 1.6 %")
+    assert "no operation is at fault" in found.verdict[1]
+    data = json.loads(found.to_json())
+    assert (data["outcome"], data["agrees"]) == ("precision", False)
+    assert data["outputs"][0]["output_tolerance"] == found.outputs[0].tolerance
+    found.to_html(tmp_path / "page.html")
+    assert (
+        'class="verdict ill"><p>A and B differ in precision' in (tmp_path / "page.html").read_text()
+    )
+    assert fxguard.compare(a, b, x, output_tolerance=2 * float(distance)).outcome == "agree"
+    assert fxguard.compare(a, copy.deepcopy(a), x, output_tolerance=0).outcome == "agree"
+    with pytest.raises(fxguard.FxguardError, match="0 or more"):
+        fxguard.compare(a, b, x, output_tolerance=-1.0)
+
+
+def test_choices_that_roundings_made() -> None:
+    """Integers that differ are counted; the two programs choose the same in float64."""
+    x = torch.tensor([[1.0, 1.0 + 1e-3], [2.0, 1.0]])
+    a = Does(lambda s, x: (x * s.weight).argmax(-1))
+    found = fxguard.compare(a, copy.deepcopy(a).to(torch.bfloat16), x)
+    assert found.outcome == "precision"
+    assert "50 % of the elements of output 0 differ" in found.verdict[0]
+
+
+def test_an_operation_of_one_model_that_overflows() -> None:
+    """It is named although the other model has no such operation."""
+    x = torch.full((2, 4), 200.0)
+    a = Does(lambda s, x: x.float().norm(dim=-1).to(x.dtype) * s.weight)
+    b = Does(lambda s, x: x.square().sum(-1).sqrt() * s.weight)
+    assert fxguard.compare(a, b, x).agrees
+    half = a.half(), b.half()
+    found = fxguard.compare(*half, x.half())
+    assert found.outcome == "operation"
+    assert found.first is not None
+    assert (found.first.kind, found.first.only_in) == ("sum", "B")
+    assert found.first.reason == "overflow in B: needs 160000, float16 holds 65504"
+
+
+def test_a_model_that_raised() -> None:
+    """For a bad value: there are no outputs to judge."""
+
+    def raises(s: Any, x: Tensor) -> Tensor:
+        y = x * s.weight
+        torch._dynamo.graph_break()
+        return torch.linalg.cholesky(y.log())
+
+    a = Does(raises)
+    found = fxguard.compare(a, copy.deepcopy(a), -torch.eye(2))
+    assert found.outcome == "not compared"
+    assert found.verdict[0] == (
+        "A and B were compared as far as they ran: a bad value led to an exception"
+    )
+
+
+def normalized() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)
+    ).train()
+
+
+class Shifted(torch.autograd.Function):
+    """Hands back too much to a bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient + 1
+
+
+def attention(s: Any, x: Tensor) -> Tensor:
+    q, k, v = (layer(x).view(2, -1, 2, 8).transpose(1, 2) for layer in (s.q, s.k, s.v))
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+def attending() -> nn.Module:
+    torch.manual_seed(0)
+    return Does(attention, **{name: nn.Linear(16, 16) for name in "qkv"})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("model", "x", "weight"),
+    [
+        (normalized, torch.randn(4, 3, 8, 8), "0.bias"),
+        (attending, torch.randn(2, 7, 16), "k.bias"),
+    ],
+)
+def test_a_gradient_that_is_0_by_mathematics(
+    model: Any, x: Tensor, weight: str, dtype: torch.dtype
+) -> None:
+    """What is left of it are roundings of what cancelled in it. Anything larger is a divergence."""
+    a = model()
+    found = fxguard.compare(a, copy.deepcopy(a).to(dtype), x)
+    (of_bias,) = (each for each in found.gradients if each.title == weight)
+    assert of_bias.total is not None
+    assert of_bias.total.relative > 0.5, "nothing but roundings"
+    assert not found.differs, str(found)
+    b = model().to(dtype)
+    layer = b.get_submodule(weight.partition(".")[0])
+    layer.register_forward_hook(lambda module, given, made: Shifted.apply(made))
+    found = fxguard.compare(a, b, x)
+    assert found.outcome == "operation"
+    assert weight in {each.title for each in found.gradients if each.is_significant}
+
+
+KERNELS = {
+    "gelu": functional.gelu,
+    "tanhshrink": functional.tanhshrink,
+    "rms_norm": lambda x: functional.rms_norm(x, (64,)),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 3.0])
+def test_kernels_that_cancel_inside_are_healthy(kernel: str, size: float) -> None:
+    """Single elements far out, all elements small: the bound has a margin on any machine."""
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * size
+    x[0, 0], x[3, 5] = -5, 6
+    a = Does(lambda s, x: KERNELS[kernel](x * s.weight))
+    # Of numbers as small as its eps, a norm in float64 is another one: it has another eps.
+    for dtype in (torch.bfloat16, torch.float64) if size >= 1 else (torch.bfloat16,):
+        assert not fxguard.compare(a, copy.deepcopy(a).to(dtype), x).differs
+    wrong = Does(lambda s, x: KERNELS[kernel](x * s.weight) + 1e-3)
+    assert fxguard.compare(a, wrong, x).outcome == "operation"
+
+
+def test_attention_in_float64() -> None:
+    """Roundings of float64 move results too."""
+    torch.manual_seed(0)
+    a, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 16, 8)
+    found = fxguard.compare(a, copy.deepcopy(a).double(), x, x, x, gradients=False)
+    assert found.agrees, str(found)
+
+
+def test_outputs_that_nothing_can_follow() -> None:
+    """Within the tolerance they agree; a little beyond it nobody knows."""
+
+    def outside(s: Any, x: Tensor) -> Tensor:
+        return torch.compiler.disable(torch.mul)(x * s.weight, s.factor)
+
+    a, b = Does(outside, factor=2.0), Does(outside, factor=2.0 + 1e-5)
+    x = torch.randn(4, 4)
+    assert fxguard.compare(a, Does(outside, factor=2.0), x).agrees
+    found = fxguard.compare(a, b, x)
+    assert found.outcome == "not compared"
+    assert math.isclose(found.outputs[0].distance or 0.0, 5e-6, rel_tol=0.1)
+    assert fxguard.compare(a, b, x, output_tolerance=1e-4).agrees
