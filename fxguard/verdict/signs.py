@@ -8,7 +8,7 @@ from __future__ import annotations
 from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.records import Role
 from fxguard.verdict.case import Case
-from fxguard.verdict.surroundings import names_of
+from fxguard.verdict.surroundings import is_passed, names_of
 
 __all__ = [
     "adds_exponentials",
@@ -172,7 +172,8 @@ def is_of_weight(case: Case) -> bool:
     """It is a weight, possibly cast or with its sign changed."""
     culprit = case.around.culprit
     values = case.around.values
-    made_by = [value for step in case.around.culprit_made_by for value in step.inputs]
+    passed = filter(is_passed, case.around.culprit_made_by)
+    made_by = [value for step in passed for value in step.inputs]
     roots = made_by if culprit is None else [culprit, *made_by]
     return any(values[value].role is Role.WEIGHT for value in roots)
 

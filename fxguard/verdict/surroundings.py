@@ -14,7 +14,7 @@ from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity
 from fxguard.verdict.origins import Blame
 
-__all__ = ["ROOTS", "Surroundings", "is_scaling", "names_of"]
+__all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 
 MOST_STEPS = 64  # in one walk
 
@@ -37,7 +37,7 @@ def _is_by_number(step: Step) -> bool:
     return len(set(step.inputs)) == 1 and bool(step.literals)
 
 
-def _is_passed(step: Step) -> bool:
+def is_passed(step: Step) -> bool:
     """Whether an operation passes on its operand, possibly with a number added or a bound."""
     name = plain(step.kind)
     if not step.counts or step.kind in LIMITERS or name in _PASSED or step.kind in _PASSED:
@@ -47,7 +47,7 @@ def _is_passed(step: Step) -> bool:
 
 def _keeps_scale(step: Step) -> bool:
     """Whether its result has the scale of its operand: true for a residual, not for a norm."""
-    return _is_passed(step) or plain(step.kind) in ("add", "sub") or is_scaling(step)
+    return is_passed(step) or plain(step.kind) in ("add", "sub") or is_scaling(step)
 
 
 def is_scaling(step: Step) -> bool:
@@ -111,10 +111,10 @@ class Surroundings:
         The walk continues through operations that pass on their operand: casts, moves, selections,
         bounds, and added numbers.
         """
-        return self._walk([value], self._made_by, lambda step: step.inputs, _is_passed)
+        return self._walk([value], self._made_by, lambda step: step.inputs, is_passed)
 
     def ahead(
-        self, values: Iterable[int], passed: Callable[[Step], bool] = _is_passed
+        self, values: Iterable[int], passed: Callable[[Step], bool] = is_passed
     ) -> list[Step]:
         """The operations that read values, found in the same way, nearest first.
 
@@ -193,7 +193,7 @@ class Surroundings:
         """Whether a value was given to the model, and since at most moved, cast or compared."""
         behind = self.behind(value)
         roots = {value, *(each for step in behind for each in step.inputs)}
-        made = {each for step in behind for each in step.outputs if _is_passed(step)}
+        made = {each for step in behind for each in step.outputs if is_passed(step)}
         kept = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
         return all(self.values[root].role in kept for root in roots - made)
 

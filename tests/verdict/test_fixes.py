@@ -184,6 +184,7 @@ CASES = (
          numbers=(0.0, math.inf)),
     Case("zero divisor", "l = log(p)!; y = mul(p, l)", "exact: take xlogy(p, q)"),
     Case("overflow", "e = exp(x)!; a = add(e, 1); y = log(a)", "exact: take softplus(x)"),
+    Case("overflow", "h = linear(x, w); s = chunk(h); y = exp(s)!", "advice: bound the argument"),
     Case("overflow", "e = exp(x)!; y = log1p(e)", "exact: take softplus(x)"),
     Case("overflow", "e = exp(x)!; a = add(e, 1); y = div(e, a)", "exact: take sigmoid(x)"),
     Case("overflow", "y = mul(m, -1000000000)!", "exact: take masked_fill(mask, torch.finfo",
