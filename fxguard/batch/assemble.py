@@ -30,8 +30,12 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
         for index, value in enumerate(batch.values):
             found = value.note or decode(*pairs[index])
             flow.add_value(Key(BETWEEN_GRAPHS, index), value, found)
+    parts = [*batch.parts]
     for index, event in enumerate(batch.events):
+        while parts and parts[0][0] <= index:
+            flow.parts.append((len(flow.frames), parts.pop(0)[1]))
         event.add_to(flow, index, look_again)
+    flow.parts += [(len(flow.frames), part) for _, part in parts]
     if len(batch.events) > len(batch.runs):
         flow.frames = merge_root(merge_single_operations(flow.frames))
     if batch.caller is not None:
@@ -42,6 +46,8 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
             rows = [row.value for row in frame.rows if RowRole.of(row.label) is RowRole.OUTPUT]
             flow.results += [value for value in rows if value is not None]
     flow.reached = [*flow.results, *_left_in_memory(flow, batch)]
+    if batch.held_as:
+        flow.name_model(batch.held_as)
     if batch.ends is not None:
         flow.reached = [flow.place[key] for key in batch.ends]
     elif not any(isinstance(event, ModuleReturn) and not event.name for event in batch.events):

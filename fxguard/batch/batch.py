@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from fxguard.measure.details import Detail, describe
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
-from fxguard.records import NOT_MEASURED, Fingerprint, Range, Role
+from fxguard.records import NOT_MEASURED, Fingerprint, Frame, Range, Role
 
 __all__ = ["Batch"]
 
@@ -60,9 +60,18 @@ class Batch:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.held_as = ""  # the name of the model, if a script has several: names begin with it
         self.call: ModelCall | None = None  # the model's arguments, while the batch is open
         self.caller: Place | None = None  # the user's line that called the model
         self.autocast = False  # whether it was on for operations between graphs
+        # Batches of models that ran between events of this one: how many events came before each.
+        self.parts: list[tuple[int, Batch]] = []
+        # Of a loss: outputs of models, with the batch that made each, and its label there.
+        self.given: dict[Key, tuple[Batch, str]] = {}
+        # Of a part: the loss before it, and which of its values are arguments, by their labels.
+        self.received: tuple[Callable[[], Any], list[tuple[str, Key]]] | None = None
+        self.part_of: Callable[[], Any] = _nothing  # the loss that has it as a part, while it lives
+        self.frames: Callable[[], list[Frame]] = list  # its frames, once it has ended
         self.ended: Snapshot | None = None  # its weights at the end; None before, or if none
         self.events: list[Event] = []
         self.runs: list[GraphRun] = []  # the events that are graph runs
@@ -334,3 +343,7 @@ class Batch:
         self.call = None
         self.copied.clear()
         self.live.clear()
+
+
+def _nothing() -> None:
+    """What a batch is a part of, while no loss has it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,7 +16,10 @@ from fxguard.measure.traceable import NOT_RUN, NOTES, decode
 from fxguard.plan.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
 from fxguard.records import NOT_MEASURED, Range, Source
 
-__all__ = ["DataFlow", "ranges_of"]
+if TYPE_CHECKING:
+    from fxguard.batch.batch import Batch
+
+__all__ = ["DataFlow", "joined", "ranges_of"]
 
 
 @dataclass(slots=True)
@@ -35,6 +39,9 @@ class DataFlow:
     reached: list[int] = field(default_factory=list)
     labels: Mapping[Key, str] = field(default_factory=dict)  # the user's names for values
     intended: frozenset[int] = frozenset()  # values that are infinite on purpose, once judged
+    # The batches of models whose outputs were read, with how many frames came before each.
+    parts: list[tuple[int, Batch]] = field(default_factory=list)
+    held_as: str = ""  # what the names of modules, weights and buffers begin with
 
     def add_value(self, key: Key, value: Value, found: Range | str) -> None:
         """Add and number one value."""
@@ -51,9 +58,21 @@ class DataFlow:
             for frame in self.frames
         ]
 
+    def name_model(self, name: str) -> None:
+        """Let the names of modules, weights and buffers begin with that of the model."""
+        self.held_as = name
+        self.steps = [replace(step, module=joined(name, step.module)) for step in self.steps]
+        self.frames = [replace(frame, name=joined(name, frame.name)) for frame in self.frames]
+        self.values = [
+            replace(value, name=joined(name, value.name)) if value.role.is_standing else value
+            for value in self.values
+        ]
+
     def drop_frames_without_numbers(self) -> None:
         """Drop the frames of branches that were not taken, and of bodies that were not examined."""
-        self.frames = [frame for frame in self.frames if self._has_run(frame)]
+        kept = [self._has_run(frame) for frame in self.frames]
+        self.parts = [(sum(kept[:before]), batch) for before, batch in self.parts]
+        self.frames = [frame for frame, has_run in zip(self.frames, kept, strict=True) if has_run]
 
     def _has_run(self, frame: FramePlan) -> bool:
         found = [self.ranges[row.value] for row in frame.rows if row.value is not None]
@@ -78,6 +97,11 @@ class DataFlow:
 
         after = (place for place, other in enumerate(self.frames) if comes_after(other))
         self.frames.insert(next(after, len(self.frames)), frame)
+
+
+def joined(name: str, inside: str) -> str:
+    """A qualified name with the name of its model in front."""
+    return ".".join(filter(None, (name, inside)))
 
 
 def ranges_of(plan: Plan, statistics: Tensor) -> list[Range | str]:

@@ -120,6 +120,7 @@ class GraphRun(Event):
     postponed: Postponed | None = None  # how to get the statistics when they are needed
     # Why it may not run again: it would start differently, or gave other numbers; "" if it may.
     not_again: str = ""
+    held_as: str = ""  # the name that a script has for the model
     is_compiled: bool = False  # whether a compiled form of the captured graph ran
     # How often each item of `args` was written when the graph had run; None if nobody looked.
     versions: tuple[int | None, ...] | None = None

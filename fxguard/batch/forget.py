@@ -42,6 +42,7 @@ def keep_only(batch: Batch, wanted: Collection[Key]) -> Mapping[Key, Key]:
 
     keys = {key: renamed(key) for key in needed}
     batch.events[:] = [_renamed(batch.events[index], keys) for index in events]
+    batch.parts = [(sum(each < before for each in events), part) for before, part in batch.parts]
     batch.runs[:] = [event for event in batch.events if isinstance(event, GraphRun)]
     slots = [(batch.values[number], number) for number in values]
     batch.values[:] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,23 @@ class FrameView:
         """The indices of the frames that are shown."""
         return [position for position, frame in enumerate(flow.frames) if self.shows(frame)]
 
+    def in_reverse(self, flow: DataFlow, position: int) -> Iterator[Frame]:
+        """The frames of a batch up to one, the last first, with those of its parts in between.
+
+        Args:
+            flow: the data flow of the batch.
+            position: index of the last frame in ``flow.frames``.
+        """
+        parts = [(before, part) for before, part in flow.parts if before <= position]
+        for index, shown in reversed([*enumerate(self.shown(flow))]):
+            if shown > position:
+                continue
+            while parts and parts[-1][0] > shown:
+                yield from reversed(parts.pop()[1].frames())
+            yield self.render(flow, shown, index)
+        while parts:
+            yield from reversed(parts.pop()[1].frames())
+
     def render(
         self,
         flow: DataFlow,
@@ -68,7 +85,10 @@ class FrameView:
             prints: likewise.
         """
         planned = flow.frames[position]
-        frame = render(planned, flow.values, flow.ranges, self.model, unlike, prints)
+        frame = render(
+            *(planned, flow.values, flow.ranges, self.model, unlike, prints),
+            held_as=flow.held_as,
+        )
         if flow.intended:
             frame = _with_masks(frame, planned, flow)
         return replace(frame, batch_number=flow.batch_number, index=index, phase=self.phase)
@@ -103,6 +123,8 @@ def render(
     model: Module | None,
     unlike: Callable[[Tensor], str] | None = None,
     prints: Fingerprints | None = None,
+    *,
+    held_as: str = "",
 ) -> Frame:
     """One frame with its numbers.
 
@@ -114,6 +136,7 @@ def render(
         unlike: says why a weight or buffer may have changed since the batch; "" if it has not. If
             not given, none has.
         prints: the fingerprints of the values; None if rows have none.
+        held_as: the name of the model, if names begin with it.
     """
 
     def standing_row(label: str, tensor: Tensor) -> Row:
@@ -126,14 +149,14 @@ def render(
         return row if prints is None else prints.of_value(row, value)
 
     rows = []
-    if not frame.is_op and isinstance(module := _at(model, frame.name), Module):
+    if not frame.is_op and isinstance(module := _at(model, frame.name, held_as), Module):
         rows += parameter_rows(frame.name, module, values, ranges, standing_row, measured_row)
     for row in frame.rows:
         if row.value is None:
             rows.append(Row(row.label, note=row.note))
             continue
         number, value = ranges[row.value], values[row.value]
-        standing = _at(model, value.name) if value.role.is_standing else None
+        standing = _at(model, value.name, held_as) if value.role.is_standing else None
         if standing is not None and not isinstance(number, Range):
             rows.append(standing_row(row.label, standing))
         else:
@@ -168,10 +191,10 @@ def parameter_rows(
     return rows
 
 
-def _at(model: Module | None, name: str) -> Any:
+def _at(model: Module | None, name: str, held_as: str = "") -> Any:
     """The submodule, parameter or buffer with a qualified name; None if there is none."""
     value: Any = model
-    for part in filter(None, name.split(".")):
+    for part in filter(None, name.removeprefix(held_as).split(".")):
         value = getattr(value, part, None)
     return value
 

@@ -122,12 +122,15 @@ class Loss:
         """
         self._own(owner, tensors)
         self.batch.number = made_in.number
+        self.batch.parts.append((len(self.batch.events), made_in))
+        made_in.part_of = weakref.ref(self)
         self.batch.keeps_operands |= made_in.keeps_operands
         if made_in.fingerprints is not None and self.batch.fingerprints is None:
             self.batch.fingerprints = {}
         for label, tensor in outputs:
             key = self.batch.given_later(tensor, label)
             self.given[key] = _Output(made_in, label, tensors, owner)
+            self.batch.given[key] = made_in, label
             self.batch.judged_before.add(key)
             if tensor.grad_fn is not None:
                 metadata_of(tensor.grad_fn).setdefault(GIVEN, set()).add(self.token)
@@ -167,6 +170,13 @@ class Loss:
         keys = keep_only(self.batch, wanted)
         self._forgotten += events - len(self.batch.events)
         self.given = {keys[key]: output for key, output in self.given.items() if key in keys}
+        self.batch.given = {key: (each.made_in, each.label) for key, each in self.given.items()}
+        wanted_parts = {id(made_in) for made_in, _ in self.batch.given.values()}
+        self.batch.parts = [each for each in self.batch.parts if id(each[1]) in wanted_parts]
+        for _, part in self.batch.parts:
+            if part.received is not None:
+                loss, rows = part.received
+                part.received = loss, [(row, keys[key]) for row, key in rows if key in keys]
         runs = set(map(id, self.batch.runs))
         self._arguments = {run: args for run, args in self._arguments.items() if run in runs}
         self._most_values = 2 * len(self.batch.values) + MOST_VALUES

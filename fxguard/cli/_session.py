@@ -175,7 +175,7 @@ class Session:
 
 def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
-    name = guard.model_name
+    name = guard.recorder.held_as or guard.model_name
     counted, idle = guard.counted(), guard.idle_globs()
     traces, traced = guard.delivery.traces, tuple(guard.options.trace_batch_nums)
     return Summary(

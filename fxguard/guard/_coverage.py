@@ -11,6 +11,7 @@ from torch.nn import Module
 from fxguard import globs
 from fxguard.batch.assemble import operations_of
 from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import joined
 from fxguard.findings import Origin
 from fxguard.plan.plan import Plan
 
@@ -103,10 +104,13 @@ def not_judged_in(notes: Iterable[Origin]) -> str:
 def idle_globs(patterns: Iterable[str], model: Module | None, batch: Batch) -> list[str]:
     """The globs that name no module of a model and no operation of a batch.
 
-    Only globs with a colon can name operations.
+    Only globs with a colon can name operations. Names may begin with that of the model.
     """
     modules = [] if model is None else [name for name, _ in model.named_modules()]
     ran = operations_of(batch)
+    if batch.held_as:
+        modules += [joined(batch.held_as, name) for name in modules]
+        ran |= {(joined(batch.held_as, module), kind) for module, kind in ran}
     return [
         pattern
         for pattern in patterns

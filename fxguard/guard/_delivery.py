@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.dataflow import joined
 from fxguard.batch.kept_run import KeptRun
 from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
@@ -29,6 +30,7 @@ from fxguard.plan.plan import Step
 from fxguard.ranks import agreement
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.ranks.gathering import Gather, gathered_for_one, nothing_gathered
+from fxguard.records import Role
 from fxguard.report import terminal
 from fxguard.report.groups import by_cause
 from fxguard.report.report import Report
@@ -86,6 +88,7 @@ class Delivery:
         if options.trace_to is not None:
             model = recorder.model
             name = "graph" if model is None else class_name(type(model))
+            name = recorder.held_as or name
             writer = TraceWriter(Path(options.trace_to), name, torch.__version__)
         self.traces = Traces(recorder, writer)
         if writer is not None:
@@ -249,7 +252,8 @@ class Delivery:
         if last is None or not self.traces.wants(last.batch.number):
             return
         name, source, number = class_name(type(optimizer)), source_of_caller(), last.batch.number
-        frames = [frame_of_step(name, each, source, number, i) for i, each in enumerate(weights)]
+        named = enumerate(map(self._of_model, weights))
+        frames = [frame_of_step(name, each, source, number, i) for i, each in named]
         if frames:
             self.traces.stepped(number, frames)
 
@@ -267,7 +271,10 @@ class Delivery:
             return  # the gradients were bad, which was reported
         number = last.batch.number
         self.recorder.standing.step_was_made()  # weights are not what its frames read
-        report = self.recorder.report_on(number, describe(number))
+        origin = describe(number)
+        name = joined(self.recorder.held_as, origin.frame.name)
+        origin = replace(origin, frame=replace(origin.frame, name=name))
+        report = self.recorder.report_on(number, origin)
         # Other ranks may hold other weights: they do not wait here for this one.
         self._tell(report, Finished(last.batch, report=report), None, None)
 
@@ -285,6 +292,7 @@ class Delivery:
     def _backward_report(
         self, number: int, ended: Ended, gather: Gather = nothing_gathered
     ) -> Report | None:
+        ended = replace(ended, leaves=[replace(x, name=self._held(x.name)) for x in ended.leaves])
         judge = ReportOfBackward(max_frames=self.options.max_frames_to_save, gather=gather)
         scale = self.loss_scale(ended.kept)
         report, notes = judge(
@@ -302,6 +310,16 @@ class Delivery:
             self.recorder.notes.setdefault(origin.message, origin)
         step = self.recorder.optimizer_step
         return None if report is None else replace(report, optimizer_step=step)
+
+    def _held(self, name: str) -> str:
+        """The name of a leaf: that of a weight begins with the name of its model, if it has one."""
+        role, _, inside = name.partition(" ")
+        if inside and role in (Role.WEIGHT.value, Role.BUFFER.value):
+            return f"{role} {joined(self.recorder.held_as, inside)}"
+        return name
+
+    def _of_model(self, weight: SteppedWeight) -> SteppedWeight:
+        return replace(weight, name=joined(self.recorder.held_as, weight.name))
 
     def stop_after(self, number: int) -> None:
         """Raise BatchLimitReached if this batch, which has finished, is to be the last one."""

@@ -94,13 +94,19 @@ class Guard:
     # fxguard's own tests, which otherwise would not see a fault of fxguard itself.
     fallback = True
 
-    def __init__(self, model: Module, options: Options, plugins: Plugins | None = None) -> None:
+    def __init__(
+        self,
+        model: Module,
+        options: Options,
+        plugins: Plugins | None = None,
+        held_as: str = "",
+    ) -> None:
         self.reference = reference_to(model)
         self.model_name = class_name(type(model))
         self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
         self.capture = plugins.watches_operations  # False: Python runs an eager model
-        self.recorder = Recorder(options, model, plugins.judge)
+        self.recorder = Recorder(options, model, plugins.judge, held_as)
         self.delivery = Delivery(self.recorder, plugins.stream)
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
@@ -383,6 +389,8 @@ class Guard:
                 original = self.installation.original
                 running.batch.call = ModelCall(name, method, original, args, kwargs)
                 running.batch.caller = calling_line()
+                if self.whole_step is not None:
+                    running.batch.received = self.whole_step.losses.received(args, kwargs)
                 active.here.forward = running
                 if observer is not None:
                     forward = functools.partial(observer.watch, forward)
@@ -458,6 +466,7 @@ class Guard:
         batch = self.recorder.batch
         if batch is None:
             return
+        run.held_as = batch.held_as
         if self.plugins.hear is not None:
             self.plugins.hear(run, outputs)
         if outputs is None:

@@ -12,8 +12,9 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.keys import Key
 from fxguard.batch.late_writes import LateWrites
-from fxguard.batch.loss import Owner
+from fxguard.batch.loss import Loss, Owner
 from fxguard.capture.following import Following
 from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import marks
@@ -68,6 +69,21 @@ class Losses:
             return
         loss = self._following().loss_of(made_in.number)
         loss.add(made_in, outputs, names.tensors, owner)
+
+    def received(
+        self, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[weakref.ref[Loss], list[tuple[str, Key]]] | None:
+        """The arguments of a model that this thread has computed from outputs of others, by label.
+
+        With the loss that they belong to; None without one.
+        """
+        loss = self._following().loss
+        if loss is None or loss.has_ended:
+            return None
+        labels, tensors = marks.flatten_call(args, kwargs, None)
+        rows = marks.rows_of(labels, tensors)
+        known = [(row, loss.batch.live.key_of(x)) for row, x, _ in rows if x is not None]
+        return weakref.ref(loss), [(row, key) for row, key in known if key is not None]
 
     def close(self) -> None:
         """Stop following."""

@@ -24,6 +24,8 @@ from torch.nn import Module
 from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
+from fxguard.guard._holders import name_by_holder
+from fxguard.guard._last_frames import LastFrames
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
 from fxguard.guard.losses import Losses
@@ -86,6 +88,7 @@ class OutermostModules:
         self.follows_losses = follow_losses
         self.losses: Losses | None = None  # set while entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
+        self._earlier = LastFrames(options.max_frames_to_save)  # of all models, in order
         self._refused: weakref.WeakSet[Module] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -231,13 +234,16 @@ class OutermostModules:
             if (watched := self._known(target)) is not None:
                 return watched
             self._drop_what_is_gone()
-            guard = Guard(target, self.options)
+            captures = self.capture_all or pays_to_capture(target)
+            held_as = name_by_holder(target) if captures else ""
+            guard = Guard(target, self.options, held_as=held_as)
             # A glob for one of the models names nothing in the others, so no warning is due here.
             guard.delivery.warns_of_idle_globs = False
-            guard.capture = self.capture_all or pays_to_capture(target)
+            guard.capture = captures
             if self.losses is not None:
                 guard.watch_steps(self.losses)
             guard.delivery.heard = self.on_report
+            guard.recorder.earlier = self._earlier
             self._watched[id(target)] = watched = Watched(guard)
             for key, old in list(self._watched.items())[:-KEPT]:
                 if old.calls == 0 and not old.stays:

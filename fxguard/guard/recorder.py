@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.fingerprints import Fingerprints
 from fxguard.batch.frames import FrameView
 from fxguard.batch.late_writes import LateWrites
+from fxguard.batch.loss import Loss
 from fxguard.batch.model_reference import reference_to
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
@@ -23,6 +26,7 @@ from fxguard.guard._last_frames import LastFrames
 from fxguard.guard._turned_bad import with_last_good
 from fxguard.guard._underflows import Underflows
 from fxguard.guard.options import Options
+from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.pipelines import Stage, stage_now
 from fxguard.records import Frame, Row, Severity
@@ -69,13 +73,19 @@ class Recorder:
         options: what the user asked for.
         model: the model; None for the graphs of a backend.
         judge: makes the callable that judges; None for :class:`ReportOf`.
+        held_as: the name that a script has for the model; "" if names need not begin with it.
     """
 
     def __init__(
-        self, options: Options, model: Module | None = None, judge: MakeJudge | None = None
+        self,
+        options: Options,
+        model: Module | None = None,
+        judge: MakeJudge | None = None,
+        held_as: str = "",
     ) -> None:
         self.options = options
         self._model = reference_to(model)
+        self.held_as = held_as
         self.next_number = 0
         self.optimizer_step: int | None = None
         self.steps_are_watched = False
@@ -104,9 +114,16 @@ class Recorder:
             view=view,
             max_frames=self.options.max_frames_to_save,
             strict=self.options.strict,
-            is_ignored=self.options.ignores,
+            is_ignored=self.ignores,
             growth=self.growth.since_first,
         )
+
+    def ignores(self, step: Step) -> bool:
+        """Whether a glob names an operation, with or without the name of the model."""
+        if self.options.ignores(step):
+            return True
+        inside = step.module.removeprefix(self.held_as).removeprefix(".")
+        return bool(self.held_as) and self.options.ignores(replace(step, module=inside))
 
     @property
     def model(self) -> Module | None:
@@ -144,6 +161,8 @@ class Recorder:
             self.stages[number] = stage
             if len(self.stages) > MOST_STAGES:
                 self.stages.pop(next(iter(self.stages)), None)
+        batch.held_as = self.held_as
+        batch.frames = functools.partial(_frames_of, weakref.ref(self), weakref.ref(batch))
         batch.keeps_operands = self.options.reproduce_to is not None
         if self._writes(batch):
             batch.fingerprints = {}
@@ -243,7 +262,7 @@ class Recorder:
         return Report(number, frames, (origin,), current_rank(), optimizer_step=self.optimizer_step)
 
     def _judged(self, judge: Judge, batch: Batch, error: Exception | None) -> Finished:
-        judged = judge(batch, error, self.earlier_frames)
+        judged = judge(batch, error, functools.partial(self.earlier_frames, but=batch))
         for origin in judged.absorbed:
             self.notes.setdefault(origin.message, origin)
         if judged.report is None:
@@ -270,14 +289,36 @@ class Recorder:
 
     # Frames.
 
-    def earlier_frames(self, wanted: int) -> list[Frame]:
-        """The last frames of earlier batches, at most ``wanted`` of them."""
+    def earlier_frames(self, wanted: int, *, but: Batch | None = None) -> list[Frame]:
+        """The last frames of earlier batches, in order of execution.
+
+        A batch whose outputs a script has read is shown with what the script computed.
+
+        Args:
+            wanted: how many there are at most.
+            but: a batch that shows its parts itself.
+        """
         found: list[Frame] = []
+        seen: list[Loss] = []
         for batch in self.earlier.batches():
             if len(found) >= wanted:
                 break
-            found = self.frames_of(Finished(batch))[-(wanted - len(found)) :] + found
+            loss: Loss | None = batch.part_of()
+            if loss is not None and (loss.batch is but or loss in seen):
+                continue
+            if loss is None:
+                frames = batch.frames()
+            else:
+                seen.append(loss)
+                frames = self._frames_of_step(loss)
+            found = frames[-(wanted - len(found)) :] + found
         return found
+
+    def _frames_of_step(self, loss: Loss) -> list[Frame]:
+        """The frames of a loss and of the batches whose outputs it was computed from."""
+        with loss.read(given=True) as batch:
+            flow = assemble(batch)
+            return [*self.view_of_loss.in_reverse(flow, len(flow.frames))][::-1]
 
     def last_frames_of_all(self) -> list[Frame]:
         """All frames of the last batch that finished; empty before the first."""
@@ -335,3 +376,9 @@ class Recorder:
                 on_progress(index / len(shown))
             found.append(view.render(flow, position, index, unlike, prints))
         return found
+
+
+def _frames_of(recorder: weakref.ref[Recorder], batch: weakref.ref[Batch]) -> list[Frame]:
+    """The frames of a batch that has ended, while its recorder lives."""
+    of, ended = recorder(), batch()
+    return [] if of is None or ended is None else of.frames_of(Finished(ended))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.batch.dataflow import joined
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
@@ -81,7 +82,7 @@ class Backward:
     def frame_of(self, operation: BackwardOf) -> Frame:
         """The frame of an operation: its incoming and returned gradients."""
         known = self.step_of(operation)
-        module = "" if known is None else self.kept.event.running_name(known[1].module)
+        module = "" if known is None else self._name_of(known[1])
         made, gradients = operation.made, self.gradients
         labels = ["output"] if len(made) == 1 else [f"output[{i}]" for i in range(len(made))]
         came_in = [(x, y, gradients.totals.get(y)) for x, y in zip(labels, made, strict=True)]
@@ -100,6 +101,10 @@ class Backward:
             index=self.order[operation],
             phase="backward",
         )
+
+    def _name_of(self, step: Step) -> str:
+        run = self.kept.event
+        return joined(run.held_as, run.running_name(step.module))
 
     def frames(self, up_to: BackwardOf | None) -> Iterator[Frame]:
         """Frames in order of the backward, up to and including an operation; all if it is None."""

@@ -22,13 +22,22 @@ LEAST_GROWTH = 1.5  # worth telling
 MOST_NAMES = 3  # of operations that a bad value spread to
 
 
-def climb_to(flow: DataFlow, blame: Blame) -> tuple[Climb, ...]:
+# Gives the value of another batch that was given to this one as one of its values, if there is one.
+Beyond = Callable[[DataFlow, int], tuple[DataFlow, int] | None]
+
+
+def climb_to(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Climb, ...]:
     """The operations that contributed most to the magnitude that overflowed.
 
     The walk goes back from the origin along the largest operand of each operation, and keeps the
     steps whose output is largest compared with their operands, in order of execution.
+
+    Args:
+        flow: the batch of the origin.
+        blame: the origin.
+        beyond: see :data:`Beyond`.
     """
-    steps = list(_walk(flow, blame))
+    steps = list(_walk(flow, blame, beyond))
     steps.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
     kept = [pair for pair in steps if pair[1].after / pair[1].before >= LEAST_GROWTH]
     return tuple(climb for _, climb in sorted(kept[:MOST_STEPS], key=lambda pair: pair[0]))
@@ -67,18 +76,27 @@ def beyond(flow: DataFlow, blame: Blame, abs_max: Callable[[int], float]) -> lis
     return [value for value in dict.fromkeys(cast) if limit < abs_max(value) < math.inf]
 
 
-def _walk(flow: DataFlow, blame: Blame) -> Iterator[tuple[int, Climb]]:
-    maker = {value: i for i, step in enumerate(flow.steps) for value in step.outputs}
-    index = blame.step
-    seen: set[int] = set()
-    value = None if index is None else _largest(flow, flow.steps[index])
-    while value is not None and (index := maker.get(value)) is not None and index not in seen:
-        seen.add(index)
+def _walk(flow: DataFlow, blame: Blame, beyond: Beyond) -> Iterator[tuple[int, Climb]]:
+    """The operations on the way back, each with a number that is larger the later it ran."""
+    makers: dict[int, dict[int, int]] = {}  # of each flow: value to the index of its step
+    seen: set[tuple[int, int]] = set()
+    value = None if blame.step is None else _largest(flow, flow.steps[blame.step])
+    while value is not None and (id(flow), value) not in seen:
+        seen.add((id(flow), value))
+        if id(flow) not in makers:
+            makers[id(flow)] = {v: i for i, step in enumerate(flow.steps) for v in step.outputs}
+        index = makers[id(flow)].get(value)
+        if index is None:
+            before_flow = beyond(flow, value)
+            if before_flow is None:
+                return
+            flow, value = before_flow
+            continue
         step = flow.steps[index]
         operand = _largest(flow, step)
         if operand is not None and (before := _magnitude(flow, operand)):
             title = step.title
-            yield index, Climb(title, before, _magnitude(flow, value) or 0.0, step.source)
+            yield -len(seen), Climb(title, before, _magnitude(flow, value) or 0.0, step.source)
         value = operand
 
 

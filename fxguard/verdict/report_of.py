@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,10 +10,11 @@ from fxguard.batch.assemble import assemble, reached_by_failure
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
+from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
 from fxguard.measure.details import Detail
-from fxguard.plan.plan import Step
+from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Role, Row, Severity
 from fxguard.report.report import Report
@@ -84,7 +86,9 @@ class ReportOf:
     view: FrameView  # which frames a report shows
     max_frames: int = 21  # of a report
     strict: bool = False  # whether absorbed origins are reported as well
-    is_ignored: Callable[[Step], bool] = lambda step: False  # whether it must not be reported
+    is_ignored: Callable[[PlannedStep], bool] = lambda step: (
+        False
+    )  # whether it must not be reported
     growth: Callable[[], tuple[Growth, ...]] = tuple  # weights that have grown beyond reason
     # Grows by single operations on dicts. If two threads see a new kind of batch at the same time,
     # both judge it.
@@ -162,8 +166,7 @@ def last_frames(
         wanted: the maximum number of frames.
         earlier: see :data:`EarlierFrames`.
     """
-    shown = [(index, i) for index, i in enumerate(view.shown(flow)) if i <= position]
-    frames = [view.render(flow, i, index) for index, i in shown[-wanted:]]
+    frames = [*itertools.islice(view.in_reverse(flow, position), wanted)][::-1]
     if len(frames) < wanted:
         frames = earlier(wanted - len(frames)) + frames
     return tuple(frames)
@@ -208,6 +211,7 @@ class _Description:
         self.judgment = judgment
         self.opinion = opinion
         self.flow = judgment.flow
+        self.step = Step(judgment.batch, judgment.flow)
         self.view = view
         origins = (blame for blame in judgment.verdict.origins if blame.step is not None)
         self.first = next(origins, None)  # the operation for which a fix is to be tried
@@ -252,7 +256,7 @@ class _Description:
             limit=LIMITS.get(dtype),
             follows=any(verdict.sources.get(value) for value in read),
             autocast=self.autocast(blame),
-            climb=climb_to(flow, blame) if is_inf else (),
+            climb=climb_to(flow, blame, self.step.before) if is_inf else (),
             spread=titles,
             spread_count=count,
             reached_output=returned,

@@ -1,0 +1,190 @@
+"""Who holds a module: the path from a variable of a calling frame, such as ``vae.encoder.0``.
+
+Only variables of running frames are looked at, and what they hold a few steps further, so that the
+search costs little however many objects a process has. No code of the user runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os.path
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules.loss import _Loss
+
+from fxguard.graph.source_lines import is_internal
+from fxguard.guard.instrumented import unwrapped
+
+__all__ = ["name_by_holder"]
+
+MOST_FRAMES = 100
+MOST_OBJECTS = 2000  # looked at for one module
+MOST_STEPS = 3  # from a variable to the model that holds the module
+MOST_ITEMS = 100  # of one container
+
+# Variables that name no object: the next frame outwards often has a name for the same one.
+NAMELESS = ("self", "cls")
+HELD_BY_TORCH = ("_modules", "_parameters", "_buffers")
+LEAVES = (
+    *(Tensor, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
+    *(str, bytes, int, float, complex, type(None), range),
+)
+# Their code reads its own variables as a dictionary: reading them again would change that.
+READS_VARIABLES = frozenset({"locals", "vars", "f_locals", "eval", "exec", "dir"})
+OF_THE_FRAME = 3  # references to a dictionary of a frame that nobody else has: its own, and ours
+STDLIB = sysconfig.get_path("stdlib") + os.sep
+INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A place where a module is held."""
+
+    path: tuple[str, ...]
+    is_one_of_several: bool  # its holder is a module, or holds other models as well
+
+
+def name_by_holder(module: Module) -> str:
+    """The name of a module that a script calls, where the class alone does not tell which it is.
+
+    A module that is the only model of its holder needs no name, and neither does one that nobody
+    holds: then "".
+
+    Args:
+        module: the module, which is about to be called.
+    """
+    frames = list(_frames())
+    for of_libraries in (False, True):
+        for frame in frames:  # the outermost first: its variables live longest
+            if _is_of_library(frame.f_code.co_filename) is of_libraries:
+                found = _found_in(_variables_of(frame), module)
+                if found is not None:
+                    named = [part for part in found.path if part not in NAMELESS]
+                    return ".".join(named) if found.is_one_of_several else ""
+    return ""
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of this thread that run code of scripts and libraries, the outermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    found: list[FrameType] = []
+    while frame is not None and len(found) < MOST_FRAMES:
+        file = frame.f_code.co_filename
+        if not is_internal(file) and not (file.startswith(STDLIB) and not _is_of_library(file)):
+            found.append(frame)
+        frame = frame.f_back
+    return reversed(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_library(file: str) -> bool:
+    return file.startswith(INSTALLED)
+
+
+def _variables_of(frame: FrameType) -> dict[str, Any]:
+    """The variables of a running frame: its globals, then its own.
+
+    Before Python 3.13 reading the variables of a function makes a dictionary that the frame keeps:
+    what it holds would live until the function returns.
+    """
+    found = dict(frame.f_globals)
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # of a module or a class, which is the dictionary
+        return found | dict(frame.f_locals)
+    if sys.version_info >= (3, 13):
+        return found | dict(frame.f_locals)
+    if READS_VARIABLES.isdisjoint(code.co_names):
+        variables = frame.f_locals
+        found |= variables
+        if sys.getrefcount(variables) == OF_THE_FRAME:
+            variables.clear()
+    return found
+
+
+def _found_in(variables: Mapping[str, Any], module: Module) -> Found | None:
+    """The shortest path from one of these variables to a module."""
+    todo: deque[tuple[tuple[str, ...], Any, Sequence[Any]]] = deque()
+    beside = list(variables.values())
+    todo += sorted(
+        (((name,), value, beside) for name, value in variables.items()),
+        key=lambda each: (each[0][0] in NAMELESS, each[0][0].startswith("_")),
+    )
+    seen: set[int] = set()
+    found: Found | None = None
+    while todo and len(seen) < MOST_OBJECTS:
+        path, value, siblings = todo.popleft()
+        if isinstance(value, LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if found is not None and len(path) > len(found.path):
+            break
+        if isinstance(value, Module):
+            inside = _path_inside(unwrapped(value), module)
+            if inside:
+                return Found((*path, *inside), is_one_of_several=True)
+            if inside is not None and found is None:
+                found = Found(path, _has_others(siblings, module))
+                continue
+        if len(path) <= MOST_STEPS:
+            held = dict(_held_by(value))
+            todo += (((*path, name), each, list(held.values())) for name, each in held.items())
+    return found
+
+
+def _path_inside(whole: Module, module: Module) -> tuple[str, ...] | None:
+    """The names from a model to one of its modules; empty if it is the model; None if not there."""
+    if whole is module:
+        return ()
+    todo: deque[tuple[tuple[str, ...], Module]] = deque([((), whole)])
+    seen = {id(whole)}
+    while todo:
+        path, at = todo.popleft()
+        held = at.__dict__.get("_modules")
+        for name, part in held.items() if isinstance(held, dict) else ():
+            if part is module:
+                return (*path, name)
+            if isinstance(part, Module) and id(part) not in seen:
+                seen.add(id(part))
+                todo.append(((*path, name), part))
+    return None
+
+
+def _has_others(siblings: Sequence[Any], module: Module) -> bool:
+    """Whether other models are held beside a module: none that holds it, and no part of it."""
+    models = {id(each): each for each in map(_model, siblings) if each is not None}
+    return any(
+        _path_inside(each, module) is None and _path_inside(module, each) is None
+        for each in models.values()
+    )
+
+
+def _model(value: Any) -> Module | None:
+    """The model that a value is: a module with weights or buffers."""
+    if not isinstance(value, Module) or isinstance(value, _Loss):  # it may hold weights of classes
+        return None
+    model = unwrapped(value)
+    held = (*Module.parameters(model), *Module.buffers(model))
+    return model if held else None
+
+
+def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, as names and values: attributes, or the items of a container."""
+    with contextlib.suppress(Exception):  # another thread changes it
+        if isinstance(value, dict):
+            yield from [(str(key), each) for key, each in [*dict.items(value)][:MOST_ITEMS]]
+        elif isinstance(value, (list, tuple, deque)):
+            yield from [(str(index), each) for index, each in enumerate([*value][:MOST_ITEMS])]
+        elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+            found = [(name, each) for name, each in attributes.items() if type(name) is str]
+            yield from [pair for pair in found[:MOST_ITEMS] if pair[0] not in HELD_BY_TORCH]
