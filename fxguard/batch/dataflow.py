@@ -5,21 +5,24 @@ Nothing here runs while the model is healthy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from fxguard.batch.keys import Key
 from fxguard.measure.traceable import NOT_RUN, NOTES, decode
 from fxguard.plan.plan import LATER, FramePlan, Plan, RowPlan, Step, Value
-from fxguard.records import NOT_MEASURED, Range, Source
-
-if TYPE_CHECKING:
-    from fxguard.batch.batch import Batch
+from fxguard.records import NOT_MEASURED, Frame, Range, Source
 
 __all__ = ["DataFlow", "joined", "ranges_of"]
+
+
+class Part(Protocol):
+    """The batch of a model, as a part of what a script computed."""
+
+    frames: Callable[[], list[Frame]]
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class DataFlow:
     labels: Mapping[Key, str] = field(default_factory=dict)  # the user's names for values
     intended: frozenset[int] = frozenset()  # values that are infinite on purpose, once judged
     # The batches of models whose outputs were read, with how many frames came before each.
-    parts: list[tuple[int, Batch]] = field(default_factory=list)
+    parts: list[tuple[int, Part]] = field(default_factory=list)
     held_as: str = ""  # what the names of modules, weights and buffers begin with
 
     def add_value(self, key: Key, value: Value, found: Range | str) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.amp.grad_scaler
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch import active
@@ -71,6 +72,7 @@ class _Output:
     made_in: Batch
     label: str  # in that batch
     tensors: Mapping[int, tuple[Role, str]]  # of the model
+    modules: Mapping[int, str]  # likewise
     owner: Owner
 
 
@@ -93,7 +95,8 @@ class Loss:
     def __init__(self, number: int) -> None:
         self.batch = Batch(number)
         self.weights: ChainMap[int, tuple[Role, str]] = ChainMap()
-        self.forward = ActiveForward(self.batch, {}, self.weights, None)
+        self.modules: ChainMap[int, str] = ChainMap()  # id of a module of the models to its name
+        self.forward = ActiveForward(self.batch, self.modules, self.weights, None)
         self.tape = Tape(self.weights)
         self.owners: list[Owner] = []  # in the order of their returns
         self.roots: Sequence[Tensor] = ()  # tensors that the next backward begins with
@@ -110,6 +113,7 @@ class Loss:
         made_in: Batch,
         outputs: Iterable[tuple[str, Tensor]],
         tensors: Mapping[int, tuple[Role, str]],
+        modules: Mapping[int, str],
         owner: Owner,
     ) -> None:
         """Called when a guarded model has returned outputs that a backward may begin from.
@@ -118,9 +122,10 @@ class Loss:
             made_in: its batch, which has ended.
             outputs: its outputs, with labels.
             tensors: id of a parameter or buffer to its role and qualified name.
+            modules: id of a module to its qualified name.
             owner: the model's owner.
         """
-        self._own(owner, tensors)
+        self._own(owner, tensors, modules)
         self.batch.number = made_in.number
         self.batch.parts.append((len(self.batch.events), made_in))
         made_in.part_of = weakref.ref(self)
@@ -129,16 +134,19 @@ class Loss:
             self.batch.fingerprints = {}
         for label, tensor in outputs:
             key = self.batch.given_later(tensor, label)
-            self.given[key] = _Output(made_in, label, tensors, owner)
+            self.given[key] = _Output(made_in, label, tensors, modules, owner)
             self.batch.given[key] = made_in, label
             self.batch.judged_before.add(key)
             if tensor.grad_fn is not None:
                 metadata_of(tensor.grad_fn).setdefault(GIVEN, set()).add(self.token)
 
-    def _own(self, owner: Owner, tensors: Mapping[int, tuple[Role, str]]) -> None:
+    def _own(
+        self, owner: Owner, tensors: Mapping[int, tuple[Role, str]], modules: Mapping[int, str]
+    ) -> None:
         self.owners = [*(each for each in self.owners if each is not owner), owner]
         if not any(known is tensors for known in self.weights.maps):
             self.weights.maps.append(tensors)  # type: ignore[arg-type] # it is not written
+            self.modules.maps.append(modules)  # type: ignore[arg-type] # likewise
 
     @property
     def events_so_far(self) -> int:
@@ -158,9 +166,9 @@ class Loss:
         live = [(x, key) for x, key in self.batch.live.alive() if x.requires_grad]
         self._keep([key for x, key in live if key in self.given or self.tape.may_run_to(x)])
         self.has_ended, self.batch.fingerprints, self.batch.keeps_operands = False, None, False
-        self.owners, self.weights.maps[1:] = [], []
+        self.owners, self.weights.maps[1:], self.modules.maps[1:] = [], [], []
         for output in self.given.values():
-            self._own(output.owner, output.tensors)
+            self._own(output.owner, output.tensors, output.modules)
         if len(self.given) == len(self.batch.values):  # nothing that was scaled is left
             self.scalers.clear()
 
@@ -188,6 +196,19 @@ class Loss:
             arguments = reference()
             if arguments is not None:
                 arguments.args = None
+    def module_begins(self, module: Module) -> None:
+        """Called when a script calls a module: perhaps one of a guarded model."""
+        name = self.modules.get(id(module))
+        if name is not None:
+            self.batch.enter_module(name)
+
+    def module_ends(self, module: Module) -> None:
+        """Called when it has returned or raised."""
+        name = self.modules.get(id(module))
+        running = self.batch.modules
+        if any(each.name == name for each in running):
+            while running.pop().name != name:
+                pass  # modules whose end nobody has seen
 
     def may_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
         """Whether :meth:`is_read_by` is worth calling: for most calls of a script it is not."""

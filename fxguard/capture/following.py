@@ -121,6 +121,8 @@ class Following(Observer):
 
     def stand_aside(self, module: Module, args: tuple[Any, ...]) -> None:
         """Called when a module of the script is about to run; a mode would change its kernel."""
+        if self.loss is not None:
+            self.loss.module_begins(module)
         if self.stands_aside_for is not None or not may_fuse(module):
             return
         given = [x for x in nodes.leaves(args) if isinstance(x, Tensor)]
@@ -131,6 +133,8 @@ class Following(Observer):
 
     def come_back(self, module: Module) -> None:
         """Called when a module of the script has returned or raised."""
+        if self.loss is not None:
+            self.loss.module_ends(module)
         if self.stands_aside_for is module:
             self.stands_aside_for = None
             self._enter()

@@ -68,7 +68,7 @@ class Losses:
         if not any(tensor.requires_grad for _, tensor in outputs):
             return
         loss = self._following().loss_of(made_in.number)
-        loss.add(made_in, outputs, names.tensors, owner)
+        loss.add(made_in, outputs, names.tensors, names.modules, owner)
 
     def received(
         self, args: Any, kwargs: dict[str, Any]

@@ -26,6 +26,7 @@ from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
 from fxguard.guard._holders import name_by_holder
 from fxguard.guard._last_frames import LastFrames
+from fxguard.guard._own_calls import OwnCalls
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
 from fxguard.guard.losses import Losses
@@ -90,9 +91,12 @@ class OutermostModules:
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
         self._earlier = LastFrames(options.max_frames_to_save)  # of all models, in order
         self._refused: weakref.WeakSet[Module] = weakref.WeakSet()
+        # Their own __call__ runs no forward.
+        self._left_to_parts: weakref.WeakSet[Module] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._local = threading.local()
         self._original: Any = None
+        self._own_calls = OwnCalls(self._make_own_call)
 
     @property
     def guards(self) -> list[Guard]:
@@ -105,9 +109,11 @@ class OutermostModules:
             self.losses = Losses()
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
+        self._own_calls.begin()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._own_calls.end()
         Module.__call__ = self._original  # type: ignore[method-assign]
         for guard in self.guards:
             guard.stop_listening()
@@ -149,6 +155,32 @@ class OutermostModules:
 
         dynamo.leave_to_python(call)
         traced_modules.pass_through(call, original)
+        return call
+
+    def _make_own_call(self, original: Callable[..., Any]) -> Any:
+        """A function to replace the ``__call__`` of a class, which may call ``forward`` itself."""
+        local = self._local
+
+        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                return original(module, *args, **kwargs)
+            compiles = CompileContext.current_compile_id() is not None
+            inside = compiles or getattr(local, "inside", False)
+            if inside or module in self._left_to_parts:
+                return original(module, *args, **kwargs)
+            watched = self._enter(module, args, kwargs)
+            number = None if watched is None else watched.guard.recorder.next_number
+            try:
+                output = original(module, *args, **kwargs)
+                if watched is not None and watched.guard.recorder.next_number == number == 0:
+                    # From now on its parts are guarded where it calls them.
+                    self._left_to_parts.add(module)
+                    self.on_refusal(type(module).__name__, "its own __call__ ran no forward")
+                return output
+            finally:
+                self._leave(watched)
+
+        dynamo.leave_to_python(call)
         return call
 
     def stays_in_graph(self, module: Module) -> bool:
@@ -226,6 +258,7 @@ class OutermostModules:
         try:
             check_kind(target)
             self._check_parts(target)
+            check_has_forward(target)
         except UsageError as error:
             self._refused.add(target)
             self.on_refusal(type(target).__name__, str(error))
@@ -298,6 +331,12 @@ def pays_to_capture(module: Module) -> bool:
     if torch.utils.data.get_worker_info() is not None:
         return False
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+
+
+def check_has_forward(target: Module) -> None:
+    """Raise an error if a module has no forward that a guard could stand in front of."""
+    if getattr(type(target), "forward", None) is Module.forward and "forward" not in vars(target):
+        raise UsageError("it has a __call__ and no forward")
 
 
 def is_traced() -> bool:
