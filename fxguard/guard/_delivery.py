@@ -273,7 +273,8 @@ class Delivery:
         self.recorder.standing.step_was_made()  # weights are not what its frames read
         origin = describe(number)
         name = joined(self.recorder.held_as, origin.frame.name)
-        origin = replace(origin, frame=replace(origin.frame, name=name))
+        spread = tuple(map(self._held, origin.spread))
+        origin = replace(origin, frame=replace(origin.frame, name=name), spread=spread)
         report = self.recorder.report_on(number, origin)
         # Other ranks may hold other weights: they do not wait here for this one.
         self._tell(report, Finished(last.batch, report=report), None, None)
