@@ -328,7 +328,7 @@ def test_a_part_that_is_called_alone_is_checked(tmp_path: Path, scale: str, stat
     assert "Warning" not in ended.err
     if status == 0:
         assert "2 batches of Coder" in own_lines(ended)[-1]
-        assert "1 batch of Linear" in own_lines(ended)[-1]
+        assert "1 batch of coder.d" in own_lines(ended)[-1]
 
 
 SWALLOWS = """
