@@ -196,6 +196,7 @@ class Loss:
             arguments = reference()
             if arguments is not None:
                 arguments.args = None
+
     def module_begins(self, module: Module) -> None:
         """Called when a script calls a module: perhaps one of a guarded model."""
         name = self.modules.get(id(module))

@@ -48,7 +48,7 @@ def test_models_come_first_and_the_largest_leads(tmp_path: Path) -> None:
     """Modules without weights are counted, each once, however often they are called."""
     line = last_line(tmp_path, TRANSFORMS)
     assert line == (
-        "checked 4 batches of Sequential (3 operations), 1 batch of Linear (1 operation) "
+        "checked 4 batches of net (3 operations), 1 batch of small (1 operation) "
         "and 3 modules without weights; nothing found"
     )
 
