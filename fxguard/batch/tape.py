@@ -92,9 +92,10 @@ class Tape:
         read = list(_tensors((call.args, call.kwargs)))
         if are_levels_open() or any(id(x) not in call.versions for x in read):
             return  # under torch.func, or the call changed its arguments, as a deep copy does
-        if waits(call.func, ()) and any(map(self._belongs_to(call), read)):
-            self.is_repeatable = False  # what it writes has other numbers, and the same version
         written = [x for x in read if version_of(x) != call.versions[id(x)]]
+        if waits(call.func, ()):  # a collective counts no version
+            held = [(x, self._held(x, call.versions[id(x)])) for x in read]
+            written = [x for x, value in held if isinstance(value, Made)]
         made = list(elements_of(result))
         if not (made or written) or not any(map(self._belongs_to(call), read)):
             return

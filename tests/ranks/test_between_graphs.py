@@ -81,25 +81,3 @@ def test_a_collective_is_an_operation() -> None:
     model(torch.ones(3))
     titles = [frame.title for frame in fxguard.guard_of(model).frames()]
     assert any("all_gather" in title for title in titles)
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_backward_is_not_told_of_numbers_that_were_exchanged(waits: bool) -> None:
-    """What ran before an exchange does not run again: it would give other numbers."""
-
-    class Differentiable(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(3))
-
-        @torch.compiler.disable
-        def forward(self, x: Tensor) -> Tensor:
-            h = x * self.weight
-            gather(h.detach(), x * 0, waits=waits)
-            return h.sqrt()
-
-    found: list[fxguard.Report] = []
-    model = fxguard.instrument(Differentiable(), on_detect=found.append)
-    model(torch.ones(3)).sum().backward()
-    [report] = found
-    assert report.origins[0].what == "gradient of weight weight"
