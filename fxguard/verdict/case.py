@@ -12,7 +12,6 @@ from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
-from fxguard.records import Role
 from fxguard.verdict.causes import lost_eps, number_beyond
 from fxguard.verdict.surroundings import Surroundings, is_scaling, names_of
 
@@ -64,6 +63,11 @@ class Case:
         return math.floor(math.log(self.limit))
 
     @property
+    def exponent_with_room(self) -> int:
+        """An integer whose exp fits the dtype and leaves room for a sum of many."""
+        return math.floor(0.75 * math.log(self.limit))
+
+    @property
     def wider(self) -> str:
         """Dtypes with a larger range."""
         return "float32 or bfloat16" if self.dtype == "float16" else "float32"
@@ -81,6 +85,11 @@ class Case:
         step = next(filter(self.is_scale, self.around.read_by))
         sign = "*" if plain(step.kind) == "mul" else "/"
         return f"{sign} {step.literals[-1]:.4g}" if step.literals else f"{sign} scale"
+
+    @property
+    def per_log(self) -> str:
+        """``" / log(2)"``: what turns a natural logarithm into that of the operation."""
+        return {"log2": " / log(2)", "log10": " / log(10)"}.get(self.name, "")
 
     @property
     def norm(self) -> str:
@@ -199,7 +208,5 @@ class Case:
         if len(set(step.inputs)) != 2 or literals:
             return False
         by = step.inputs[-1]
-        role, made_by = self.around.values[by].role, names_of(self.around.behind(by))
-        if name == "div":
-            return "sqrt" in made_by or role.is_given
-        return name == "mul" and role in (Role.BUFFER, Role.CONSTANT)
+        is_root = "sqrt" in names_of(self.around.behind(by))
+        return name == "div" and (is_root or self.around.values[by].role.is_given)

@@ -5,9 +5,6 @@ A new fix is one entry in :data:`RULES`. Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from fxguard.findings import Fix
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import (
@@ -21,35 +18,18 @@ from fxguard.graph.poles import (
 )
 from fxguard.graph.tables import CASTS
 from fxguard.records import Role
-from fxguard.verdict import signs
+from fxguard.verdict import becomes, signs
 from fxguard.verdict.case import Case
+from fxguard.verdict.rewrites import REWRITES
+from fxguard.verdict.rules import Rule
+from fxguard.verdict.rules import names_in as _names
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["MOST_FIXES", "RULES", "Rule", "fixes_for", "fixes_of_given"]
+__all__ = ["MASKS", "MOST_FIXES", "RULES", "Rule", "fixes_for", "fixes_of_given"]
 
 MOST_FIXES = 3
+MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One fix, and when it applies."""
-
-    causes: str  # "underflow, rounding"
-    names: frozenset[str] | None  # plain names of operations; None for any
-    kind: str  # "exact" or "advice", as in :class:`~fxguard.findings.Fix`
-    text: str  # `c` is the case: "{c.name}"
-    fits: Callable[[Case], bool] = lambda case: True
-    last: bool = False  # used only if nothing else applies
-
-    def applies(self, case: Case) -> bool:
-        """Whether the rule applies to an origin."""
-        is_named = self.names is None or case.name in self.names
-        return is_named and case.cause in self.causes.split(", ") and self.fits(case)
-
-    def fix(self, case: Case) -> Fix:
-        """The fix, worded for that origin."""
-        return Fix(self.kind, self.text.format(c=case))
 
 
 def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tuple[Fix, ...]:
@@ -65,7 +45,7 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
     """
     case = Case(cause, evidence, around)
     if case.lost_mask():
-        return (Fix("exact", MASK),)
+        return (Fix("advice", MASK),)
     if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):
         return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
     found = [rule for rule in RULES if rule.applies(case)]
@@ -102,11 +82,7 @@ def fixes_of_given(
     return (Fix("advice", text),)
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_LOGS = _names("log log10 log1p log2")
+_LOG = _names("log log10 log2")
 _EXPS = _names("cosh exp exp2 expm1 sinh")
 _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
@@ -127,8 +103,8 @@ _BOUNDED = {
     "log2": "log2(x.clamp(min={c.near_zero}))",
     "logit": "logit(x, eps={c.near_one})",
     "pow": "x.clamp(min={c.near_zero}) ** y",
-    "rsqrt": "rsqrt(x.clamp(min=0) + {c.near_zero})",
-    "sqrt": "sqrt(x.clamp(min=0))",
+    "rsqrt": "rsqrt(x.clamp(min={c.near_zero}))",
+    "sqrt": "sqrt(x.clamp(min={c.near_zero}))",
     "xlogy": "xlogy(x, y.clamp(min={c.near_zero}))",
 }
 
@@ -138,9 +114,9 @@ _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
 _SMOOTHED = {
     "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
     "asin": "asin(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
-    "pow": "(x + eps) ** y: the derivative at 0 is infinite where y < 1",
-    "sqrt": "sqrt(x + eps): the derivative at 0 is infinite",
-    "rsqrt": "rsqrt(x + eps): the derivative at 0 is infinite",
+    "pow": "(x + {c.near_zero}) ** y: the derivative at 0 is infinite where y < 1",
+    "sqrt": "sqrt(x + {c.near_zero}): the derivative at 0 is infinite",
+    "rsqrt": "rsqrt(x + {c.near_zero}): the derivative at 0 is infinite",
 }
 
 # How to give a decomposition a gradient.
@@ -152,64 +128,16 @@ _SEPARATED = {
 }
 
 RULES = (
-    # Logarithms of exponentials, and small numbers next to 1.
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take log_softmax(x, dim) instead of log(softmax(x, dim))", signs.is_of_softmax),
-    Rule("zero divisor, underflow, rounding", _names("div"), "exact",
-         "take log_softmax(a, dim) - log_softmax(b, dim) instead of the logarithm of their ratio",
-         signs.is_ratio_of_softmaxes),
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take logsigmoid(x) instead of log(sigmoid(x))", signs.is_of_sigmoid),
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take logsigmoid(-x) instead of log(1 - sigmoid(x))", signs.is_one_minus_sigmoid),
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take log_softmax(x, dim) instead of the logarithm of a ratio of exponentials",
-         signs.is_ratio_of_exp),
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take log(-expm1(x)) instead of log(1 - exp(x))", signs.is_one_minus_exp),
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take 2 * (log(2) - x - softplus(-2 * x)) instead of log(1 - tanh(x)²)",
-         signs.is_one_minus_tanh_squared),
-    Rule("zero divisor, rounding", _names("atanh"), "exact",
-         "keep x instead of taking atanh(tanh(x))", signs.is_of_tanh),
-    Rule("zero divisor, underflow, rounding", _LOGS, "exact",
-         "take logsumexp(x, dim) instead of log(sum(exp(x)))", signs.is_sum_of_exp),
-    Rule("zero divisor, underflow", _LOGS, "exact",
-         "take xlogy(p, q) instead of p * log(q): it is 0 where p is", signs.is_weighted),
-    Rule("rounding", _LOGS, "exact", "take log1p(x) instead of log(1 + x)", signs.is_one_plus),
-    Rule("rounding", _DIVISIONS | _LOGS, "exact", "take expm1(x) instead of exp(x) - 1",
-         signs.is_exp_minus_one),
-    Rule("rounding, domain", None, "exact",
-         "take the mean of (x - mean)² instead of E[x²] - E[x]², which cancels",
-         signs.is_difference_of_squares),
-    # Overflows avoided by another order of operations.
-    Rule("overflow", _EXPS, "exact", "take softplus(x) instead of log(1 + exp(x))",
-         signs.is_softplus),
-    Rule("overflow", _EXPS, "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
-         signs.is_by_hand_sigmoid),
-    Rule("overflow", _EXPS, "exact",
-         "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
-         signs.is_logged),
-    Rule("overflow", _EXPS, "exact",
-         "subtract the row's maximum first, exp(x - x.amax(dim, keepdim=True)): the division "
-         "cancels it", signs.is_normalized),
-    Rule("overflow", PRODUCTS, "exact",
-         "scale an operand before the product: (q {c.scale}) @ k instead of (q @ k) {c.scale}",
-         signs.is_scaled_after),
-    Rule("overflow", _names("add sub"), "exact",
+    *REWRITES,
+    # In a row that is masked entirely these are other functions, so they are not exact.
+    Rule("overflow", _names("add sub"), "advice",
          MASK, Case.adds_limit),
-    Rule("overflow", _names("add mul sub where"), "exact",
+    Rule("overflow", _names("add mul sub where"), "advice",
          "take masked_fill(mask, torch.finfo(x.dtype).min): {c.dtype} has no such number",
          Case.number_of_mask),
     Rule("overflow", None, "advice",
          "take a number that {c.dtype} holds, or compute {c.name} in {c.widest}",
          lambda c: c.is_beyond() and not c.number_of_mask()),
-    Rule("overflow", _REDUCED | {"add"}, "exact",
-         "subtract the running maximum from all exponents before their sum",
-         signs.adds_exponentials),
-    Rule("overflow", None, "exact",
-         "rescale what is summed here by a constant: the norm that follows{c.norm} divides it out",
-         signs.only_norm_follows),
     Rule("overflow", None, "advice",
          "rescale all that is added to this stream: the norm that follows{c.norm} divides it out",
          lambda case: signs.norm_follows(case) and not signs.only_norm_follows(case)),
@@ -220,7 +148,11 @@ RULES = (
     Rule("overflow", _EXPS, "advice",
          "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),
     Rule("overflow", _EXPS, "advice",
-         "bound the argument, {c.name}(x.clamp(max={c.largest_exponent})): {c.dtype} ends at "
+         "look at what its argument grew from, such as inputs that are not scaled: {c.dtype} holds "
+         "{c.name}(x) up to x = {c.largest_exponent}",
+         lambda c: signs.is_free_exponent(c) and c.is_wide() and not becomes.is_bounded_after(c)),
+    Rule("overflow", _EXPS, "advice",
+         "bound the argument, {c.name}(x.clamp(max={c.exponent_with_room})): {c.dtype} ends at "
          "{c.limit:.5g}", signs.is_free_exponent),
     Rule("overflow", _REDUCED, "advice",
          "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
@@ -235,7 +167,10 @@ RULES = (
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
-         "take n.clamp(min=1): the divisor counts a mask that may be empty",
+         "take n.clamp(min=1): the divisor counts a mask, or edges, of which there may be none",
+         signs.is_count_of_mask),
+    Rule("zero divisor", _LOG, "advice",
+         "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
          signs.is_count_of_mask),
     Rule("zero divisor, underflow", None, "advice",
          "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there", Case.loses_eps),
@@ -244,8 +179,14 @@ RULES = (
     Rule("zero divisor", _NORMS, "advice",
          "give {c.name} an eps above 0: a row has no norm or deviation"),
     Rule("zero divisor", _DIVISIONS, "advice",
-         "add an eps to the divisor, or choose it by where(d == 0, 1, d) before the division",
+         "add an eps inside the root, sqrt(s + {c.near_zero}): at 0 the root has no derivative",
+         signs.is_root_by_hand),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "choose the divisor by where(d == 0, 1, d) before the division, or add an eps to it",
          last=True),
+    Rule("domain", _LOG | {"rsqrt"}, "advice",
+         "make it positive where it is computed, by softplus or exp: a bound has no gradient there",
+         lambda c: not c.reads_infinity()),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}", lambda c: not c.reads_infinity(), last=True)
       for name, bounded in _BOUNDED.items()),

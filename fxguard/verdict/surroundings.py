@@ -21,6 +21,9 @@ MOST_STEPS = 64  # in one walk
 # The root of a number that a dtype cannot hold may be a number that it can hold.
 ROOTS = ("norm", "rsqrt", "sqrt", "std", "vector_norm")
 
+# Operations that make constants.
+CREATES = frozenset(["arange", "eye", "full", "linspace", "one_hot", "ones", "tensor", "zeros"])
+
 _PASSED = MOVES | SELECTS | CASTS | {"dropout", "masked_fill", "neg"}
 _OF_NUMBERS = frozenset(
     {"add", "sub", "rsub", "maximum", "minimum", "eq", "ne", "gt", "lt", "ge", "le"}
@@ -130,6 +133,14 @@ class Surroundings:
     def _read_by(self, value: int) -> list[Step]:
         return self._readers.get(value, [])
 
+    def maker_of(self, value: int) -> Step | None:
+        """The operation that made a value; None if it was given."""
+        return self._maker.get(value)
+
+    def readers_of(self, value: int) -> list[Step]:
+        """The operations that read a value."""
+        return self._read_by(value)
+
     @staticmethod
     def _walk(
         values: Iterable[int],
@@ -190,10 +201,15 @@ class Surroundings:
         return self.ahead([self.made])
 
     def is_given(self, value: int) -> bool:
-        """Whether a value was given to the model, and since at most moved, cast or compared."""
+        """Whether a value was given to the model, and since at most moved, cast or compared.
+
+        Constants that the model creates, such as ones, count as given.
+        """
         behind = self.behind(value)
         roots = {value, *(each for step in behind for each in step.inputs)}
-        made = {each for step in behind for each in step.outputs if is_passed(step)}
+        created = (step for step in behind if not step.inputs and plain(step.kind) in CREATES)
+        passed = (step for step in behind if is_passed(step))
+        made = {each for step in (*passed, *created) for each in step.outputs}
         kept = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
         return all(self.values[root].role in kept for root in roots - made)
 

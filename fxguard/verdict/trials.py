@@ -9,7 +9,7 @@ from fxguard.batch.keys import Key
 from fxguard.findings import Fix
 from fxguard.plan.plan import Step
 from fxguard.rerun.trial import Trial, in_float32
-from fxguard.verdict.fixes import MOST_FIXES
+from fxguard.verdict.fixes import MASKS, MOST_FIXES
 
 __all__ = ["tried", "with_tried"]
 
@@ -50,12 +50,15 @@ def fix_of(trial: Trial) -> Fix:
 
 
 def with_tried(fixes: Sequence[Fix], trial: Fix | None) -> tuple[Fix, ...]:
-    """The fixes with a tried one, placed before all advice and replacing the same advice."""
+    """The fixes with a tried one, which replaces the same advice.
+
+    It comes after exact fixes, and after another way to make a mask; before all other advice.
+    """
     if trial is None:
         return tuple(fixes)
-    exact = [fix for fix in fixes if fix.kind == "exact"]
-    advice = [fix for fix in fixes if fix.kind != "exact" and not fix.text.startswith("keep ")]
-    return (*exact, trial, *advice)[:MOST_FIXES]
+    before = [fix for fix in fixes if fix.kind == "exact" or fix.text.startswith(MASKS)]
+    others = [fix for fix in fixes if fix not in before and not fix.text.startswith("keep ")]
+    return (*before, trial, *others)[:MOST_FIXES]
 
 
 def _name_of(step: Step) -> str:

@@ -52,6 +52,7 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
             else:
                 inputs.append(value(argument, Role.WEIGHT if argument[0] == "w" else Role.INPUT))
         output = value(name, Role.MADE)
+        first = arguments.split(", ")[0]
         source = Source("/tmp/model.py", line, text.strip())
         is_masked = -math.inf in literals
         steps.append(
@@ -62,6 +63,7 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
                 (output,),
                 infinite_literal=is_masked,
                 literals=tuple(literals),
+                number_first=bool(re.match(r"-?[\d.]", first)),
                 source=source,
             )
         )
@@ -112,10 +114,10 @@ CASES = (
     Case("rounding", "p = sigmoid(x); c = clamp(p, 0.999999); q = neg(c); y = log1p(q)!",
          "exact: take logsigmoid(-x)"),
     Case("underflow", "e = exp(x); s = sum(e, 1); y = log(s)!", "exact: take logsumexp(x, dim)"),
-    Case("rounding", "e = add(x, 1); y = log(e)!", "exact: take log1p(x)"),
+    Case("rounding", "e = add(x, 1); l = log(e); y = div(z, l)!", "exact: take log1p(x)"),
     Case("rounding", "e = exp(x); d = sub(e, 1); y = div(z, d)!", "exact: take expm1(x)"),
     Case("rounding", "s = pow(x, 2); m = mean(s); n = mean(x); o = pow(n, 2); v = sub(m, o); "
-         "y = sqrt(v)!", "exact: take the mean of (x - mean)²"),
+         "y = sqrt(v)!", "exact: take ((x - x.mean(dim, keepdim=True)) ** 2).mean(dim)"),
     Case("overflow", "e = exp(x)!; s = sum(e, 1); y = log(s)", "exact: take logsumexp"),
     Case("overflow", "e = exp(x)!; d = diag(e); s = sum(e, 1); r = div(d, s); y = log(r)",
          "exact: take logsumexp"),
@@ -126,7 +128,7 @@ CASES = (
     Case("overflow", "s = bmm(q, k)!; v = view(s); t = div(v, 8)",
          "exact: scale an operand before the product: (q / 8) @ k"),
     Case("overflow", "s = matmul(q, k)!; t = mul(s, 8)", "advice: keep this matmul in float32"),
-    Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "exact: mask with masked_fill",
+    Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "advice: mask with masked_fill",
          numbers=(-20.0, -LIMIT)),
     Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "advice: keep this add in float32",
          numbers=(-2e4, -5e4)),
@@ -143,8 +145,8 @@ CASES = (
          "advice: square in float32, x.float().pow(2): float16 holds squares of up to 256"),
     Case("overflow", "e = exp(w)!; y = mul(x, e)", "advice: keep the weight in float32"),
     Case("overflow", "d = sub(a, b); e = exp(d)!; y = mul(x, e)",
-         "advice: bound the argument, exp(x.clamp(max=11)): float16 ends at 65504"),
-    Case("overflow", "e = exp(x)!", "advice: bound the argument, exp(x.clamp(max=88))",
+         "advice: bound the argument, exp(x.clamp(max=8)): float16 ends at 65504"),
+    Case("overflow", "e = exp(x)!", "advice: look at what its argument grew from",
          dtype="float32"),
     Case("overflow", "y = cumsum(x, 1)!", "advice: accumulate in float32: cumsum(..., dtype="),
     Case("overflow", "y = mul(x, z)!", "advice: look at what its operands grew from",
@@ -154,7 +156,16 @@ CASES = (
     Case("underflow", "n = sum(m, 1); c = clamp(n, 1e-9); y = div(h, c)!",
          "advice: take n.clamp(min=1)"),
     Case("zero divisor", "n = sum(m, 1); y = div(h, n)!", "advice: take n.clamp(min=1)"),
-    Case("zero divisor", "a = exp(x); n = sum(a, 1); y = div(h, n)!", "advice: add an eps to"),
+    Case("zero divisor", "a = exp(x); n = sum(a, 1); y = div(h, n)!",
+         "advice: choose the divisor by where(d == 0, 1, d)"),
+    Case("zero divisor", "s = sum(x, 1); n = sqrt(s); y = div(x, n)!",
+         "advice: add an eps inside the root, sqrt(s + 1e-4)"),
+    Case("zero divisor", "d = scatter_add(z, i, o); y = pow(d, -0.5)!",
+         "advice: take n.clamp(min=1): the divisor counts"),
+    Case("zero divisor", "o = ones(4); n = sum(o); y = log(n)!", "advice: take log1p(n)"),
+    Case("zero divisor", "d = det(x); y = log(d)!", "advice: take slogdet(x).logabsdet"),
+    Case("domain", "y = log(x)!", "advice: make it positive where it is computed",
+         numbers=(-2.0,)),
     Case("underflow", "v = var(x, 1); a = add(v, 1e-8); y = rsqrt(a)!",
          "advice: take an eps that float16 holds, 1e-4: 1e-08 in add (model.py:2) is 0 there"),
     Case("underflow", "y = normalize(x, 2, 1)!",
@@ -163,11 +174,11 @@ CASES = (
          "advice: rescale all that is added to this stream: the norm that follows (model.py:3)"),
     Case("zero divisor", "y = _weight_norm(w, wg, 0)!", "advice: initialise the weight"),
     Case("zero divisor", "y = layer_norm(x, 64, 0)!", "advice: give layer_norm an eps above 0"),
-    Case("zero divisor", "y = reciprocal(x)!", "advice: add an eps to the divisor"),
+    Case("zero divisor", "y = reciprocal(x)!", "advice: choose the divisor by"),
     Case("zero divisor", "y = rsqrt(x)!", "advice: bound the argument: rsqrt(x.clamp("),
     Case("rounding", "c = cosine_similarity(x, z); y = acos(c)!",
          "advice: bound the argument: acos(x.clamp(-1 + 4e-03, 1"),
-    Case("domain", "y = sqrt(x)!", "advice: bound the argument: sqrt(x.clamp(min=0))",
+    Case("domain", "y = sqrt(x)!", "advice: bound the argument: sqrt(x.clamp(min=1e-4))",
          numbers=(-2.0,)),
     Case("underflow", "y = cdist(x, z)!", "advice: compute cdist and what it reads in float32"),
     Case("domain", "y = mul(x, m)!", "exact: take masked_fill(mask, -inf)",
@@ -187,7 +198,7 @@ CASES = (
     Case("overflow", "h = linear(x, w); s = chunk(h); y = exp(s)!", "advice: bound the argument"),
     Case("overflow", "e = exp(x)!; y = log1p(e)", "exact: take softplus(x)"),
     Case("overflow", "e = exp(x)!; a = add(e, 1); y = div(e, a)", "exact: take sigmoid(x)"),
-    Case("overflow", "y = mul(m, -1000000000)!", "exact: take masked_fill(mask, torch.finfo",
+    Case("overflow", "y = mul(m, -1000000000)!", "advice: take masked_fill(mask, torch.finfo",
          numbers=(1.0, -1e9)),
     Case("overflow", "h = linear(x, w); y = mul(h, 1e39)!", "advice: take a number that float32 "
          "holds, or compute mul in float64", dtype="float32", literal=1e39),
@@ -209,14 +220,38 @@ CASES = (
     Case("underflow", "v = var(x, 1); a = add(v, 1e-12); s = sqrt(a); y = div(x, s)!",
          "advice: take an eps that float16 holds, 1e-4: 1e-12 in add (model.py:2) is 0 there"),
     Case("underflow", "e = exp(x); d = diag(e); s = sum(e, 1); r = div(d, s); y = log(r)!",
-         "exact: take log_softmax(x, dim) instead of the logarithm of a ratio"),
+         "exact: take log_softmax(x, dim) instead of log(exp(x) / sum(exp(x), dim))"),
     Case("rounding", "e = exp(x); d = sub(1, e); y = log(d)!", "exact: take log(-expm1(x))"),
     Case("rounding", "a = tanh(x); s = pow(a, 2); d = sub(1, s); e = add(d, 1e-6); y = log(e)!",
          "exact: take 2 * (log(2) - x - softplus(-2 * x))"),
     Case("zero divisor", "a = tanh(x); y = atanh(a)!", "exact: keep x instead of"),
     Case("underflow", "e = exp(x); m = mul(w, e); s = sum(m, 1); y = log(s)!",
-         "exact: take logsumexp(x, dim)"),
-    Case("underflow", "e = exp(x); s = matmul(e, w); y = log(s)!", "exact: take logsumexp(x"),
+         "advice: take logsumexp(log(w) + x, dim) instead of log(sum(w * exp(x), dim))"),
+    Case("underflow", "p = softmax(w, -1); e = exp(x); m = mul(p, e); s = sum(m, 1); y = log(s)!",
+         "exact: take logsumexp(log_softmax(w, dim) + x, dim)"),
+    Case("underflow", "m = masked_fill(x, k, -1e4); s = add(x, w); p = softmax(s, -1); "
+         "q = add(p, 1e-9); y = log2(q)!; z = mul(p, y)",
+         "exact: take log_softmax(x, dim) / log(2) instead of log2(softmax(x, dim))"),
+    Case("underflow", "q = softmax(x, -1); r = div(p, q)!; l = log(r); y = mul(p, l)",
+         "exact: take kl_div(log_softmax(x, dim), p"),
+    Case("underflow", "q = softmax(x, -1); r = div(w, q)!; l = log(r)",
+         "exact: take log(p) - log_softmax(x, dim)"),
+    Case("underflow", "e = exp(a); f = exp(b); s = sum(f, 1); r = div(e, s); y = log(r)!",
+         "exact: take (a - logsumexp(b, dim)) instead of log(exp(a) / sum(exp(b), dim))"),
+    Case("underflow", "e = exp(a); r = div(e, b); y = log10(r)!",
+         "exact: take (a - log(b)) / log(10) instead of log10(exp(a) / b)"),
+    Case("underflow", "e = exp(a); r = mul(e, b); y = log(r)!", "exact: take (a + log(b))"),
+    Case("underflow", "e = exp(x); m = mean(e, 1); y = log(m)!",
+         "exact: take (logsumexp(x, dim) - log(n)) instead of log(mean(exp(x), dim))"),
+    Case("underflow", "e = exp(a); f = exp(b); s = add(e, f); y = log(s)!",
+         "exact: take logaddexp(a, b) instead of log(exp(a) + exp(b))"),
+    Case("rounding", "e = exp(x); d = sub(1, e); y = div(z, d)!", "exact: take -expm1(x)"),
+    Case("overflow", "e = exp(x)!; a = add(1, e); y = div(z, a)", "exact: take a * sigmoid(x)"),
+    Case("underflow", "p = prod(x, 1); y = log(p)!", "advice: take log(x).sum(dim)"),
+    Case("underflow", "p = prod(x, 2); q = mul(w, p); s = sum(q, 1); y = log(s)!",
+         "advice: work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim)"),
+    Case("underflow", "p = relu(x); l = log(p)!; y = mul(p, l)",
+         "advice: take p * log(q.clamp(min=1e-4))"),
     Case("zero divisor", "y = digamma(x)!", "advice: bound the argument of digamma"),
     Case("masked row", "y = softmax(x, -1)!", "advice: drop the row"),
     Case("empty", "y = std(x, 1)!", "advice: take std(..., correction=0)"),
@@ -226,11 +261,11 @@ CASES = (
     Case("memory", "y = empty_like(x)!", "advice: take zeros instead of empty_like"),
     Case("singular gradient", "y = log2(x)!; z = where(c, y, x)",
          "exact: choose a safe argument of log2 by where, too"),
-    Case("singular gradient", "y = sqrt(x)!", "advice: sqrt(x + eps)"),
-    Case("singular gradient", "y = rsqrt(x)!", "advice: rsqrt(x + eps)"),
+    Case("singular gradient", "y = sqrt(x)!", "advice: sqrt(x + 1e-4)"),
+    Case("singular gradient", "y = rsqrt(x)!", "advice: rsqrt(x + 1e-4)"),
     Case("singular gradient", "y = acos(x)!", "advice: acos(x.clamp(-1 + "),
     Case("singular gradient", "y = asin(x)!", "advice: asin(x.clamp(-1 + "),
-    Case("singular gradient", "y = pow(x, 0.5)!", "advice: (x + eps) ** y"),
+    Case("singular gradient", "y = pow(x, 0.5)!", "advice: (x + 1e-4) ** y"),
     Case("singular gradient", "y = log(x)!", "advice: bound the argument: log(x.clamp(min="),
     Case("singular gradient", "y = linalg_eig(x)!",
          "advice: add small, different numbers to the diagonal; eigvals ", degeneracy="equal"),
@@ -280,7 +315,7 @@ def test_what_inherits_an_infinity_is_sent_back() -> None:
 def test_a_sum_of_the_numerator_counts_no_mask() -> None:
     """``x / x.sum()`` is no mean."""
     fixes = Case("zero divisor", "s = sum(x, 1); y = div(x, s)!", "").fixes
-    assert fixes[0].startswith("advice: add an eps to the divisor")
+    assert fixes[0].startswith("advice: choose the divisor by")
 
 
 def test_no_result_that_overflowed_is_clamped() -> None:

@@ -1,0 +1,373 @@
+"""Exact fixes, applied as they are printed: the same function, in value and in gradient.
+
+Both expressions of ``take A instead of B`` are read from the sentence that a report prints. B runs,
+guarded, where it fails, and A has to be said. A and B agree in float64 on ordinary numbers; where B
+fails, A is finite, and what it is in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's documents have it
+from torch import Tensor, nn
+
+import fxguard
+from fxguard.verdict.fixes import RULES
+
+HALF = torch.float16
+DIM = -1
+
+# What the sentences of fixes call by name.
+VOCABULARY: dict[str, Any] = {
+    **{name: getattr(torch, name) for name in ("exp", "expm1", "log1p", "log2", "log10")},
+    **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "atanh", "logaddexp")},
+    **{name: getattr(torch, name) for name in ("softmax", "log_softmax", "logsumexp", "xlogy")},
+    **{name: getattr(F, name) for name in ("kl_div", "logsigmoid", "softplus")},
+    "log": lambda x: x.log() if isinstance(x, Tensor) else math.log(x),
+    "sum": lambda x, dim: x.sum(dim),
+    "mean": lambda x, dim: x.mean(dim),
+    "dim": DIM,
+}
+
+Function = Callable[..., Tensor]
+
+
+def written(expression: str, operands: list[str]) -> Function:
+    """A function of an expression: what a user would write."""
+    code = expression.replace("²", "**2")
+    scope: dict[str, Any] = dict(VOCABULARY)
+    exec(f"def function({', '.join(operands)}): return {code}", scope)
+    function: Function = scope["function"]
+    return function
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A sentence, and operands at which the expression that it replaces fails.
+
+    ``mended`` and ``broken`` are given where a sentence describes them, and read from it otherwise.
+    """
+
+    says: str
+    at: dict[str, Tensor]  # in the dtype in which it fails
+    given: dict[str, Tensor] = field(default_factory=dict)  # operands that need no gradient
+    broken: Function | None = None
+    mended: Function | None = None
+    near: dict[str, Tensor] | None = None  # ordinary numbers, in float64; None for some
+    cancels: bool = False  # whether what it replaces is wrong there in float64, too
+    eps: float = 64.0  # how many eps what is said may be off
+
+    @property
+    def both(self) -> tuple[Function, Function]:
+        """What fails, and what is said instead."""
+        if self.broken is not None and self.mended is not None:
+            return self.broken, self.mended
+        text = self.says.removesuffix(" of n numbers")
+        found = re.fullmatch(r"take (.*) instead of (.*)|keep (\w+) instead of taking (.*)", text)
+        assert found is not None, self.says
+        mended, broken = (found[1], found[2]) if found[1] else (found[3], found[4])
+        names = [*self.at, *self.given]
+        scope = names + (["n=4"] if " log(n)" in mended else [])
+        return (
+            self.broken or written(broken, names),
+            self.mended or written(mended, scope),
+        )
+
+    @property
+    def ordinary(self) -> dict[str, Tensor]:
+        """Operands at which nothing fails."""
+        draw = torch.Generator().manual_seed(0)
+        wide = {
+            name: torch.rand(x.shape, generator=draw, dtype=torch.float64) * 0.5 + 0.25
+            for name, x in self.at.items()
+        }
+        return self.near or wide
+
+
+X = torch.tensor([[900.0, -900.0, 3.0, 0.0], [0.5, -400.0, 200.0, 1.0]])
+P = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.25, 0.5, 0.0, 0.25]])
+LOGS = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
+
+
+def weighted(log: Function) -> Function:
+    """The sum of p * log(p), for a softmax."""
+    return lambda x: (x.softmax(DIM) * log(x)).sum(DIM)
+
+
+MASKED = torch.tensor([[True, False, False, False], [False, False, True, True]])
+
+
+def masked(x: Tensor) -> Tensor:
+    return x.masked_fill(MASKED, -math.inf)
+
+
+def masked_entropy(x: Tensor) -> Tensor:
+    p = masked(x).softmax(DIM)
+    return (p * p.log()).sum(DIM)
+
+
+def masked_entropy_mended(x: Tensor) -> Tensor:
+    y = masked(x)
+    return (y.softmax(DIM) * y.log_softmax(DIM).masked_fill(MASKED, 0)).sum(DIM)
+
+
+def log_entropy(x: Tensor) -> Tensor:
+    log_p = masked(x).log_softmax(DIM)
+    return (log_p.exp() * log_p).sum(DIM)
+
+
+def spread(x: Tensor) -> Tensor:
+    return (x.pow(2).mean(DIM) - x.mean(DIM).pow(2)).sqrt()
+
+
+def moved(x: Tensor) -> Tensor:
+    return ((x - x.mean(DIM, keepdim=True)) ** 2).mean(DIM).sqrt()
+
+
+def through_norm(x: Tensor, factor: float) -> Tensor:
+    return F.layer_norm(x * factor + x * 2 * factor, (4,), eps=0.0)
+
+
+def running(k: Tensor, v: Tensor, shift: bool) -> Tensor:
+    """A weighted mean, summed up from left to right."""
+    largest = k.amax(DIM, keepdim=True) if shift else 0.0
+    above = below = torch.zeros_like(k[..., 0])
+    for i in range(k.shape[DIM]):
+        e = (k - largest)[..., i].exp()
+        above, below = above + e * v[..., i], below + e
+    return above / below
+
+
+def times_inf(x: Tensor, fill: bool) -> Tensor:
+    if fill:
+        return masked(x).softmax(DIM)
+    return (x + MASKED.to(x.dtype) * -math.inf).softmax(DIM)
+
+
+def two_masks(x: Tensor, join: bool) -> Tensor:
+    low = torch.zeros_like(x, requires_grad=False).masked_fill(MASKED, -math.inf)
+    high = torch.zeros_like(x, requires_grad=False).masked_fill(MASKED, math.inf)
+    if join:
+        return masked(x).softmax(DIM)
+    return (x + (low + high)).softmax(DIM)
+
+
+def chosen(x: Tensor, before: bool) -> Tensor:
+    argument = torch.where(x > 0, x, 1.0) if before else x
+    return torch.where(x > 0, argument.sqrt(), 0.0)
+
+
+CASES = [
+    *(
+        case
+        for log, per in LOGS.items()
+        for case in (
+            Exact(f"take log_softmax(x, dim){per} instead of {log}(softmax(x, dim))", {"x": X}),
+            Exact(f"take logsigmoid(x){per} instead of {log}(sigmoid(x))", {"x": X}),
+            Exact(
+                f"take logsumexp(x, dim){per} instead of {log}(sum(exp(x), dim))",
+                {"x": X - 1200},
+            ),
+            Exact(
+                f"take (logsumexp(x, dim) - log(n)){per} instead of {log}(mean(exp(x), dim)) of n "
+                "numbers",
+                {"x": X - 1200},
+            ),
+            Exact(
+                f"take logaddexp(a, b){per} instead of {log}(exp(a) + exp(b))",
+                {"a": X - 1200, "b": 2 * X - 2400},
+            ),
+            Exact(
+                f"take (a - log(b)){per} instead of {log}(exp(a) / b)",
+                {"a": X - 1200, "b": X.abs() + 1},
+            ),
+            Exact(
+                f"take (a + log(b)){per} instead of {log}(exp(a) * b)",
+                {"a": X - 1200, "b": X.abs() + 1},
+            ),
+            Exact(
+                f"take log_softmax(x, dim){per} instead of {log}(exp(x) / sum(exp(x), dim))",
+                {"x": torch.tensor([0.0, -60.0, -120.0, 1.0])},
+            ),
+            Exact(
+                f"take (a - logsumexp(b, dim)){per} instead of {log}(exp(a) / sum(exp(b), dim))",
+                {"a": torch.tensor(-120.0), "b": torch.tensor([0.0, -60.0, 3.0, 1.0])},
+            ),
+            Exact(
+                f"take logsumexp(log_softmax(w, dim) + x, dim){per} instead of "
+                f"{log}(sum(softmax(w, dim) * exp(x), dim))",
+                {"w": X / 900, "x": X - 1200},
+            ),
+        )
+    ),
+    Exact("take log_softmax(x, dim) instead of log(softmax(x, dim))", {"x": X},
+          broken=weighted(lambda x: x.softmax(DIM).log()),
+          mended=weighted(lambda x: x.log_softmax(DIM))),
+    Exact("take log_softmax(x, dim) instead of log(softmax(x, dim)), and masked_fill(mask, 0) it "
+          "before the product: 0 * -inf is NaN", {"x": X},
+          broken=masked_entropy, mended=masked_entropy_mended),
+    Exact("take log_softmax(a, dim) - log_softmax(b, dim) instead of the logarithm of their ratio",
+          {"a": X, "b": 2 * X},
+          broken=lambda a, b: (a.softmax(DIM) * (a.softmax(DIM) / b.softmax(DIM)).log()).sum(DIM),
+          mended=lambda a, b: (
+              a.softmax(DIM) * (a.log_softmax(DIM) - b.log_softmax(DIM))).sum(DIM)),
+    Exact('take kl_div(log_softmax(x, dim), p, reduction="none") instead of '
+          "p * log(p / softmax(x, dim))", {"x": X}, {"p": P}),
+    Exact("take log(p) - log_softmax(x, dim) instead of log(p / softmax(x, dim))",
+          {"x": X}, {"p": P + 1}),
+    Exact("take logsigmoid(-x) instead of log(1 - sigmoid(x))", {"x": X}),
+    Exact("take logsigmoid(-x) instead of log(1 - sigmoid(x))", {"x": X},
+          broken=lambda x: (-x.sigmoid()).log1p(), mended=lambda x: F.logsigmoid(-x)),
+    Exact("take log(-expm1(x)) instead of log(1 - exp(x))", {"x": torch.tensor([-1e-9, -1e-3])},
+          near={"x": torch.tensor([-0.5, -2.0]).double()}),
+    Exact("take 2 * (log(2) - x - softplus(-2 * x)) instead of log(1 - tanh(x)²)", {"x": X}),
+    Exact("keep x instead of taking atanh(tanh(x))", {"x": X}),
+    Exact("take xlogy(p, q) instead of p * log(q): it is 0 where p is", {"x": X}, {"p": P},
+          broken=lambda x, p: p * p.log() + x, mended=lambda x, p: torch.xlogy(p, p) + x),
+    Exact("take log1p(x) instead of log(1 + x)", {"x": torch.tensor([1e-9, -1e-9])},
+          broken=lambda x: 1e-9 / (1 + x).log(), mended=lambda x: 1e-9 / x.log1p(), cancels=True),
+    Exact("take expm1(x) instead of exp(x) - 1", {"x": torch.tensor([1e-9, -1e-9])},
+          broken=lambda x: 1e-9 / (x.exp() - 1), mended=lambda x: 1e-9 / x.expm1(), cancels=True),
+    Exact("take -expm1(x) instead of 1 - exp(x)", {"x": torch.tensor([1e-9, -1e-9])},
+          broken=lambda x: 1e-9 / (1 - x.exp()), mended=lambda x: 1e-9 / -x.expm1(), cancels=True),
+    Exact("take ((x - x.mean(dim, keepdim=True)) ** 2).mean(dim) instead of E[x²] - E[x]², which "
+          "cancels", {"x": 1000 + torch.tensor([[0.01, 0.02, 0.07, 0.05]])},
+          broken=spread, mended=moved, cancels=True, eps=1e4),
+    # Overflows.
+    Exact("take softplus(x) instead of log(1 + exp(x))", {"x": X}),
+    Exact("take sigmoid(x) instead of exp(x) / (1 + exp(x))", {"x": X},
+          broken=lambda x: (lambda e: e / (1 + e))(x.exp()), mended=torch.sigmoid),
+    Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"a": X / 100, "x": X}),
+    Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"x": X},
+          broken=lambda x: 1 / (1 + (-x).exp()), mended=torch.sigmoid),
+    Exact("take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
+          {"x": X}, broken=lambda x: x.exp().sum(DIM).log(), mended=lambda x: x.logsumexp(DIM)),
+    Exact("subtract the row's maximum first, exp(x - x.amax(dim, keepdim=True)): the division "
+          "cancels it", {"x": X},
+          broken=lambda x: (lambda e: e / e.sum(DIM, keepdim=True))(x.exp()),
+          mended=lambda x: (lambda e: e / e.sum(DIM, keepdim=True))(
+              (x - x.amax(DIM, keepdim=True)).exp())),
+    Exact("scale an operand before the product: (q * 0.125) @ k instead of (q @ k) * 0.125",
+          {"q": torch.full((2, 4), 300.0, dtype=HALF), "k": torch.full((4, 3), 300.0, dtype=HALF)},
+          broken=lambda q, k: (q @ k) * 0.125,
+          mended=lambda q, k: (q * 0.125) @ k),
+    Exact("subtract the running maximum from all exponents before their sum",
+          {"k": torch.full((4,), 10.6, dtype=HALF), "v": torch.arange(4).to(HALF)},
+          broken=lambda k, v: running(k, v, shift=False),
+          mended=lambda k, v: running(k, v, shift=True)),
+    Exact("rescale what is summed here by a constant: the norm that follows",
+          {"x": torch.tensor([[1.0, 2.0, 4.0, 3.0]], dtype=HALF)},
+          broken=lambda x: through_norm(x, 16384.0), mended=lambda x: through_norm(x, 1.0)),
+    # Masks.
+    Exact("take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN", {"x": X},
+          broken=lambda x: times_inf(x, fill=False), mended=lambda x: times_inf(x, fill=True)),
+    Exact("join masks by where or a boolean or, not by addition: inf - inf is NaN", {"x": X},
+          broken=lambda x: two_masks(x, join=False), mended=lambda x: two_masks(x, join=True)),
+    Exact("put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is "
+          "NaN", {"x": X},
+          broken=log_entropy, mended=masked_entropy_mended),
+    Exact("mask after this product, not before it: 0 * -inf is NaN", {"x": X},
+          {"gate": P},
+          broken=lambda x, gate: (masked(x * 2) * gate).softmax(DIM),
+          mended=lambda x, gate: masked(x * 2 * gate).softmax(DIM)),
+    Exact("choose a safe argument of sqrt by where, too", {"x": torch.tensor([-1.0, 0.0, 4.0])},
+          broken=lambda x: chosen(x, before=False), mended=lambda x: chosen(x, before=True)),
+]  # fmt: skip
+
+IDS = [f"{number}: {case.says[:60]}" for number, case in enumerate(CASES)]
+
+
+class Net(nn.Module):
+    """A function of its weights, and of inputs that need no gradient."""
+
+    def __init__(self, function: Function, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.names = list(weights)
+        for name, weight in weights.items():
+            self.register_parameter(f"{name}_", nn.Parameter(weight.clone()))
+
+    def forward(self, **given: Tensor) -> Tensor:
+        made = {name: getattr(self, f"{name}_") * 1 for name in self.names}
+        return self.function(**made, **given)
+
+
+def incoming(output: Tensor) -> Tensor:
+    """A gradient that differs from element to element."""
+    count = torch.arange(1, output.numel() + 1, dtype=torch.float64)
+    return (count / output.numel()).reshape(output.shape).to(output.dtype)
+
+
+def result_of(function: Function, at: dict[str, Tensor], given: dict[str, Tensor]) -> list[Tensor]:
+    """The value, and the gradients of all operands, in float64."""
+    model = Net(function, at)
+    output = model(**given)
+    output.backward(incoming(output))
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [each.detach().double() for each in (output, *gradients)]
+
+
+def widened(operands: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() for name, x in operands.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_it_is_said_where_the_expression_fails(case: Exact) -> None:
+    """First of all fixes, whether the forward fails or the backward."""
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model := Net(case.both[0], case.at), on_detect=found.append):
+        output = model(**case.given)
+        output.backward(incoming(output))
+    assert found
+    fixes = [fix for report in found for origin in report.origins for fix in origin.fixes]
+    assert fixes[0].kind == "exact", fixes
+    assert fixes[0].text.startswith(case.says), fixes
+
+
+# What is said instead of an expression that is NaN with any numbers has nothing to agree with.
+DEFINED = [case for case in CASES if "inf" not in case.says]
+
+
+@pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.says[:60])
+def test_it_is_the_same_function(case: Exact) -> None:
+    """In float64, on ordinary numbers, where the expression does not fail."""
+    broken, mended = case.both
+    given = widened(case.given)
+    near = {name: x + 0.1 for name, x in given.items()}
+    for one, other in zip(
+        result_of(broken, case.ordinary, near), result_of(mended, case.ordinary, near), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_it_is_finite_and_right_where_the_expression_fails(case: Exact) -> None:
+    """Value and gradients are those of float64, and those of the expression where it has any."""
+    broken, mended = case.both
+    low = result_of(mended, case.at, case.given)
+    wide = result_of(mended, widened(case.at), widened(case.given))
+    meant = result_of(broken, widened(case.at), widened(case.given))
+    dtype = next(iter(case.at.values())).dtype
+    for one, other, as_meant in zip(low, wide, meant, strict=True):
+        assert one.isfinite().all()
+        scale = float(other.abs().max())
+        close = {"rtol": 0.0, "atol": case.eps * torch.finfo(dtype).eps * scale + 1e-30}
+        torch.testing.assert_close(one, other, **close)
+        if not case.cancels and as_meant.isfinite().all():
+            torch.testing.assert_close(other, as_meant, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.kind == "exact"],
+                         ids=lambda rule: rule.text[:50])  # fmt: skip
+def test_every_exact_rule_is_run(rule: Any) -> None:
+    """A new rule comes with the numbers at which it has been run."""
+    pattern = re.sub(r"\\\{.*?\\\}", ".*", re.escape(rule.text))
+    parts = [pattern, pattern.split(r":\ the\ branch")[0], pattern.split(".*")[0]]
+    assert any(re.fullmatch(part, case.says) for part in parts for case in CASES), rule.text
