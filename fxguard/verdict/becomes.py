@@ -14,6 +14,7 @@ from fxguard.verdict.patterns import (
     factors_of,
     is_made_by,
     made_by,
+    minus_one_of,
     one_plus_of,
     readers_of,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "is_scaled_after",
     "is_sigmoid_by_hand",
     "is_softplus",
+    "is_tanh_by_hand",
     "is_weighted",
     "is_weighted_given",
     "is_weighted_ratio",
@@ -143,7 +145,8 @@ def is_softplus(case: Case) -> bool:
 def _by_one_plus(case: Case) -> list[Step]:
     """The quotients by 1 + its result."""
     found = []
-    for step, _ in readers_of(case.around, case.around.made):
+    alike = dict.fromkeys((case.around.made, *_computed_again(case)))
+    for step in (step for value in alike for step, _ in readers_of(case.around, value)):
         if one_plus_of(step) is not None:
             for each, read in readers_of(case.around, step.outputs[0]):
                 is_divided = plain(each.kind) == "div" and each.inputs[-1:] == (read,)
@@ -154,13 +157,23 @@ def _by_one_plus(case: Case) -> list[Step]:
 
 def is_sigmoid_by_hand(case: Case) -> bool:
     """Its result is divided by 1 + the same."""
-    tops = [step.inputs[0] for step in _by_one_plus(case) if len(step.inputs) == 2]
-    return any(are_equal(case.around, value, case.around.made) for value in tops)
+    return any(are_equal(case.around, x, case.around.made) for x in _dividends(case))
+
+
+def _dividends(case: Case) -> list[int]:
+    return [step.inputs[0] for step in _by_one_plus(case) if len(step.inputs) == 2]
+
+
+def is_tanh_by_hand(case: Case) -> bool:
+    """Its result minus 1 is divided by 1 + the same."""
+    less = [minus_one_of(made_by(case.around, value)) for value in _dividends(case)]
+    return any(x is not None and are_equal(case.around, x, case.around.made) for x in less)
 
 
 def divides_by_one_plus(case: Case) -> bool:
     """Something else, or a number, is divided by 1 + its result."""
-    return bool(_by_one_plus(case)) and not is_sigmoid_by_hand(case)
+    makers = [names_of(case.around.behind(value)) for value in _dividends(case)]
+    return bool(_by_one_plus(case)) and not any("exp" in names for names in makers)
 
 
 def is_bounded_after(case: Case) -> bool:
@@ -191,26 +204,24 @@ def is_normalized(case: Case) -> bool:
     alike = {around.made, *_computed_again(case)}
     readers = [step for value in alike for step, _ in readers_of(around, value)]
     sums = [step for step in readers if plain(step.kind) in ("mean", "sum")]
+    of_sums = [pair for total in sums for pair in readers_of(around, total.outputs[0])]
     quotients = [
-        step
-        for total in sums
-        for step, read in readers_of(around, total.outputs[0])
-        if plain(step.kind) == "div" and step.inputs[-1:] == (read,)
+        step for step, read in of_sums if plain(step.kind) == "div" and step.inputs[-1:] == (read,)
     ]
     are_own = all(are_equal(around, step.inputs[0], around.made) for step in quotients)
-    others = [step for step in readers if not any(step is each for each in (*sums, *quotients))]
-    return bool(quotients) and are_own and not others
+    return (
+        bool(quotients)
+        and are_own
+        and len(quotients) == len(of_sums)
+        and all(any(step is each for each in (*sums, *quotients)) for step in readers)
+    )
 
 
 def _computed_again(case: Case) -> list[int]:
     """Results of the same operation on the same operands."""
-    around, step = case.around, case.around.step
-    return [
-        each.outputs[0]
-        for value in step.inputs
-        for each, _ in readers_of(around, value)
-        if each.outputs and are_equal(around, each.outputs[0], around.made)
-    ]
+    around = case.around
+    again = [step.outputs[0] for step in around.steps_of(around.step.kind) if step.outputs]
+    return [value for value in again if are_equal(around, value, around.made)]
 
 
 def adds_exponentials(case: Case) -> bool:

@@ -103,7 +103,7 @@ _BOUNDED = {
     "log2": "log2(x.clamp(min={c.near_zero}))",
     "logit": "logit(x, eps={c.near_one})",
     "pow": "x.clamp(min={c.near_zero}) ** y",
-    "rsqrt": "rsqrt(x.clamp(min={c.near_zero}))",
+    "rsqrt": "rsqrt(x + {c.near_zero})",
     "sqrt": "sqrt(x.clamp(min={c.near_zero}))",
     "xlogy": "xlogy(x, y.clamp(min={c.near_zero}))",
 }
@@ -172,6 +172,8 @@ RULES = (
     Rule("zero divisor", _LOG, "advice",
          "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
          signs.is_count_of_mask),
+    Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
+         "add an eps to the variance, {c.name}(v + {c.near_zero})", signs.is_variance),
     Rule("zero divisor, underflow", None, "advice",
          "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there", Case.loses_eps),
     Rule("zero divisor", _names("weight_norm"), "advice",

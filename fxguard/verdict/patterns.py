@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxguard.graph.poles import plain
-from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
+from fxguard.graph.tables import CASTS, DROPOUTS, LIMITERS, MOVES, RANDOM, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.verdict.surroundings import Surroundings
 
@@ -67,11 +67,19 @@ def is_made_by(around: Surroundings, value: int | None, name: str) -> bool:
 
 def are_equal(around: Surroundings, one: int, other: int) -> bool:
     """Whether the elements of two values were computed alike, perhaps twice."""
+    return _are_equal(around, one, other, MOST_STEPS)
+
+
+def _are_equal(around: Surroundings, one: int, other: int, depth: int) -> bool:
     first, second = made_by(around, one), made_by(around, other)
-    if first is None or second is None:
-        return one == other
-    is_again = first.kind == second.kind and first.literals == second.literals
-    return first is second or (is_again and first.inputs == second.inputs)
+    if one == other or first is second is not None:
+        return True
+    if first is None or second is None or not depth or plain(first.kind) in DROPOUTS | RANDOM:
+        return False
+    is_again = (first.kind, first.literals) == (second.kind, second.literals)
+    pairs = list(zip(first.inputs, second.inputs, strict=False))
+    is_again = is_again and len(first.inputs) == len(second.inputs) > 0
+    return is_again and all(_are_equal(around, *pair, depth - 1) for pair in pairs)
 
 
 def readers_of(around: Surroundings, value: int) -> Iterator[tuple[Step, int]]:

@@ -86,7 +86,8 @@ REWRITES = (
          "work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim) instead of "
          "log(sum(w * prod(x, dim), dim))", made.is_log_of_products),
     Rule("zero divisor, underflow", _LOG, "exact",
-         "take xlogy(p, q) instead of p * log(q): it is 0 where p is", becomes.is_weighted_given),
+         "take xlogy(p, q){c.per_log} instead of p * {c.name}(q): it is 0 where p is",
+         becomes.is_weighted_given),
     Rule("zero divisor, underflow", _LOG, "advice",
          "take p * {c.name}(q.clamp(min={c.near_zero})): the product is 0 where p is",
          lambda c: becomes.is_weighted(c) and not becomes.is_weighted_given(c)
@@ -100,6 +101,9 @@ REWRITES = (
     Rule("rounding, domain", None, "exact",
          "take ((x - x.mean(dim, keepdim=True)) ** 2).mean(dim) instead of E[x²] - E[x]², which "
          "cancels", made.is_difference_of_squares),
+    Rule(_LOST, _LOGS, "advice",
+         "take logsumexp over the other classes of log_softmax(x, dim) instead of "
+         "log(1 - softmax(x, dim))", made.is_one_minus("softmax")),
     Rule(_LOST, _LOG, "advice",
          "take slogdet(x).logabsdet instead of log(det(x)), and add an eps to the diagonal where "
          "the matrix is singular", made.is_of("det")),
@@ -108,6 +112,8 @@ REWRITES = (
          becomes.is_softplus),
     Rule("overflow", names_in("exp"), "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
          becomes.is_sigmoid_by_hand),
+    Rule("overflow", names_in("exp"), "exact",
+         "take tanh(x / 2) instead of (exp(x) - 1) / (exp(x) + 1)", becomes.is_tanh_by_hand),
     Rule("overflow", names_in("exp"), "exact", "take a * sigmoid(x) instead of a / (1 + exp(-x))",
          becomes.divides_by_one_plus),
     Rule("overflow", _EXPS, "exact",

@@ -10,7 +10,7 @@ from fxguard.graph.tables import CASTS, MOVES
 from fxguard.records import Role
 from fxguard.verdict import becomes
 from fxguard.verdict.case import Case
-from fxguard.verdict.patterns import made_by
+from fxguard.verdict.patterns import is_square_of, made_by
 from fxguard.verdict.surroundings import names_of
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "is_of_weight",
     "is_root_by_hand",
     "is_square",
+    "is_variance",
     "norm_follows",
     "only_norm_follows",
 ]
@@ -74,6 +75,15 @@ def is_count_of_mask(case: Case) -> bool:
     return any(case.around.is_given(value) and value not in read for value in counted)
 
 
+def is_variance(case: Case) -> bool:
+    """It is a variance, or a mean of squares."""
+    step = made_by(case.around, case.around.culprit)
+    if step is None or plain(step.kind) in ("std", "var"):
+        return step is not None
+    is_mean = plain(step.kind) == "mean"
+    return is_mean and is_square_of(made_by(case.around, step.inputs[0])) is not None
+
+
 def is_root_by_hand(case: Case) -> bool:
     """It divides by a square root, whose derivative at 0 is infinite."""
     step = made_by(case.around, case.around.culprit)
@@ -112,6 +122,7 @@ def is_free_exponent(case: Case) -> bool:
         becomes.is_normalized,
         becomes.is_softplus,
         becomes.is_sigmoid_by_hand,
+        becomes.is_tanh_by_hand,
         becomes.divides_by_one_plus,
     )
     return not is_by_weight_in_half(case) and not any(sign(case) for sign in taken_back)

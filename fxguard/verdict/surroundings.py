@@ -24,6 +24,9 @@ ROOTS = ("norm", "rsqrt", "sqrt", "std", "vector_norm")
 # Operations that make constants.
 CREATES = frozenset(["arange", "eye", "full", "linspace", "one_hot", "ones", "tensor", "zeros"])
 
+# Norms of something else than their operand: of weights, or of earlier batches in evaluation.
+OTHER_NORMS = ("batch_norm", "weight_norm")
+
 _PASSED = MOVES | SELECTS | CASTS | {"dropout", "masked_fill", "neg"}
 _OF_NUMBERS = frozenset(
     {"add", "sub", "rsub", "maximum", "minimum", "eq", "ne", "gt", "lt", "ge", "le"}
@@ -137,6 +140,10 @@ class Surroundings:
         """The operation that made a value; None if it was given."""
         return self._maker.get(value)
 
+    def steps_of(self, kind: str) -> list[Step]:
+        """All operations of a kind."""
+        return [step for step in self._steps if step.kind == kind]
+
     def readers_of(self, value: int) -> list[Step]:
         """The operations that read a value."""
         return self._read_by(value)
@@ -224,7 +231,7 @@ class Surroundings:
         """The norm that removes any scale of the result: ``layer_norm``, ``rms_norm``."""
         for step in self.ahead([self.made], _keeps_scale):
             name = plain(step.kind)
-            if name.endswith("_norm") and name in DEFAULT_EPS and name != "weight_norm":
+            if name.endswith("_norm") and name in DEFAULT_EPS and name not in OTHER_NORMS:
                 return step
             if name in ("pow", "square", "mul") and self.is_mean_square(step):
                 return step

@@ -96,6 +96,9 @@ P = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.25, 0.5, 0.0, 0.25]])
 LOGS = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
 
 
+BASES = {"log": 1.0, "log2": math.log(2), "log10": math.log(10)}
+
+
 def weighted(log: Function) -> Function:
     """The sum of p * log(p), for a softmax."""
     return lambda x: (x.softmax(DIM) * log(x)).sum(DIM)
@@ -229,8 +232,11 @@ CASES = [
           near={"x": torch.tensor([-0.5, -2.0]).double()}),
     Exact("take 2 * (log(2) - x - softplus(-2 * x)) instead of log(1 - tanh(x)²)", {"x": X}),
     Exact("keep x instead of taking atanh(tanh(x))", {"x": X}),
-    Exact("take xlogy(p, q) instead of p * log(q): it is 0 where p is", {"x": X}, {"p": P},
-          broken=lambda x, p: p * p.log() + x, mended=lambda x, p: torch.xlogy(p, p) + x),
+    *(Exact(f"take xlogy(p, q){per} instead of p * {log}(q): it is 0 where p is",
+            {"x": X}, {"p": P},
+            broken=lambda x, p, log=log: p * getattr(p, log)() + x,
+            mended=lambda x, p, log=log: torch.xlogy(p, p) / BASES[log] + x)
+      for log, per in LOGS.items()),
     Exact("take log1p(x) instead of log(1 + x)", {"x": torch.tensor([1e-9, -1e-9])},
           broken=lambda x: 1e-9 / (1 + x).log(), mended=lambda x: 1e-9 / x.log1p(), cancels=True),
     Exact("take expm1(x) instead of exp(x) - 1", {"x": torch.tensor([1e-9, -1e-9])},
@@ -244,6 +250,7 @@ CASES = [
     Exact("take softplus(x) instead of log(1 + exp(x))", {"x": X}),
     Exact("take sigmoid(x) instead of exp(x) / (1 + exp(x))", {"x": X},
           broken=lambda x: (lambda e: e / (1 + e))(x.exp()), mended=torch.sigmoid),
+    Exact("take tanh(x / 2) instead of (exp(x) - 1) / (exp(x) + 1)", {"x": X}),
     Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"a": X / 100, "x": X}),
     Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"x": X},
           broken=lambda x: 1 / (1 + (-x).exp()), mended=torch.sigmoid),
@@ -371,3 +378,44 @@ def test_every_exact_rule_is_run(rule: Any) -> None:
     pattern = re.sub(r"\\\{.*?\\\}", ".*", re.escape(rule.text))
     parts = [pattern, pattern.split(r":\ the\ branch")[0], pattern.split(".*")[0]]
     assert any(re.fullmatch(part, case.says) for part in parts for case in CASES), rule.text
+
+
+def beside(x: Tensor) -> Tensor:
+    e = x.exp()
+    return e / e.sum(DIM, keepdim=True) + e.mean()
+
+
+def of_earlier_batches(x: Tensor) -> Tensor:
+    known = torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype)
+    return F.batch_norm(x * 1e5, *known, training=False)
+
+
+# These look like what an exact rule replaces, and are something else.
+OTHERS: list[tuple[str, Function, Tensor]] = [
+    ("1 - softmax", lambda x: (1 - x.softmax(DIM)).log(), X),
+    ("log(2 - x) of a sigmoid", lambda x: (1 - x.sigmoid() * 1.0001).log(), X),
+    ("log1p(softmax - 1)", lambda x: (x.softmax(DIM) - 1).log1p(), X),
+    ("a square of a tanh and another", lambda x: (1 - x.tanh() * x.tanh().abs()).log(), X),
+    ("means of two things", lambda x: (x.mean(DIM) - x.abs().mean(DIM)).sqrt(), -X),
+    ("squares of two things", lambda x: (x.pow(2).mean(DIM) - (3 * x).mean(DIM) ** 2).sqrt(),
+     X * 0 + 1),
+    ("exponentials read beside their quotient", beside, X),
+    ("a product with a mask", lambda x: (x @ x.t()) * torch.ones(2, 2).tril().to(x.dtype),
+     X.to(HALF)),
+    ("a sum beside the product", lambda x: F.linear(x, x, x[:, 0]) * 0.125, X.to(HALF)),
+    ("a norm of earlier batches", of_earlier_batches, X.to(HALF)),
+    ("exponentials that nothing divides", lambda x: x.exp().sum(DIM), X),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "x"), [other[1:] for other in OTHERS],
+                         ids=[name for name, *_ in OTHERS])  # fmt: skip
+def test_an_exact_fix_is_said_of_its_own_expression_only(function: Function, x: Tensor) -> None:
+    """Another expression of the same operations gets advice at most."""
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model := Net(function, {"x": x}), on_detect=found.append):
+        output = model()
+        output.backward(incoming(output))
+    assert found
+    fixes = [fix for report in found for origin in report.origins for fix in origin.fixes]
+    assert not any(fix.kind == "exact" for fix in fixes), fixes
