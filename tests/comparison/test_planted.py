@@ -134,6 +134,8 @@ HEALTHY: dict[str, Callable[[nn.Module], tuple[nn.Module, nn.Module]]] = {
 }
 SAMPLE = {("twice", "bfloat16"), ("cnn", "float16"), ("twice", "aot_eager"), ("cnn", "threads")}
 SLOW = {("twice", "inductor")}
+# In bfloat16 its router chooses other experts, and the output is 5 % away.
+ROUTED = {("mixtral", "bfloat16"), ("mixtral", "the other way")}
 
 
 def marks_of(name: str, pair: str) -> Any:
@@ -155,7 +157,8 @@ def test_healthy_pairs_agree(name: str, pair: str) -> None:
     model, (args, kwargs) = model_and_inputs(name)
     a, b = HEALTHY[pair](model)
     found = fxguard.compare(a, b, *args, **kwargs)
-    assert found.agrees, str(found)
+    outcome = "precision" if (name, pair) in ROUTED else "agree"
+    assert found.outcome == outcome, str(found)
     assert len(found.operations) > 4
     assert any(each.part == "gradient" for each in found.gradients), str(found)
 
