@@ -128,6 +128,7 @@ def clean_path(source: str) -> str:
     """``L['self']._modules['encoder'].block`` to ``encoder.block``."""
     path = re.sub(r"\._modules\['([^']+)'\]", r".\1", source)
     path = re.sub(r"\.__closure__\[\d+\]\.cell_contents", "", path)  # it has no name in a report
+    path = re.sub(r"^L\['args'\]\[0\]", "L['self']", path)  # torch calls a method with these
     path = re.sub(r"^[LG]\['\w+'\](\.__self__)?\.?", "", path)
     if path.endswith("__self__"):  # of a method that the model called, so of the model itself
         return ""
