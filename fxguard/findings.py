@@ -19,6 +19,14 @@ class Growth:
     before: float  # the same, at the end of an earlier batch
     batch_number: int  # of that earlier batch
 
+    @property
+    def as_reason(self) -> str:
+        """``fc.weight up to 250, it was 0.12 in batch 0: the weights``."""
+        return (
+            f"{self.name} up to {self.now:.2g}, it was {self.before:.2g} in batch "
+            f"{self.batch_number}: the weights"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:

@@ -206,29 +206,32 @@ class WeightGrowth:
         with contextlib.suppress(RuntimeError):  # a missing kernel, or no memory
             self.first = batch_number, magnitudes(model)
 
-    def since_first(self) -> tuple[Growth, ...]:
-        """Weights that are far larger than in the first training batch."""
+    def since_first(self, factor: float = GROWTH) -> tuple[Growth, ...]:
+        """Weights that are larger by this factor than in the first training batch."""
         model = self._model()
         if model is None or self.first is None or not any(self.first[1].values()):
             return ()
         batch_number, before = self.first
         try:
-            return grown(magnitudes(model), before, batch_number)
+            return grown(magnitudes(model), before, batch_number, factor)
         except RuntimeError:  # as above
             return ()
 
 
-def grown(now: Mapping[str, float], before: Mapping[str, float], batch: int) -> tuple[Growth, ...]:
+def grown(
+    now: Mapping[str, float], before: Mapping[str, float], batch: int, factor: float = GROWTH
+) -> tuple[Growth, ...]:
     """The weights that have grown beyond reason, the largest growth first.
 
     Args:
         now: their magnitudes.
         before: their magnitudes at the end of an earlier batch.
         batch: the number of that earlier batch.
+        factor: the least growth.
     """
     growths = [
         Growth(name, largest, before[name], batch)
         for name, largest in now.items()
-        if math.isfinite(largest) and 0 < before.get(name, 0.0) < largest / GROWTH
+        if math.isfinite(largest) and 0 < before.get(name, 0.0) < largest / factor
     ]
     return tuple(sorted(growths, key=lambda weight: weight.before / weight.now))

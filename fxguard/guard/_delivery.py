@@ -310,7 +310,9 @@ class Delivery:
         for origin in notes:
             self.recorder.notes.setdefault(origin.message, origin)
         step = self.recorder.optimizer_step
-        return None if report is None else replace(report, optimizer_step=step)
+        if report is None:
+            return None
+        return self.recorder.with_scaled_step(replace(report, optimizer_step=step))
 
     def _held(self, name: str) -> str:
         """The name of a leaf: that of a weight begins with the name of its model, if it has one."""

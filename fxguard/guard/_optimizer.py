@@ -36,8 +36,8 @@ Written = Callable[[Optimizer, Sequence[SteppedWeight]], object]
 # Called with the names of weights that are good again.
 Restored = Callable[[Iterable[str]], object]
 
-# Called when a step that holds weights of the model has ended.
-Ended = Callable[[], object]
+# Called with the optimizer when a step that holds weights of the model has ended.
+Ended = Callable[[Optimizer], object]
 
 LARGE = 1e13  # magnitude of gradients whose sum of squares may not fit float32
 
@@ -139,7 +139,7 @@ class OptimizerSteps:
                 own.end()
             self._known[optimizer] = versions = self._versions(optimizer)
             if versions:
-                self.ended()
+                self.ended(optimizer)
 
     def _forget_restored(self, optimizer: Optimizer, bad: set[str]) -> None:
         """A weight that was set back, and turns bad again, is news."""

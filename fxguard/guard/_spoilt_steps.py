@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import FrameType
 
 import torch.amp.grad_scaler
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
@@ -20,12 +21,13 @@ from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller
 from fxguard.guard._backward import BackwardPasses
 from fxguard.guard._delivery import Delivery
+from fxguard.guard._scaled_step import ScaledStep
 from fxguard.rerun.first_bad import FirstBad
 from fxguard.rerun.own_step import OwnStep, is_own
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.optimizer_step import Spoilt, SteppedWeight, origin_of_step, origin_of_write
 
-__all__ = ["SpoiltSteps"]
+__all__ = ["SpoiltSteps", "may_be_scaled"]
 
 UNKNOWN_THEN = "it began before the model was called for the first time"
 
@@ -51,6 +53,9 @@ class SpoiltSteps:
         self._backwards = 0  # that had ended when the last step was made
         # Weights into which a step wrote bad gradients: the number of the batch before it.
         self._spoilt_in: dict[str, int] = {}
+        # Whether a scaler has scaled all losses since the last steps.
+        self._are_scaled = False
+        self._has_stepped = True
 
     def by_step(
         self, optimizer: Optimizer, weights: Sequence[SteppedWeight], own: OwnStep | None
@@ -93,8 +98,15 @@ class SpoiltSteps:
 
         self.delivery.weights_spoilt(describe)
 
-    def ended(self) -> None:
+    def loss_comes(self, *, is_scaled: bool) -> None:
+        """Called when the backward of a loss may begin."""
+        self._are_scaled = is_scaled and (self._are_scaled or self._has_stepped)
+        self._has_stepped = False
+
+    def ended(self, optimizer: Optimizer) -> None:
         """Called when a step has ended."""
+        self._note_scaled(optimizer)
+        self._has_stepped = True
         self.delivery.recorder.excused = None
         self._backwards = self._count()
 
@@ -124,6 +136,24 @@ class SpoiltSteps:
             self.delivery.recorder.spoilt[weight.name] = last.batch.number, by
             self._spoilt_in[weight.name] = last.batch.number
 
+    def _note_scaled(self, optimizer: Optimizer) -> None:
+        """Note a step whose gradients were still multiplied by the scale of a GradScaler.
+
+        A script that has written gradients may have divided them.
+        """
+        recorder = self.delivery.recorder
+        if recorder.scaled_step is not None or recorder.last is None or not self._are_scaled:
+            return
+        if is_own(optimizer) or _is_called_by_scaler():
+            return
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if any(self.writes().of_gradient(weight) for weight in weights):
+            return
+        scale = self._scaled_by(optimizer)
+        if scale > 1:
+            name = class_name(type(optimizer))
+            recorder.scaled_step = ScaledStep(name, recorder.last.batch.number, scale)
+
     def _count(self) -> int:
         return 0 if self.backward is None else self.backward.count
 
@@ -150,6 +180,11 @@ def _inside(
     if own is None:
         return None
     return or_else(nothing, own.first_bad, optimizer, weights[0].weight)
+
+
+def may_be_scaled(root: Tensor) -> bool:
+    """Whether a GradScaler may have made a loss: it multiplies the script's own one last."""
+    return root.grad_fn is not None and root.grad_fn.name() == "MulBackward0"
 
 
 def _still_scales(scaler: GradScaler, optimizer: Optimizer) -> bool:

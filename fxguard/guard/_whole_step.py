@@ -15,7 +15,7 @@ from fxguard.guard._backward import BackwardPasses
 from fxguard.guard._delivery import Delivery
 from fxguard.guard._names import Names
 from fxguard.guard._optimizer import OptimizerSteps
-from fxguard.guard._spoilt_steps import SpoiltSteps
+from fxguard.guard._spoilt_steps import SpoiltSteps, may_be_scaled
 from fxguard.guard.losses import Losses
 
 __all__ = ["WholeStep"]
@@ -66,6 +66,8 @@ class WholeStep:
     def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
         """Called when gradients may come to these tensors, computed from outputs of the model."""
         self.delivery.scalers = loss.scalers
+        roots = tuple(roots)
+        self._spoilt.loss_comes(is_scaled=bool(loss.scalers) and all(map(may_be_scaled, roots)))
         if self.backward is not None:
             index = LOSS + loss.events_so_far - 1
             self.backward.tape_left(loss.tape, roots, loss.batch.number, index)

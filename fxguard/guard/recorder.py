@@ -23,6 +23,7 @@ from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
 from fxguard.guard._last_frames import LastFrames
+from fxguard.guard._scaled_step import ScaledStep, with_scaled_step
 from fxguard.guard._turned_bad import with_last_good
 from fxguard.guard._underflows import Underflows
 from fxguard.guard.options import Options
@@ -93,6 +94,8 @@ class Recorder:
         self.spoilt: dict[str, tuple[int, str]] = {}
         # The last backward, if only the loss scale made its gradients bad.
         self.excused: Excused | None = None
+        # The first step that read gradients which a GradScaler had not unscaled.
+        self.scaled_step: ScaledStep | None = None
         # What the script has written since the last backward; None if nobody watches it.
         self.writes: Callable[[], LateWrites] | None = None
         self._lock = threading.Lock()
@@ -278,7 +281,11 @@ class Recorder:
             excused=self.excused,
             writes=None if self.writes is None else self.writes(),
         )
-        return replace(judged, report=report)
+        return replace(judged, report=self.with_scaled_step(report))
+
+    def with_scaled_step(self, report: Report) -> Report:
+        """The report, whose best fix is about the step that scaled gradients were left to."""
+        return with_scaled_step(report, self.scaled_step, self.growth.since_first)
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without assembling them."""

@@ -55,7 +55,13 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
 
 
 def fixes_of_given(
-    role: Role, name: str, *, is_all_bad: bool = False, is_log: bool = False, row: int | None = None
+    role: Role,
+    name: str,
+    *,
+    is_all_bad: bool = False,
+    is_log: bool = False,
+    is_inf: bool = False,
+    row: int | None = None,
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -64,6 +70,7 @@ def fixes_of_given(
         name: the user's name for it.
         is_all_bad: whether every element is bad.
         is_log: whether all of its bad elements are -inf.
+        is_inf: whether all of them are infinite, which memory that nobody wrote rarely is.
         row: the first bad sample of an input.
 
     Example:
@@ -75,6 +82,9 @@ def fixes_of_given(
         text = f"look at where {what} comes from: outside what fxguard follows"
         if is_log:
             text += "; -inf is what log(0) gives, and log1p of a count is finite"
+    elif role is Role.BUFFER and is_inf:
+        made = "log(0) gives -inf" if is_log else "a division by zero gives inf"
+        text = f"look at where {name} was computed: {made}; a checkpoint may hold it bad"
     elif is_all_bad:
         text = f"look at the step before this batch: an update made all of {name} bad"
     else:

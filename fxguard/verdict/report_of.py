@@ -309,6 +309,7 @@ class _Description:
             # In the first batch it has not been updated.
             is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
             is_log=bad == detail.neginf_count,
+            is_inf=detail.nan_count == 0,
         )
 
     def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:

@@ -192,11 +192,7 @@ def why_of(why: Why, grown: Sequence[Growth]) -> tuple[str, ...]:
     nothing: list[str] = []
     lines = [line for ask in asked for line in or_else(nothing, lambda ask: list(ask()), ask)]
     if grown:
-        worst = grown[0]
-        lines.append(
-            f"{worst.name} up to {worst.now:.2g}, it was {worst.before:.2g} in batch "
-            f"{worst.batch_number}: the weights"
-        )
+        lines.append(grown[0].as_reason)
     return tuple(lines)
 
 

@@ -205,3 +205,157 @@ def test_gradients_that_are_still_scaled_overflow_a_weight() -> None:
     assert origin.cause == "overflow"
     assert origin.operands.endswith("still multiplied by the loss scale of 65536")
     assert origin.fixes[0].text.startswith("scaler.step(optimizer) in place of optimizer.step()")
+
+
+Step = Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], object]
+
+
+def two_batches(step: Step, *, scale: float = 2.0**16, enabled: bool = True) -> fxguard.Report:
+    """The report on a second batch that overflows float16, after a step with finite gradients.
+
+    After a healthy step, the script itself makes a weight too large, and the third batch fails.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
+    x, found = torch.randn(16, 8), list[fxguard.Report]()
+    with fxguard.watch(model, on_detect=found.append):
+        with torch.autocast("cpu", torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        step(scaler, optimizer, model)
+        assert found == []
+        with torch.autocast("cpu", torch.float16):
+            model(x)
+        if not found:
+            with torch.no_grad():
+                model[2].weight.mul_(1e3)
+            with torch.autocast("cpu", torch.float16):
+                model(x * 1e3)
+    [report] = found
+    return report
+
+
+def by_scaler(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module) -> None:
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clipped_by_scaler(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module
+) -> None:
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+    by_scaler(scaler, optimizer, m)
+
+
+def updated_first(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module
+) -> None:
+    scaler.unscale_(optimizer)
+    scaler.update()
+    optimizer.step()
+
+
+def stepped_twice(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module
+) -> None:
+    by_scaler(scaler, optimizer, m)
+    optimizer.step()
+
+
+def divided(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: nn.Module) -> None:
+    for p in m.parameters():
+        assert p.grad is not None
+        p.grad.div_(scaler.get_scale())
+    optimizer.step()
+
+
+def test_a_step_on_scaled_gradients_is_said_before_what_overflows_later() -> None:
+    """Its gradients are finite and 65536 times too large: float32 would only hide it."""
+    report = two_batches(plain)
+    assert report.message.startswith("batch 1: linear in 2 made inf")
+    first, *others = report.fix.splitlines()
+    assert first == (
+        "SGD's step of batch 0 read gradients that are still multiplied by the loss scale of "
+        "65536: scaler.step(optimizer), then scaler.update(), in place of optimizer.step() (advice)"
+    )
+    assert "float32" in others[0]
+    assert any(" in batch 0: the weights" in line for line in report.why)
+
+
+HEALTHY: list[Step] = [by_scaler, clipped_by_scaler, updated_first, stepped_twice, divided]
+
+
+@pytest.mark.parametrize("step", HEALTHY)
+def test_gradients_without_the_scale_are_no_reason(step: Step) -> None:
+    """The scaler has unscaled them, or the script has divided them itself."""
+    report = two_batches(step)
+    assert report.batch_number == 2
+    assert "loss scale" not in str(report)
+
+
+@pytest.mark.parametrize(("scale", "enabled"), [(1.0, True), (2.0**16, False)])
+def test_a_scaler_that_does_not_scale_is_no_reason(scale: float, enabled: bool) -> None:
+    """A scale of 1, or one that is switched off, leaves gradients as they are."""
+    assert "loss scale" not in str(two_batches(plain, scale=scale, enabled=enabled))
+
+
+def test_two_losses_of_one_output() -> None:
+    """A scaler has scaled one of them; the other optimizer's is what the script computed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    first, second = (torch.optim.SGD(part.parameters(), 0.05) for part in net)
+    scaler = torch.amp.GradScaler("cpu")
+    found: list[fxguard.Report] = []
+    with fxguard.watch(net, on_detect=found.append):
+        out = net(torch.randn(4, 8))
+        scaler.scale(out.mean()).backward(inputs=[*net[0].parameters()], retain_graph=True)
+        out.square().mean().backward(inputs=[*net[1].parameters()])
+        scaler.step(first)
+        scaler.update()
+        second.step()
+        with torch.no_grad():
+            net[1].weight.mul_(1e3)
+        net(torch.full((4, 8), 1e38))
+    [report] = found
+    assert report.origins[0].cause == "overflow"
+    assert "loss scale" not in str(report)
+
+
+@pytest.mark.parametrize("is_scaled_first", [False, True])
+def test_of_two_losses_only_one_is_scaled(is_scaled_first: bool) -> None:
+    """The optimizer that steps by itself belongs to the other one, whose gradients are plain."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    both = [torch.optim.SGD(part.parameters(), 0.05) for part in model]
+    scaler = torch.amp.GradScaler("cpu")
+    net = Parts(model)
+    found: list[fxguard.Report] = []
+    x = torch.randn(4, 8)
+    with fxguard.watch(net, on_detect=found.append):
+        for index in (0, 1) if is_scaled_first else (1, 0):
+            loss = net(x, index).square().mean()
+            (scaler.scale(loss) if index == 0 else loss).backward()
+        scaler.step(both[0])
+        scaler.update()
+        both[1].step()
+        with torch.no_grad():
+            model[1].weight.mul_(1e3)
+        net(torch.full((4, 8), 1e38), 1)
+    [report] = found
+    assert report.origins[0].cause == "overflow"
+    assert "loss scale" not in str(report)
+
+
+class Parts(nn.Module):
+    """Two parts, each of which is called by itself."""
+
+    def __init__(self, parts: nn.ModuleList) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: Tensor, index: int) -> Tensor:
+        return self.parts[index](x)

@@ -354,6 +354,8 @@ def test_what_was_given_is_looked_at() -> None:
     (weight,) = fixes_of_given(Role.WEIGHT, "fc.weight")
     (all_of_it,) = fixes_of_given(Role.WEIGHT, "fc.weight", is_all_bad=True)
     (sample,) = fixes_of_given(Role.INPUT, "`x` of forward", row=5)
+    (buffer,) = fixes_of_given(Role.BUFFER, "bn.running_var")
+    assert buffer.text.startswith("initialise bn.running_var")
     assert weight.text.startswith("initialise fc.weight")
     assert all_of_it.text.startswith("look at the step before this batch")
     assert sample.text.startswith("look at where sample 5 of `x` of forward comes from")

@@ -208,3 +208,30 @@ def test_a_root_that_is_one_operation_has_one_frame(direct: bool) -> None:
     [frame] = fxguard.guard_of(model).frames()
     assert frame.title == "Linear"
     assert [row.label for row in frame.rows] == ["weight", "bias", "input[0]", "output"]
+
+
+@pytest.mark.parametrize(
+    ("positives", "problem", "said"),
+    [
+        ([0.0, 2.0], "inf", "buffer pos_weight was computed: a division by zero gives inf;"),
+        ([0.0, 4.0], "nan", "initialise buffer pos_weight: the checkpoint may lack it,"),
+    ],
+)
+def test_a_buffer_that_holds_inf_was_computed(
+    positives: list[float], problem: str, said: str
+) -> None:
+    """The script divided by a count of 0; NaN may as well be memory that nobody wrote."""
+    counts = torch.tensor(positives)
+    weights = (4 - counts) / counts
+    if problem == "nan":
+        weights[0] = float("nan")
+    criterion = fxguard.instrument(nn.BCEWithLogitsLoss(pos_weight=weights))
+    with pytest.raises(fxguard.NonFiniteError) as raised:
+        criterion(torch.zeros(3, 2), torch.ones(3, 2))
+    report = raised.value.report
+    assert report.origins[0].message == "buffer pos_weight holds " + (
+        "NaN" if problem == "nan" else "inf"
+    )
+    assert said in report.fix
+    healthy = fxguard.instrument(nn.BCEWithLogitsLoss(pos_weight=(4 - counts) / (counts + 1)))
+    assert healthy(torch.zeros(3, 2), torch.ones(3, 2)).isfinite()
