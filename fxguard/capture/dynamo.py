@@ -6,6 +6,8 @@ The names, their use, and what breaks without them (all present in torch 2.11 to
   guarded model, and with what. Without it ``torch.compile(instrument(model))`` would run the
   model eagerly.
 - ``torch._dynamo.eval_frame.innermost_backend``: unwraps it to the user's backend.
+- ``torch._dynamo.eval_frame.innermost_fn``: tells whether ``torch.compile`` would compile what the
+  user's decorators are around. Without it, a forward under ``torch.compiler.disable`` is captured.
 - ``torch._dynamo.eval_frame.OptimizedModule._initialize``: makes the result of ``torch.compile``
   look at the model again. Without it, a compiled model runs uncompiled after ``remove``.
   ``torch._dynamo.trace_rules.check`` is how it decides: whether it has to look again.
@@ -45,7 +47,12 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo import trace_rules
 from torch._dynamo.convert_frame import ConvertFrameAssert
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend, skip_code
+from torch._dynamo.eval_frame import (
+    OptimizedModule,
+    innermost_backend,
+    innermost_fn,
+    skip_code,
+)
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters
 from torch.fx import GraphModule
@@ -206,6 +213,8 @@ def compile_forward(
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither of them
     options = {name: value for name, value in options.items() if name in known}
+    if innermost_fn(forward) is not forward:
+        forward = _as_it_is(forward)
     compiled: Callable[..., Any] = torch.compile(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
@@ -215,6 +224,15 @@ def compile_forward(
         settings["recompile_limit"] = RECOMPILE_LIMIT
     compiled = with_settings(compiled, settings)
     return quietly(compiled) if leave_what_fails else compiled
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that ``torch.compile`` does not take ``torch.compiler.disable`` off."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return forward
 
 
 def graph_breaks() -> Counter[str]:

@@ -41,6 +41,7 @@ def test_json_is_strict_and_complete() -> None:
             "abs_max": 2.6449,
             "note": "",
             "dtype": "",
+            "mask": False,
         }
         assert data["frames"][1]["rows"][2]["abs_max"] == "inf"
         assert data["frames"][2]["rows"][0]["abs_min"] == "nan"
