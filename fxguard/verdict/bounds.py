@@ -18,9 +18,10 @@ from fxguard.records import Range
 
 __all__ = ["RULES", "Bounds"]
 
-# Rounding to bfloat16, which has the fewest digits, enlarges a result by less than this share;
-# rounding to the smallest number of float16 adds less than the other.
-ROUNDING = 2.0**-7
+# Rounding to bfloat16, which has the fewest digits, enlarges a result by less than half of this
+# share; some kernels round what they compute on the way as well. Rounding to the smallest number of
+# float16 adds less than the other.
+ROUNDING = 2.0**-6
 SMALLEST = 2.0**-24
 
 FACTORS = tuple(2.0**bits for bits in (20, 10, 6, 3, 1, 0))
