@@ -9,15 +9,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
+from fxguard.batch.late_outputs import LateOutputs
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Loss, Owner
 from fxguard.capture.following import Following
 from fxguard.capture.module_hooks import hear_of_modules
-from fxguard.graph import marks
+from fxguard.graph import marks, nodes
 from fxguard.guard import _autograd_backward, _warning_of_hooks
 from fxguard.guard._names import Names
 from fxguard.guard._step_hooks import StepHooks
@@ -29,9 +31,15 @@ _changes = (WhileNeeded(_warning_of_hooks.silence), WhileNeeded(_autograd_backwa
 
 
 class Losses:
-    """Until closed, follows what scripts compute from the outputs of guarded models."""
+    """Until closed, follows what scripts compute from the outputs of guarded models.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_outputs: whether :meth:`is_read_by` also knows outputs of models with weights whose
+            loss is forgotten or was never followed.
+    """
+
+    def __init__(self, *, keeps_outputs: bool = False) -> None:
+        self._keeps_outputs = keeps_outputs
         self._here = threading.local()
         # A training that raised may never close this object: it must leave nothing on the stack.
         self._all: weakref.WeakSet[Following] = weakref.WeakSet()  # one for each thread
@@ -61,7 +69,11 @@ class Losses:
             names: the names of its weights.
             owner: the owner of the model's losses.
         """
-        if not (self._is_open and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+        if not self._is_open or torch.compiler.is_compiling():
+            return
+        if self._keeps_outputs and names.tensors:
+            self._late_outputs().note(x for x in nodes.leaves(output) if isinstance(x, Tensor))
+        if not torch.is_grad_enabled():
             return
         labels, tensors = marks.flatten_call((), {}, output)
         outputs = [(label, x) for label, x, _ in marks.rows_of(labels, tensors) if x is not None]
@@ -104,9 +116,17 @@ class Losses:
         return self._following().writes
 
     def is_read_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether a call reads a value that is part of a loss."""
+        """Whether a call reads a part of a loss, or an output from which no backward can begin."""
         loss = self._following().loss
-        return loss is not None and loss.is_read_by(args, kwargs)
+        if loss is not None and loss.is_read_by(args, kwargs):
+            return True
+        if not self._keeps_outputs:
+            return False
+        read = [x for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in read):
+            return False  # a backward may begin there, and nobody would follow it
+        late = self._late_outputs()
+        return any(late.has(x) for x in read)
 
     def _step_comes(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called when an optimizer is about to make a step in this thread."""
@@ -121,6 +141,13 @@ class Losses:
             self._all.add(self._here.following)
         following: Following = self._here.following
         return following
+
+    def _late_outputs(self) -> LateOutputs:
+        """The outputs that this thread may still read."""
+        if not hasattr(self._here, "outputs"):
+            self._here.outputs = LateOutputs()
+        outputs: LateOutputs = self._here.outputs
+        return outputs
 
 
 def _restore() -> None:

@@ -66,7 +66,9 @@ class OutermostModules:
             transforms are such modules. Otherwise they are checked operation by operation, as is
             everything in a worker of a DataLoader, where a capture would not pay.
         follow_losses: whether what the script computes from outputs is also checked, up to its
-            backward. A module without parameters that reads outputs is then a part of the loss.
+            backward. A module without parameters and buffers that reads outputs is then a part of
+            the loss, and so is one that reads detached outputs later or under no_grad: what it
+            returns counts where it gets to, and is no model's output.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class OutermostModules:
     def __enter__(self) -> OutermostModules:
         # Module hooks would run too late: by then, `_call_impl` has read `self.forward`.
         if self.follows_losses:
-            self.losses = Losses()
+            self.losses = Losses(keeps_outputs=True)
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
         self._own_calls.begin()
@@ -151,7 +153,7 @@ class OutermostModules:
                 hide_frames(error)
                 raise  # this does not add the frame of this function again
             finally:
-                leave(watched)
+                leave(module, watched)
 
         dynamo.leave_to_python(call)
         traced_modules.pass_through(call, original)
@@ -178,7 +180,7 @@ class OutermostModules:
                     self.on_refusal(type(module).__name__, "its own __call__ ran no forward")
                 return output
             finally:
-                self._leave(watched)
+                self._leave(module, watched)
 
         dynamo.leave_to_python(call)
         return call
@@ -191,7 +193,7 @@ class OutermostModules:
         there.
         """
         target = unwrapped(module)
-        if self._is_of_loss(target):
+        if self._is_of_loss(target) or self._is_in_reader(target):
             return True
         watched = self._watched_of(target)
         if watched is None:
@@ -205,8 +207,12 @@ class OutermostModules:
     def _enter(self, module: Module, args: Any, kwargs: Any) -> Watched | None:
         target = unwrapped(module)
         losses = self.losses
-        if losses is not None and self._is_of_loss(target) and losses.is_read_by(args, kwargs):
-            return None
+        if losses is not None and not has_weights(target):
+            if self._is_in_reader(target):
+                return None
+            if losses.is_read_by(args, kwargs):
+                self._local.reader = module
+                return None
         if is_traced() or getattr(target, "_is_replica", False):
             return None
         watched = self._watched_of(target)
@@ -220,8 +226,10 @@ class OutermostModules:
         return watched
 
     @torch.compiler.disable
-    def _leave(self, watched: Watched | None) -> None:
+    def _leave(self, module: Module, watched: Watched | None) -> None:
         self._local.inside = False
+        if getattr(self._local, "reader", None) is module:
+            self._local.reader = None
         if watched is None:
             return
         guard = watched.guard
@@ -239,6 +247,10 @@ class OutermostModules:
         if self.losses is None or not self.losses.is_followed:
             return False
         return self._known(target) is None and not pays_to_capture(target)
+
+    def _is_in_reader(self, target: Module) -> bool:
+        """Whether a module without weights is called by one that reads outputs: a criterion."""
+        return getattr(self._local, "reader", None) is not None and not has_weights(target)
 
     def _known(self, target: Module) -> Watched | None:
         """What is known of a module; nothing if it came in the place of one that is gone."""
@@ -330,6 +342,11 @@ def pays_to_capture(module: Module) -> bool:
     """Whether a module is a model: it has parameters or buffers, and does not run in a worker."""
     if torch.utils.data.get_worker_info() is not None:
         return False
+    return has_weights(module)
+
+
+def has_weights(module: Module) -> bool:
+    """Whether a module, or a part of it, has parameters or buffers."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
