@@ -161,7 +161,10 @@ class Batch:
         """Measure a tensor that no graph has measured."""
         index = len(self.values)
         note = "meta" if tensor.is_meta else ""
-        self.values.append(Value(role, name, dtype_of(tensor), None if note else index, note))
+        slot, needs_gradient = None if note else index, tensor.requires_grad
+        self.values.append(
+            Value(role, name, dtype_of(tensor), slot, note, needs_gradient=needs_gradient)
+        )
         read = eager.read(tensor)
         if read is not None and math.isfinite(read[1]):
             self.pairs.append(read)
@@ -209,7 +212,10 @@ class Batch:
 
     def _later(self, tensor: Tensor, name: str, role: Role) -> Key:
         index = len(self.values)
-        self.values.append(Value(role, name, dtype_of(tensor), note=NOT_MEASURED))
+        needs_gradient = tensor.requires_grad
+        self.values.append(
+            Value(role, name, dtype_of(tensor), note=NOT_MEASURED, needs_gradient=needs_gradient)
+        )
         self.pairs.append((0.0, 0.0))
         self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)

@@ -60,11 +60,15 @@ class Operation:
     # The ways to call it, if they matter: if one of them writes something, or has a parameter that
     # makes it write.
     signatures: tuple[Signature, ...] = ()
+    reflected: bool = False  # whether its operands are swapped: __rsub__(x, 1) is 1 - x
 
     @functools.cached_property
     def may_write(self) -> bool:
         """Whether it may write a positional argument."""
         return self.in_place or bool(self.signatures) or self.name in tables.UNSAID_WRITES
+
+
+_REFLECTED = frozenset(["__rdiv__", "__rpow__", "__rsub__", "__rtruediv__", "rsub"])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -80,7 +84,8 @@ def operation_of(target: Any) -> Operation:
         signatures = tuple(_of_schema(overload._schema) for overload in overloads)
         return Operation(name, False, random, signatures)
     if inspect.isfunction(target):
-        return Operation(name, in_place, random, _of_function(target))
+        reflected = target.__name__ in _REFLECTED
+        return Operation(name, in_place, random, _of_function(target), reflected)
     # A torch function written in C++ has no signature, but usually a schema with its name.
     packet = None if in_place or isinstance(target, type) else getattr(torch.ops.aten, name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):

@@ -69,6 +69,7 @@ class Call:
     random: bool = False  # whether it draws random numbers
     returns: bool = True
     literals: tuple[float, ...] = ()  # Python numbers among its arguments, in order of use
+    reflected: bool = False  # whether its operands are swapped: __rsub__(x, 1) is 1 - x
 
     @property
     def written(self) -> tuple[Any, ...]:
@@ -92,6 +93,8 @@ class Call:
     @property
     def number_first(self) -> bool:
         """Whether its first operand is a Python number, as in ``2 / x``."""
+        if self.reflected:
+            return len(self.reads) == 1 and len(self.literals) == 1
         return bool(self.args) and isinstance(self.args[0], (int, float))
 
     @property
@@ -176,6 +179,7 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         random=operation.random,
         returns=signature.returns and operation.name != "setitem",
         literals=literals,
+        reflected=operation.reflected,
     )
 
 
@@ -209,6 +213,7 @@ def _read_plain_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[
         tuple(reads),
         random=operation.random,
         literals=tuple(literals),
+        reflected=operation.reflected,
     )
 
 

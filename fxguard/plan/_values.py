@@ -79,7 +79,10 @@ class ValueTable:
                     self.checks.append(check)
                     if self.depth:
                         self._region.append(slot)
-        self.values.append(Value(role, name, dtype, slot, note, argument, later))
+        given = role is not Role.MADE and getattr(example, "requires_grad", False) is True
+        self.values.append(
+            Value(role, name, dtype, slot, note, argument, later, needs_gradient=given)
+        )
         return len(self.values) - 1
 
     def _reason_not_to_measure(self, example: Any) -> str:

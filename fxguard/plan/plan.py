@@ -45,6 +45,7 @@ class Value:
     later: int | None = None  # index into Plan.later
     # No check reaches it: it is assumed to be as bad as the operands of its operation.
     is_assumed: bool = False
+    needs_gradient: bool = False  # whether what gave it to the graph asks for its gradient
 
     @property
     def can_be_bad(self) -> bool:

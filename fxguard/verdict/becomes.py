@@ -5,6 +5,8 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
@@ -17,6 +19,7 @@ from fxguard.verdict.patterns import (
     minus_one_of,
     one_plus_of,
     readers_of,
+    terms_of,
 )
 from fxguard.verdict.surroundings import names_of
 
@@ -25,6 +28,7 @@ __all__ = [
     "divides_by_one_plus",
     "is_bounded_after",
     "is_logged",
+    "is_logged_by",
     "is_normalized",
     "is_of_masked_softmax",
     "is_ratio_of_softmaxes",
@@ -94,7 +98,12 @@ def _is_masked(case: Case, softmax: Step) -> bool:
 def is_weighted_given(case: Case) -> bool:
     """The same, and nothing computed it: no gradient flows back."""
     culprit = case.around.culprit
-    return is_weighted(case) and culprit is not None and case.around.is_given(culprit)
+    return is_weighted(case) and culprit is not None and _is_target(case, culprit)
+
+
+def _is_target(case: Case, value: int) -> bool:
+    """Whether a value was given and needs no gradient; what a model returned does, in a loss."""
+    return case.around.is_given(value) and not case.around.is_differentiated(value)
 
 
 # Quotients whose logarithm is taken.
@@ -124,7 +133,7 @@ def is_weighted_ratio(case: Case) -> bool:
     if not is_ratio_to_softmax(case):
         return False
     p = case.around.step.inputs[0]
-    return case.around.is_given(p) and p in _weights(case)
+    return _is_target(case, p) and p in _weights(case)
 
 
 # Exponentials that overflow: what becomes of them.
@@ -194,6 +203,25 @@ def is_logged(case: Case) -> bool:
         summed = [s for s in steps if plain(s.kind) in ("add", "div", "mean", "sum")]
         steps = [*steps, *case.around.ahead_all(summed)]
     return not names_of(steps).isdisjoint(_LOGS)
+
+
+def is_logged_by(log: str, of: str) -> Callable[[Case], bool]:
+    """The logarithm of its result is taken, and it adds or averages exponentials.
+
+    Args:
+        log: the logarithm.
+        of: the name of the operation: ``sum``, ``mean``, ``add``.
+    """
+
+    def fits(case: Case) -> bool:
+        if case.name != of:
+            return False
+        step, around = case.around.step, case.around
+        terms = terms_of(around, step) if of == "add" else list(step.inputs[:1])
+        names = [plain(reader.kind) for reader, _ in readers_of(around, around.made)]
+        return bool(terms) and log in names and all(_is(case, term, "exp") for term in terms)
+
+    return fits
 
 
 def is_normalized(case: Case) -> bool:

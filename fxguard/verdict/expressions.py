@@ -30,6 +30,7 @@ __all__ = [
     "is_log_of_products",
     "is_of",
     "is_one_minus",
+    "is_one_minus_returned",
     "is_one_minus_tanh_squared",
     "is_ratio_of_exp",
     "is_ratio_of_exps",
@@ -68,6 +69,14 @@ def is_of(name: str) -> Callable[[Case], bool]:
 def is_one_minus(name: str) -> Callable[[Case], bool]:
     """It is 1 - the result of one operation."""
     return lambda case: _is(case, _one_minus(case), name)
+
+
+def is_one_minus_returned(case: Case) -> bool:
+    """It is 1 - what a model returned to a loss."""
+    value = _one_minus(case)
+    if value is None or made_by(case.around, value) is not None:
+        return False
+    return case.around.is_differentiated(value)
 
 
 def is_one_minus_tanh_squared(case: Case) -> bool:

@@ -80,7 +80,9 @@ def features(flow: DataFlow, verdict: Verdict) -> set[int]:
         if step is None or step.kind in LOSSES or plain(step.kind) in SOFTMAXES:
             continue
         roots = use.inputs_alone(step, verdict.intended)
-        if not any(use.is_of_mask(root, at_all=True) for root in roots):
+        ends = SOFTMAXES if use.is_of_loss(step) else ENDS  # exp(k * log(t)) is no softmax
+        is_masked = any(use.is_of_mask(root, at_all=True, ends=ends) for root in roots)
+        if not is_masked and not use.is_of_mask(blame.value, at_all=True):
             found |= roots
     return found
 
@@ -97,18 +99,19 @@ class _Use:
             for value in dict.fromkeys(step.inputs):
                 self.readers.setdefault(value, []).append(step)
 
-    def is_of_mask(self, value: int, *, at_all: bool = False) -> bool:
+    def is_of_mask(self, value: int, *, at_all: bool = False, ends: Collection[str] = ENDS) -> bool:
         """Whether all that reads a value, directly or passed on, is a softmax or the like.
 
         Args:
             value: the value.
             at_all: whether one such reader is enough.
+            ends: those readers.
         """
-        todo, seen, ends, others = [value], {value}, 0, value in self.left
+        todo, seen, count, others = [value], {value}, 0, value in self.left
         while todo:
             for step in self.readers.get(todo.pop(), ()):
-                if plain(step.kind) in ENDS:
-                    ends += 1
+                if plain(step.kind) in ends:
+                    count += 1
                 elif not step.counts or step.kind in PASSED:
                     new = [v for v in step.outputs if v not in seen]
                     others = others or not self.left.isdisjoint(new)
@@ -116,7 +119,17 @@ class _Use:
                     todo += new
                 else:
                     others = True
-        return bool(ends) and (at_all or not others)
+        return bool(count) and (at_all or not others)
+
+    def is_of_loss(self, step: Step) -> bool:
+        """Whether an operation is computed from what a model returned to a loss."""
+        behind = [self.maker[value] for value in step.inputs if value in self.maker]
+        read = {v for i in behind for j in self._behind(i) for v in self.flow.steps[j].inputs}
+        return any(self._is_returned(value) for value in (*step.inputs, *read))
+
+    def _is_returned(self, value: int) -> bool:
+        found = self.flow.values[value]
+        return found.role is Role.INPUT and found.needs_gradient
 
     def is_free(self, step: int) -> bool:
         """Whether the result of an operation depends on no weight and on nothing drawn."""
@@ -129,8 +142,9 @@ class _Use:
     def inputs_alone(self, step: Step, intended: Collection[int]) -> set[int]:
         """The inputs of the model that an operation's infinite operands are, at most passed on.
 
-        On the way they may meet weights and numbers, but no other data of the batch. An empty set
-        if they do, or if the infinity is a number of the program.
+        On the way they may meet weights and numbers, but no other data of the batch, except in a
+        loss: there they meet what a model returned, and targets. An empty set if they do, or if
+        the infinity is a number of the program.
         """
         found: set[int] = set()
         todo = [value for value in dict.fromkeys(step.inputs) if value in intended]
@@ -149,7 +163,9 @@ class _Use:
             others += [v for v in maker.inputs if v not in intended]
             todo += [v for v in bad if v not in seen]
             seen.update(bad)
-        return found if all(self._is_of(value, found) for value in others) else set()
+        if self.is_of_loss(step) or all(self._is_of(value, found) for value in others):
+            return found
+        return set()
 
     def _is_of(self, value: int, inputs: Collection[int]) -> bool:
         """Whether a value is a weight or a number, or made of some inputs and of those."""

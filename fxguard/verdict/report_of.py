@@ -290,7 +290,8 @@ class _Description:
     def around(self, blame: cause.Blame) -> Surroundings:
         """The graph around an operation to blame."""
         intended = self.judgment.verdict.intended
-        return Surroundings(self.flow.steps, self.flow.values, blame, intended)
+        features = self.judgment.features
+        return Surroundings(self.flow.steps, self.flow.values, blame, intended, features)
 
     def operands(self, blame: cause.Blame) -> str:
         """The numbers at the first bad element, or why nobody has looked at them."""

@@ -18,6 +18,7 @@ _LOG = names_in("log log10 log2")
 _LOGS = _LOG | names_in("log1p")
 _DIVISIONS = names_in("div reciprocal")
 _EXPS = names_in("cosh exp exp2 expm1 sinh")
+_BASES = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
 _PLAIN_PRODUCTS = PRODUCTS - names_in("addbmm addmm addmv addr baddbmm")
 _LOST = "zero divisor, underflow, rounding"
 
@@ -104,6 +105,9 @@ REWRITES = (
     Rule(_LOST, _LOGS, "advice",
          "take logsumexp over the other classes of log_softmax(x, dim) instead of "
          "log(1 - softmax(x, dim))", made.is_one_minus("softmax")),
+    Rule(_LOST, _LOGS, "advice",
+         "return the logit of p, too: logsigmoid(-x) or binary_cross_entropy_with_logits do not "
+         "round to log(1 - 1), where p is a sigmoid", made.is_one_minus_returned),
     Rule(_LOST, _LOG, "advice",
          "take slogdet(x).logabsdet instead of log(det(x)), and add an eps to the diagonal where "
          "the matrix is singular", made.is_of("det")),
@@ -116,6 +120,13 @@ REWRITES = (
          "take tanh(x / 2) instead of (exp(x) - 1) / (exp(x) + 1)", becomes.is_tanh_by_hand),
     Rule("overflow", names_in("exp"), "exact", "take a * sigmoid(x) instead of a / (1 + exp(-x))",
          becomes.divides_by_one_plus),
+    *(Rule("overflow", names_in(of), "exact", text, becomes.is_logged_by(log, of))
+      for log, per in _BASES.items()
+      for of, text in (
+          ("sum", f"take logsumexp(x, dim){per} instead of {log}(sum(exp(x), dim))"),
+          ("mean", f"take (logsumexp(x, dim) - log(n)){per} instead of {log}(mean(exp(x), dim)) "
+                   "of n numbers"),
+          ("add", f"take logaddexp(a, b){per} instead of {log}(exp(a) + exp(b))"))),
     Rule("overflow", _EXPS, "exact",
          "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
          becomes.is_logged),

@@ -69,6 +69,7 @@ class Surroundings:
         values: what they read and made.
         blame: the origin, made by an operation.
         intended: values that are infinite on purpose.
+        features: inputs that are infinite, and not on purpose.
 
     Attributes:
         step: the blamed operation.
@@ -80,12 +81,14 @@ class Surroundings:
         values: Sequence[Value],
         blame: Blame,
         intended: Collection[int] = (),
+        features: Collection[int] = (),
     ) -> None:
         assert blame.step is not None
         self.step = steps[blame.step]
         self.values = values
         self.made = blame.value
         self.intended = intended
+        self.features = features
         self._steps = steps
 
     @classmethod
@@ -220,11 +223,18 @@ class Surroundings:
         kept = (Role.INPUT, Role.BUFFER, Role.CONSTANT)
         return all(self.values[root].role in kept for root in roots - made)
 
+    def is_differentiated(self, value: int) -> bool:
+        """Whether a gradient flows to a value, or to what it was moved or cast from, if given."""
+        roots = {value, *(each for step in self.behind(value) for each in step.inputs)}
+        return any(self.values[root].needs_gradient for root in roots)
+
     def is_masked(self, value: int) -> bool:
         """Whether a value holds an intended infinity, or one that was given to the model."""
         if value in self.intended:
             return True
         behind = self._walk([value], self._made_by, lambda step: step.inputs, _keeps_scale)
+        if any(each in self.features for each in (value, *(v for s in behind for v in s.inputs))):
+            return False
         return self.is_given(value) or any(step.infinite_literal for step in behind)
 
     def norm_ahead(self) -> Step | None:

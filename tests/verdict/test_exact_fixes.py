@@ -254,6 +254,14 @@ CASES = [
     Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"a": X / 100, "x": X}),
     Exact("take a * sigmoid(x) instead of a / (1 + exp(-x))", {"x": X},
           broken=lambda x: 1 / (1 + (-x).exp()), mended=torch.sigmoid),
+    *(case for log, per in LOGS.items() for case in (
+        Exact(f"take logsumexp(x, dim){per} instead of {log}(sum(exp(x), dim))",
+              {"x": torch.full((2, 4), 88.5)}),
+        Exact(f"take (logsumexp(x, dim) - log(n)){per} instead of {log}(mean(exp(x), dim)) of n "
+              "numbers", {"x": torch.full((2, 4), 88.5)}),
+        Exact(f"take logaddexp(a, b){per} instead of {log}(exp(a) + exp(b))",
+              {"a": torch.full((4,), 88.5), "b": torch.full((4,), 88.0)}),
+    )),
     Exact("take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
           {"x": X}, broken=lambda x: x.exp().sum(DIM).log(), mended=lambda x: x.logsumexp(DIM)),
     Exact("subtract the row's maximum first, exp(x - x.amax(dim, keepdim=True)): the division "
@@ -404,6 +412,8 @@ OTHERS: list[tuple[str, Function, Tensor]] = [
      X.to(HALF)),
     ("a sum beside the product", lambda x: F.linear(x, x, x[:, 0]) * 0.125, X.to(HALF)),
     ("a norm of earlier batches", of_earlier_batches, X.to(HALF)),
+    ("a weighted sum of exponentials",
+     lambda x: (x.exp() * x.sigmoid()).sum(DIM).log(), X * 0 + 88.7),
     ("exponentials that nothing divides", lambda x: x.exp().sum(DIM), X),
 ]  # fmt: skip
 
@@ -419,3 +429,34 @@ def test_an_exact_fix_is_said_of_its_own_expression_only(function: Function, x: 
     assert found
     fixes = [fix for report in found for origin in report.origins for fix in origin.fixes]
     assert not any(fix.kind == "exact" for fix in fixes), fixes
+
+
+class Gates(nn.Module):
+    """Probabilities of which some are 0, with a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(x).softmax(DIM).tril()
+
+
+def test_xlogy_is_no_exact_fix_of_what_needs_a_gradient() -> None:
+    """Its gradient is NaN where p is 0: what is said instead has one, with the same value."""
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model := Gates(), on_detect=found.append):
+        p = model(torch.eye(2, 4))
+        (p * p.log()).sum().backward()
+    fix = found[0].origins[0].fixes[0]
+    assert fix.kind == "advice"
+    assert fix.text.startswith("take p * log(q.clamp(min=1e-12))")
+    gradients = []
+    for entropy in (lambda p: torch.xlogy(p, p), lambda p: p * p.clamp(min=1e-12).log()):
+        p = P.clone().requires_grad_()
+        value = entropy(p).sum()
+        torch.testing.assert_close(value, -torch.special.entr(P).sum())
+        value.backward()
+        gradients.append(p.grad)
+    assert gradients[0].isnan().any()
+    assert gradients[1].isfinite().all()

@@ -24,7 +24,8 @@ LIMIT = FORMATS["float16"].max
 def around(code: str, dtype: str = "float16") -> Surroundings:
     """A graph written as ``y = exp(x); z = sum(y, 1)!``: the blamed line ends with ``!``.
 
-    Names that no line made are inputs, or weights where they begin with ``w``. Lines are those of
+    Names that no line made are inputs, or weights where they begin with ``w``; inputs that begin
+    with ``g`` need a gradient. Lines are those of
     ``model.py``, counted from 1. What is given ``-inf`` is masked, and so is what is made of it.
     """
     values: list[Value] = []
@@ -36,7 +37,8 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
     def value(name: str, role: Role) -> int:
         if name not in numbers:
             numbers[name] = len(values)
-            values.append(Value(role, name, dtype))
+            needs_gradient = role is Role.INPUT and name[0] == "g"
+            values.append(Value(role, name, dtype, needs_gradient=needs_gradient))
         return numbers[name]
 
     for line, text in enumerate(code.split(";"), 1):
@@ -119,6 +121,14 @@ CASES = (
     Case("rounding", "s = pow(x, 2); m = mean(s); n = mean(x); o = pow(n, 2); v = sub(m, o); "
          "y = sqrt(v)!", "exact: take ((x - x.mean(dim, keepdim=True)) ** 2).mean(dim)"),
     Case("overflow", "e = exp(x)!; s = sum(e, 1); y = log(s)", "exact: take logsumexp"),
+    Case("overflow", "e = exp(x); s = sum(e, 1)!; y = log(s)",
+         "exact: take logsumexp(x, dim) instead of log(sum(exp(x), dim))"),
+    Case("overflow", "e = exp(x); s = mean(e, 1)!; y = log(s)",
+         "exact: take (logsumexp(x, dim) - log(n)) instead of log(mean(exp(x), dim))"),
+    Case("overflow", "e = exp(a); f = exp(b); s = add(e, f)!; y = log10(s)",
+         "exact: take logaddexp(a, b) / log(10) instead of log10(exp(a) + exp(b))"),
+    Case("overflow", "e = exp(x); m = mul(e, w); s = sum(m, 1)!; y = log(s)",
+         "advice: accumulate in float32"),
     Case("overflow", "e = exp(x)!; d = diag(e); s = sum(e, 1); r = div(d, s); y = log(r)",
          "exact: take logsumexp"),
     Case("overflow", "e = exp(x)!; s = sum(e, 1); r = div(e, s)",
@@ -201,6 +211,10 @@ CASES = (
     Case("domain", "l = log(x); y = mul(x, l)!", "advice: look at what made its operand infinite",
          numbers=(0.0, math.inf)),
     Case("zero divisor", "l = log(p)!; y = mul(p, l)", "exact: take xlogy(p, q)"),
+    Case("zero divisor", "l = log(gp)!; y = mul(gp, l)", "advice: take p * log(q.clamp(min=1e-4))"),
+    Case("zero divisor", "p = clamp(gp, 0, 1); q = sub(1, p); y = log(q)!",
+         "advice: return the logit of p, too: logsigmoid(-x)"),
+    Case("zero divisor", "q = sub(1, x); y = log(q)!", "advice: bound the argument"),
     Case("overflow", "e = exp(x)!; a = add(e, 1); y = log(a)", "exact: take softplus(x)"),
     Case("overflow", "h = linear(x, w); s = chunk(h); y = exp(s)!", "advice: bound the argument"),
     Case("overflow", "e = exp(x)!; y = log1p(e)", "exact: take softplus(x)"),

@@ -232,3 +232,48 @@ def test_the_fix_of_a_masked_entropy_is_finite_with_its_gradient() -> None:
     entropy.sum().backward()
     assert logits.grad is not None
     assert bool(logits.grad.isfinite().all())
+
+
+TIMES = torch.tensor([[3.0, 0.0, 1.0, 2.0]])
+HIDDEN = torch.tensor([[False, True, False, False]])
+BIAS = torch.zeros(1, 4).masked_fill(HIDDEN, -INF)
+
+
+def report_of_loss(loss: Callable[[Tensor], Tensor]) -> fxguard.Report | None:
+    """The first report on a loss that a script computes of what a model returned."""
+    found: list[fxguard.Report] = []
+    with fxguard.watch(model := nn.Linear(4, 4), on_detect=found.append):
+        loss(model(torch.ones(1, 4))).sum().backward()
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda p, t: (t.log() - p) - t.log(),
+        lambda p, t: (t > 1) * (t.log() - p),
+        lambda p, t: (t > 1) * (t.log() - p) - (t.log() - p).exp(),
+        lambda p, t: (p.exp() * (t.log() - p)) * (t > 1).float(),
+    ],
+)
+def test_a_logarithm_among_the_targets_is_no_mask(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """A time of 0: the first that read its logarithm is named, and no mask is spoken of."""
+    assert report_of_loss(lambda p: loss(p, TIMES.clamp(min=0.5))) is None
+    report = report_of_loss(lambda p: loss(p, TIMES))
+    assert report is not None
+    assert report.origins[0].cause == "data"
+    assert "read at test_masks_by_use.py" in report.verdict[1]
+    assert "log(0)" in report.fix
+    assert not any("mask" in fix.text for each in report.origins for fix in each.fixes)
+    assert not any("of a mask" in each.cause_in_words for each in report.origins)
+
+
+def test_a_mask_of_what_a_model_returned_stays_one() -> None:
+    """Its scores go to a softmax, in a loss as well; what fails of it says so."""
+    assert report_of_loss(lambda p: (p + BIAS).softmax(-1)) is None
+    report = report_of_loss(lambda p: (p + BIAS).softmax(-1) * (p + BIAS).log_softmax(-1))
+    assert report is not None
+    assert report.origins[0].cause_in_words == "0 * inf of a mask"
+    assert "log_p.masked_fill(mask, 0)" in report.fix
