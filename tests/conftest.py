@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,10 @@ pytest.register_assert_rewrite("support")  # its assertions say as much as those
 
 # TorchDynamo times the guards of each graph, behind a flush of the cache: 30 ms, for a log.
 torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and what they start as well.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Programs that tests start: threads of several on one core wait for each other, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

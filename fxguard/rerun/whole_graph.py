@@ -25,7 +25,7 @@ from fxguard.rerun.start import Start
 
 __all__ = ["OTHER_NUMBERS", "measure_postponed", "measure_run"]
 
-OTHER_NUMBERS = "a second run of its graph gave other numbers"
+OTHER_NUMBERS = "a second run of its graph did not repeat its numbers"
 
 
 def measure_postponed(batch: Batch) -> None:
