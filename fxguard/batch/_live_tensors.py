@@ -91,23 +91,12 @@ class LiveTensors:
             memories[memory] = key
         return origin
 
-    def remember_alone(self, tensor: Tensor, key: Key) -> None:
-        """Like :meth:`remember`, for tensors whose memory nobody looks up."""
-        self._known[id(tensor)] = weakref.ref(tensor), version_of(tensor), key
-
     def key_of(self, tensor: Any) -> Key | None:
         """The value that a tensor holds; None if its current contents were not measured."""
         known = self._known.get(id(tensor))
         if known is None or (holder := known[0]()) is None or holder is not tensor:
             return None
         version = None if holder.is_inference() else holder._version
-        return known[2] if known[1] == version else None
-
-    def key_at(self, tensor: Tensor, version: int | None) -> Key | None:
-        """The value that a tensor held at a given version."""
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor:
-            return None
         return known[2] if known[1] == version else None
 
     def origin_of(self, tensor: Any) -> Key | None:
