@@ -29,8 +29,8 @@ from harness.quiet import quieten
 from harness.timing import spread
 
 HERE = Path(__file__).resolve()
-SECONDS = 0.02  # of one slice, roughly
-SLICES = 10  # of one process in one round: the fastest counts, because other programs only add
+SECONDS = 0.002  # of one slice, roughly: less than a scheduler leaves a process alone
+SLICES = 100  # of one process in one round: the fastest counts, because other programs only add
 
 
 class Broken(nn.Module):

@@ -219,11 +219,11 @@ def compile_forward(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
     let_go.forget_backend(backend)
-    settings = {"accumulated_recompile_limit": NO_LIMIT}
+    settings: dict[str, Any] = {"accumulated_recompile_limit": NO_LIMIT}
     if not options:
         settings["recompile_limit"] = RECOMPILE_LIMIT
-    compiled = with_settings(compiled, settings)
-    return quietly(compiled) if leave_what_fails else compiled
+    change = quietly if leave_what_fails else with_settings
+    return change(compiled, settings)
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from torch._guards import CompileContext
 from fxguard.capture.settings import with_settings
 
 __all__ = ["DROPPING", "captures_quietly", "quietly"]
+
+SETTINGS = {"suppress_errors": True, "issue_3_13_0_warning": False}
 
 # The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")
@@ -46,31 +48,30 @@ CAPTURING = (
 DROPPING: set[object] = set()  # those who drop the warnings that are given in a capture
 
 _before: list[bool] = []  # whether torch repeated its warnings, to restore after a capture
-_here = threading.local()  # `quiet`: whether a capture may begin that nobody asked for
+# Whether a capture may begin that nobody asked for.
+_is_quiet: ContextVar[bool] = ContextVar("_is_quiet", default=False)
 
 
 def captures_quietly() -> bool:
     """Whether this thread captures now, and nobody asked for it."""
-    return getattr(_here, "quiet", False) and CompileContext.current_compile_id() is not None
+    return _is_quiet.get() and CompileContext.current_compile_id() is not None
 
 
-def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in which TorchDynamo gives no advice, and leaves failing code to Python."""
+def quietly(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function in which TorchDynamo gives no advice, and leaves failing code to Python.
+
+    Args:
+        function: the function.
+        settings: other settings of TorchDynamo for it.
+    """
     _keep_quiet()
-    function = with_settings(function, {"suppress_errors": True, "issue_3_13_0_warning": False})
+    return with_settings(function, {**settings, **SETTINGS}, {_is_quiet: True}, _hear_of_captures)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _capture_begins not in callback_handler.start_callbacks:  # torch._dynamo.reset()
-            callback_handler.register_start_callback(_capture_begins)
-            callback_handler.register_end_callback(_capture_ends)
-        before = getattr(_here, "quiet", False)
-        _here.quiet = True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _here.quiet = before
 
-    return call
+def _hear_of_captures() -> None:
+    if _capture_begins not in callback_handler.start_callbacks:  # torch._dynamo.reset()
+        callback_handler.register_start_callback(_capture_begins)
+        callback_handler.register_end_callback(_capture_ends)
 
 
 @functools.cache
@@ -82,7 +83,7 @@ def _keep_quiet() -> None:
 
     @functools.wraps(warn_once)
     def warn(*args: Any, **kwargs: Any) -> None:
-        if not getattr(_here, "quiet", False):
+        if not _is_quiet.get():
             warn_once(*args, **kwargs)
 
     dynamo_utils.warn_once = warn
@@ -90,7 +91,7 @@ def _keep_quiet() -> None:
 
 def _capture_begins(_: Any) -> None:
     """Called before a capture, in its thread; captures that overlap count as one."""
-    if not getattr(_here, "quiet", False):
+    if not _is_quiet.get():
         return
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(CAPTURING) and name not in LOGGERS:
@@ -113,7 +114,7 @@ def _is_of_others(record: logging.LogRecord) -> bool:
 
 def _is_asked_for(record: logging.LogRecord) -> bool:
     logger = logging.getLogger(record.name)
-    if not getattr(_here, "quiet", False) or logger.isEnabledFor(logging.INFO):
+    if not _is_quiet.get() or logger.isEnabledFor(logging.INFO):
         return True
     if record.exc_info and record.exc_info[0] is not None:
         dynamo_utils.counters["graph_break"][f"{record.exc_info[0].__name__} in TorchDynamo"] += 1

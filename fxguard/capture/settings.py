@@ -9,6 +9,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -17,19 +18,36 @@ from torch._dynamo import config
 
 __all__ = ["with_settings"]
 
+NONE: Mapping[ContextVar[Any], Any] = types.MappingProxyType({})
 
-def with_settings(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function that runs under settings of TorchDynamo."""
-    variables = [(_variable_of(name), value) for name, value in settings.items()]
-    if not all(isinstance(variable, ContextVar) for variable, _ in variables):
-        return _with_patch(function, settings)
+
+def with_settings(
+    function: Callable[..., Any],
+    settings: Mapping[str, Any],
+    others: Mapping[ContextVar[Any], Any] = NONE,
+    before: Callable[[], object] | None = None,
+) -> Callable[..., Any]:
+    """A function that runs under settings of TorchDynamo.
+
+    Args:
+        function: the function.
+        settings: name to value.
+        others: variables that have values of their own in the function.
+        before: called before each call of it.
+    """
+    found = {_variable_of(name): value for name, value in settings.items()}
+    if not all(isinstance(variable, ContextVar) for variable in found):
+        function, found = _with_patch(function, settings), {}
+    variables = [*found.items(), *others.items()]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = [(variable, variable.set(value)) for variable, value in variables]
+        if before is not None:
+            before()
+        tokens = [(variable, variable.set(value)) for variable, value in variables]
         try:
             return function(*args, **kwargs)
         finally:
-            for variable, token in before:
+            for variable, token in tokens:
                 variable.reset(token)
 
     return call

@@ -81,7 +81,7 @@ class Captures:
         if outer is None and observer.is_watched_by_others():
             return self.installation.original(method)
         # If the user compiles the model, its hooks are read once, as torch.compile does.
-        hooks = hook_state(self.names.hooks, HOOK_ID) if outer is None else ()
+        hooks = hook_state(self.names.hooked, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
         key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
         with self._lock:

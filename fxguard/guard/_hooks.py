@@ -7,7 +7,8 @@ each module costs a tenth of that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.modules.module as module_hooks
@@ -32,16 +33,20 @@ def hooked_parts(model: Module) -> list[Module]:
     return [module for module in parts if all(kind in vars(module) for kind in KINDS)]
 
 
-def hook_state(dictionaries: Sequence[Mapping[str, Any]], ours: int) -> HookState:
+def hook_state(modules: Sequence[weakref.ref[Module]], ours: int) -> HookState:
     """The hooks that the modules have now; equal if nothing was added, replaced or removed.
 
     Args:
-        dictionaries: the attributes of each of :func:`hooked_parts`.
+        modules: each of :func:`hooked_parts`; one that is gone counts as one without hooks.
         ours: the key of fxguard's own hooks on all modules.
     """
     state = []
-    for position, attributes in enumerate(dictionaries):
+    for position, reference in enumerate(modules):
         # Written out: this runs at each forward.
+        module = reference()
+        if module is None:
+            continue
+        attributes = module.__dict__
         if (
             attributes["_forward_hooks"]
             or attributes["_forward_pre_hooks"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +31,7 @@ class Names:
     Attributes:
         modules: ``id(module)`` to qualified name, without the model itself.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
+        hooked: the submodules that can have hooks.
         weights_stay: whether weights are still there when a report is made; FSDP frees them.
     """
 
@@ -40,7 +41,7 @@ class Names:
         self.modules: dict[int, str] = {}
         self.tensors: dict[int, tuple[Role, str]] = {}
         self.weights_stay = True
-        self._hooked: list[weakref.ref[Module]] = []  # submodules, which may have hooks
+        self.hooked: list[weakref.ref[Module]] = []
         self._known: list[weakref.ref[Module]] = []  # the model and all its submodules
         self._contents: list[Any] = []  # what those held; empty if that cannot be determined
         self._elements = 0  # of all weights
@@ -56,7 +57,7 @@ class Names:
         tensors = {id(p): (Role.WEIGHT, name) for name, p in model.named_parameters()}
         tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in model.named_buffers()}
         with self._lock:
-            self._hooked = list(map(weakref.ref, hooked_parts(model)))
+            self.hooked = list(map(weakref.ref, hooked_parts(model)))
             self.weights_stay = not is_sharded(model)
             _replace(self.modules, modules)
             _replace(self.tensors, tensors)
@@ -91,11 +92,6 @@ class Names:
         """How many elements the weights of the model have, or had when it was last seen."""
         model = self._model()
         return self._elements if model is None else sum(map(_size_of, model.parameters()))
-
-    @property
-    def hooks(self) -> list[Mapping[str, Any]]:
-        """The attributes of each submodule, among them the dictionaries with its hooks."""
-        return [module.__dict__ for each in self._hooked if (module := each()) is not None]
 
     def module_at(self, name: str) -> Module | None:
         """The submodule that now has a qualified name; None if there is none."""

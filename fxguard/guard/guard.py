@@ -111,7 +111,7 @@ class Guard:
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
         # TorchDynamo keeps what it compiled, and that must not keep the guard.
-        hear = _weakly(self._graph_ran)
+        hear = _weakly(self, Guard._graph_ran)
         self.captures = Captures(self.installation, self.names, hear, replay=options.replay)
         self._keeper: Keeper | None = None  # kept operations in float32 before, and will again
         self.whole_step: WholeStep | None = None  # set while a script is watched
@@ -449,7 +449,7 @@ class Guard:
         Args:
             inner: the backend that the graph was meant for.
         """
-        return self.captures.around(inner, _weakly(self._graph_ran_around))
+        return self.captures.around(inner, _weakly(self, Guard._graph_ran_around))
 
     def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """Called when such a graph has run: one run is a batch."""
@@ -490,14 +490,14 @@ class Guard:
             self._breaks += now - before
 
 
-def _weakly(method: Hear) -> Hear:
-    """A function that calls a method while its object is alive."""
-    reference = weakref.WeakMethod(method)  # type: ignore[arg-type] # it is one
+def _weakly(guard: Guard, method: Callable[[Guard, GraphRun, Sequence[Any] | None], None]) -> Hear:
+    """A function that calls a method of a guard while the guard is alive."""
+    reference = weakref.ref(guard)
 
     def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        call = reference()
-        if call is not None:
-            call(run, outputs)
+        called = reference()
+        if called is not None:
+            method(called, run, outputs)
 
     return hear
 

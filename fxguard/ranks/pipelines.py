@@ -16,6 +16,7 @@ import torch
 
 __all__ = ["Stage", "infers_shapes", "stage_now"]
 
+PACKAGE = "torch.distributed.pipelining"
 FILES = os.path.join(os.path.dirname(torch.__file__), "distributed", "pipelining") + os.sep
 # A part of the names of the methods that run a stage for shapes: `_shape_inference` up to torch
 # 2.10, `_forward_metadata_inference` and `_backward_metadata_inference` since.
@@ -34,11 +35,15 @@ class Stage:
 
 def infers_shapes() -> bool:
     """Whether a stage runs its module for the shapes alone, on memory that nobody has written."""
+    if PACKAGE not in sys.modules:  # called at each forward
+        return False
     return any(frame.f_code.co_name.endswith(INFERENCE) for frame in _frames())
 
 
 def stage_now() -> Stage | None:
     """The stage and the micro-batch that run in this thread; None outside of a pipeline."""
+    if PACKAGE not in sys.modules:  # called at each forward
+        return None
     for frame in _frames():
         code = frame.f_code
         if code.co_varnames[1:2] not in NUMBERS:
@@ -52,8 +57,6 @@ def stage_now() -> Stage | None:
 
 def _frames() -> Iterator[FrameType]:
     """The calls of this thread that are in torch's pipelining, the innermost first."""
-    if "torch.distributed.pipelining" not in sys.modules:
-        return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(FILES):
