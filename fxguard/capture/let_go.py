@@ -40,6 +40,8 @@ from torch._dynamo.utils import CleanupManager
 from torch._guards import CompileContext
 from torch.fx import GraphModule, graph_module
 
+from fxguard.capture.finalizers import when_gone
+
 __all__ = ["forget_backend", "let_go", "let_source_go", "tidy"]
 
 Backend = Callable[..., Any]
@@ -109,7 +111,7 @@ def tidy() -> None:
 def let_source_go(*graphs: GraphModule) -> None:
     """Let the source text of graphs go when they do."""
     for graph in graphs:
-        weakref.finalize(graph, _forget_source, type(graph)).atexit = False
+        when_gone(graph, _forget_source, type(graph)).atexit = False
 
 
 def _forget_source(kind: type[GraphModule]) -> None:

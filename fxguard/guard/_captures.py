@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.fx import GraphModule
 from fxguard.batch import observer
 from fxguard.capture import dynamo, let_go
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.finalizers import when_gone
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.module_hooks import HOOK_ID
@@ -66,7 +66,7 @@ class Captures:
         # Of graphs that may run. TorchDynamo's cache refers to them.
         self._in_use: list[dynamo.Backend] = []
         self._lock = threading.RLock()
-        weakref.finalize(self, _let_go, self._in_use).atexit = False
+        when_gone(self, _let_go, self._in_use).atexit = False
 
     def form_of(
         self, method: str, outer: dynamo.OuterCompiler | None, *, fallback: bool

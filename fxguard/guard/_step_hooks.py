@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from fxguard.capture import dynamo
+from fxguard.capture.finalizers import when_gone
 
 __all__ = ["StepHooks", "step_that_runs"]
 
@@ -55,7 +56,7 @@ class StepHooks:
             handles.append(register_optimizer_step_pre_hook(_hook(before)))
         if after is not None:
             handles.append(register_optimizer_step_post_hook(_hook(after)))
-        self._close = weakref.finalize(self, _remove, handles)
+        self._close = when_gone(self, _remove, handles)
 
     def close(self) -> None:
         """Remove the hooks, as the garbage collector does too."""

@@ -17,6 +17,7 @@ from fxguard.batch.keys import Key
 from fxguard.batch.late_outputs import LateOutputs
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Loss, Owner
+from fxguard.capture.finalizers import when_gone
 from fxguard.capture.following import Following
 from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import marks, nodes
@@ -43,10 +44,10 @@ class Losses:
         self._here = threading.local()
         # A training that raised may never close this object: it must leave nothing on the stack.
         self._all: weakref.WeakSet[Following] = weakref.WeakSet()  # one for each thread
-        weakref.finalize(self, _forget, self._here, self._all)
+        when_gone(self, _forget, self._here, self._all)
         for change in _changes:
             change.begin()
-        self._restore = weakref.finalize(self, _restore)
+        self._restore = when_gone(self, _restore)
         self._is_open = True
         self._hooks = StepHooks(self._step_comes)
 
