@@ -30,6 +30,19 @@ class Aligned:
         of_a = {other: one for one, other in of_b.items()}
         return Aligned(self.a, self.b, of_b, of_a, self.alike - apart)
 
+    def read_otherwise(self, twins: Mapping[str, Twin]) -> set[str]:
+        """Weights of B with another name in A, where operations read them that do not correspond.
+
+        A weight and the direction in a weight norm may hold the same numbers.
+        """
+        names = {name: twin.name for name, twin in twins.items() if twin.name != name}
+        of_b, of_a = self.b.readers_of(names), self.a.readers_of(names.values())
+        return {
+            name
+            for name, other in names.items()
+            if {self.of_b.get(key) for key in of_b[name]} != set(of_a[other])
+        }
+
 
 def aligned(a: ModelRun, b: ModelRun, twins: Mapping[str, Twin]) -> Aligned:
     """Pair the operations of two models by what they read; else by module, name, line and order."""

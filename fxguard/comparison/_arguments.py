@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -84,13 +84,47 @@ class Arguments:
     a: ModelRun
     b: ModelRun
     weights: dict[str, Tensor]  # of A
+    weights_of_b: dict[str, Tensor]
     twins: dict[str, Twin]  # by the name of B's weight
+    differing: dict[str, str]  # weights of B that are not their twin, and how they differ
+    own: frozenset[str] = frozenset()  # weights of B that keep the value that they have in B
 
     @classmethod
     def between(cls, a: ModelRun, b: ModelRun) -> Arguments:
         """For two models that have run."""
-        weights = _weights_of(a)
-        return cls(a, b, weights, twins_of(weights, _weights_of(b)))
+        weights, of_b = _weights_of(a), _weights_of(b)
+        found = cls(a, b, weights, of_b, twins_of(weights, of_b), {})
+        for name in found.twins:
+            twin, own = found.weight(name), of_b[name]
+            if twin is None or twin is own:
+                continue
+            if difference := difference_between(twin.detach(), own.detach()):
+                found.differing[name] = difference
+        return found
+
+    def keeping(self, names: Collection[str]) -> Arguments:
+        """The same, but some weights of B keep their own values."""
+        return replace(self, own=frozenset(names))
+
+    def name_in_a(self, name: str) -> str:
+        """What a weight of B is called in A."""
+        return self.twins[name].name if name in self.twins else name
+
+    @property
+    def unshared(self) -> tuple[set[str], set[str]]:
+        """Weights of A and of B whose values the other model does not have."""
+        shared = {name: twin.name for name, twin in self.twins.items() if name not in self.own}
+        return self.weights.keys() - shared.values(), self.weights_of_b.keys() - shared.keys()
+
+    def frozen(self) -> dict[str, str]:
+        """Weights, named as in A, of which one model alone asks for a gradient, and which one."""
+        names = {twin.name: name for name, twin in self.twins.items()}
+        found = {}
+        for name, theirs in self.a.parameters.items():
+            mine = self.b.parameters.get(names.get(name, ""))
+            if mine is not None and mine.requires_grad != theirs.requires_grad:
+                found[name] = "A" if theirs.requires_grad else "B"
+        return found
 
     def of(self, number: int, returned: Sequence[Sequence[Any]]) -> list[Any]:
         """A's value for each argument of a graph of B; B's own if A has none.
@@ -123,7 +157,7 @@ class Arguments:
     def weight(self, name: str) -> Tensor | None:
         """A's value for a weight of B, in the layout of B; None if A has none."""
         twin = self.twins.get(name)
-        if twin is None:
+        if twin is None or name in self.own:
             return None
         weight = self.weights[twin.name]
         return weight.detach().mT if twin.is_transposed else weight

@@ -43,6 +43,8 @@ class Beside(SecondForm):
         misshapen: positions in ``found`` of operations with different shapes, and how they differ.
         suspects: positions in ``found`` of operations of another program that do not read the same
             in both models, and which operation of B reads that.
+        reweighed: positions in ``found`` of operations that are the first to read a weight that
+            differs, and which operation of B it is.
     """
 
     def __init__(self, recorded: Sequence[Recorded], aligned: Aligned, judge: Judge) -> None:
@@ -55,6 +57,7 @@ class Beside(SecondForm):
         self.returned: list[list[Any]] = []
         self.misshapen: dict[int, str] = {}
         self.suspects: dict[int, Key | None] = {}
+        self.reweighed: dict[int, Key] = {}
         self._said: set[str] = set()  # weights that differ and have been named
         self.begin(0, {}, writes=False)
 
@@ -173,6 +176,8 @@ class Beside(SecondForm):
         if named.is_step or found.reason:
             if judged.is_program and (culprit is not None or key not in self.aligned.alike):
                 self.suspects[len(self.found)] = key
+            if weights:
+                self.reweighed[len(self.found)] = key
             self.found.append(found)
 
     def _shapes_differ(self, named: Named, made: Made, ran: Ran) -> None:

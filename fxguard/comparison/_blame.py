@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Node
 
 from fxguard.comparison._aligned import Aligned
-from fxguard.comparison._programs import Values
-from fxguard.comparison._rounding import apart, are_one_program
+from fxguard.comparison._ends import Inside
+from fxguard.comparison._rounding import apart, are_one_program, in_double, rms_of
 from fxguard.comparison._sides import Key, Named, Side
 from fxguard.graph.operations import read_node
 from fxguard.trace.elements import Compared
@@ -18,33 +20,41 @@ from fxguard.trace.elements import Compared
 __all__ = ["Blame"]
 
 SHOWN = 4  # operations of one side that are listed
+NEARLY = 1e-3  # how far apart two root mean squares may be, for the tensors to be worth a look
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Blame:
     """What each operation of both models makes in float64, of A's inputs and weights.
 
     Where two models were written in two ways, values differ in between and are the same again
-    later. Such a difference is harmless. A difference is to blame if it lies on the way to an
-    output that differs, behind the last values that are the same in both.
+    later, perhaps as the result of another operation. Such a difference is harmless. A difference
+    is to blame if it lies on the way to an output that differs, behind the last values that A has.
     """
 
     both: Aligned
-    values_a: Values
-    values_b: Values
+    inside: Inside
     unit: float  # how far numbers in the programs may have been rounded
+    # Operations of A by the shape of their results, with root mean squares.
+    _by_shape: dict[Any, list[tuple[float, Key]]] = field(default_factory=dict)
+    _known: dict[Key, bool] = field(default_factory=dict)  # whether A has what B's operation makes
 
     def behind(self, output: Any) -> set[Key]:
         """The operations of B through which an output came to differ."""
         origin: Any = self.both.b.made.get(id(output))
         found: set[Key] = set()
+        others: set[Key] = set()
         todo: list[Any] = [origin]
         while todo:
             key = todo.pop()
-            if key in found or key not in self.both.b.named or self._is_same(key):
+            if key in found or key not in self.both.b.named:
+                continue
+            if key not in others and self._is_same(key):
                 continue
             found.add(key)
             todo += self._reads(key)
+            if key in self.both.alike:  # what A has elsewhere is not what it should read
+                others.update(filter(self._is_other, self._reads(key)))
         return found
 
     def named(self, reached: set[Key]) -> Iterator[Compared]:
@@ -87,24 +97,51 @@ class Blame:
             return f"its weight {origin[1]}"
         return "something that no captured graph made"
 
-    def _is_same(self, key: Key) -> bool:
-        """Whether an operation makes in both models the same in float64."""
+    def _is_other(self, key: Key) -> bool:
+        """Whether an operation makes something else than its partner in A."""
         partner = self.both.of_b.get(key)
-        if partner is None:
-            return False
-        mine, theirs = self.values_b.get(key, []), self.values_a.get(partner, [])
+        return partner is not None and not self._are_same(key, partner)
+
+    def _is_same(self, key: Key) -> bool:
+        """Whether A makes in float64 what an operation of B does, in its place or elsewhere."""
+        if key not in self._known:
+            partner = self.both.of_b.get(key)
+            others = self._alike(key) if partner is None else (partner, *self._alike(key))
+            self._known[key] = any(self._are_same(key, other) for other in others)
+        return self._known[key]
+
+    def _alike(self, key: Key) -> Iterator[Key]:
+        """Operations of A whose result has the shape and the size of that of an operation of B."""
+        if not self._by_shape:
+            self._by_shape = defaultdict(list)
+            for other, turns in self.inside.values[0].items():
+                self._by_shape[_shapes(turns)].append((_size(turns), other))
+        turns = self.inside.values[1].get(key, [])
+        size = _size(turns)
+        for other_size, other in self._by_shape.get(_shapes(turns), ()) if size else ():
+            if abs(other_size - size) <= NEARLY * size:
+                yield other
+
+    def _are_same(self, key: Key, partner: Key) -> bool:
+        (of_a, of_b), (moves_a, moves_b) = self.inside.values, self.inside.moves
+        mine, theirs = of_b.get(key, []), of_a.get(partner, [])
         if len(mine) != len(theirs) or not mine:
             return not mine and not theirs
-        return all(
-            len(x) == len(y)
-            and all(are_one_program(p, q, self.unit) for p, q in zip(y, x, strict=True))
-            for x, y in zip(mine, theirs, strict=True)
-        )
+        moved_b, moved_a = moves_b.values.get(key), moves_a.values.get(partner)
+        for turn, (x, y) in enumerate(zip(mine, theirs, strict=True)):
+            if len(x) != len(y):
+                return False
+            for place, (p, q) in enumerate(zip(y, x, strict=True)):
+                moved = max(_at(moved_a, turn, place), _at(moved_b, turn, place))
+                # Single elements move further than their root mean square.
+                if not are_one_program(p, q, self.unit, 2 * moved):
+                    return False
+        return True
 
     def _gap(self, key: Key) -> Any:
         partner = self.both.of_b.get(key)
-        mine = self.values_b.get(key, [])
-        theirs = self.values_a.get(partner, []) if partner is not None else []
+        mine = self.inside.values[1].get(key, [])
+        theirs = self.inside.values[0].get(partner, []) if partner is not None else []
         if not mine or not theirs or not mine[0] or not theirs[0]:
             return None
         one, other = theirs[0][0], mine[0][0]
@@ -141,6 +178,20 @@ class Blame:
             if around == graph and within[:-1] == inside and within and within[-1][0] == name:
                 found.append(other)
         return found
+
+
+def _at(moved: list[list[float]] | None, turn: int, place: int) -> float:
+    """How far a tensor moves, root mean square."""
+    return 0.0 if moved is None else moved[turn][place]
+
+
+def _shapes(turns: list[list[Tensor]]) -> Any:
+    return tuple(tuple(x.shape for x in made) for made in turns)
+
+
+def _size(turns: list[list[Tensor]]) -> float:
+    """The root mean square of the first tensor that an operation makes."""
+    return rms_of(in_double(turns[0][0])) if turns and turns[0] else 0.0
 
 
 def _writes(user: Node, node: Node) -> bool:

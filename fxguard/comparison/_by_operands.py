@@ -66,6 +66,8 @@ def by_operands(
         if take(named):
             continue
         partner = by_name.get(named.key)
+        if named.kind == "item":  # another Python number: what reads it does not read the same
+            continue
         if partner is not None and partner not in taken:
             pairs[named.key] = partner
             taken.add(partner)

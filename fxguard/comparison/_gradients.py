@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxguard.comparison._arguments import weights_by_twin
+from fxguard.comparison._arguments import Arguments, weights_by_twin
+from fxguard.comparison._moves import moved_weights
 from fxguard.comparison._recorded import WholeFunctions
-from fxguard.comparison._rounding import apart, gap_of, in_double, size_of, unit_of
+from fxguard.comparison._rounding import OF_WEIGHTS, apart, gap_of, in_double, size_of, unit_of
 from fxguard.comparison._runs import ModelRun
-from fxguard.comparison._sides import Twin, standing
+from fxguard.comparison._sides import standing
 from fxguard.comparison._signs import Signed, Signs
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
@@ -35,8 +36,9 @@ TIMES = 64
 def compare_gradients(
     a: ModelRun,
     b: ModelRun,
-    twins: Mapping[str, Twin],
+    known: Arguments,
     arguments: Sequence[Sequence[Any]],
+    rewritten: Collection[str],
     *,
     alike: bool,
 ) -> Iterator[Compared]:
@@ -45,8 +47,9 @@ def compare_gradients(
     Args:
         a: a run with gradients.
         b: likewise.
-        twins: which weight of A each weight of B is.
+        known: what A has for what B's graphs read.
         arguments: what A has for each argument of each graph of B.
+        rewritten: weights of B that are others than A's, and so have other gradients.
         alike: whether integers and booleans were the same in both. If not, as when a router chose
             another expert, float64 would take over other choices and cannot decide.
 
@@ -54,8 +57,12 @@ def compare_gradients(
         NotJudged: when there is no backward in float64.
     """
     sizes: dict[str, float] = {}
+    twins = known.twins
     wide_a = gradients_in_float64(a, [each.run.args for each in a.runs], sizes=sizes)
+    arguments = with_weights(b, arguments, {name: known.weights_of_b[name] for name in known.own})
     wide_b = weights_by_twin(gradients_in_float64(b, arguments, a.starts, eps_of=a.dtype), twins)
+    moved = _moved(a, b, known, arguments, wide_a, wide_b)
+    others = {*rewritten, *(known.name_in_a(name) for name in rewritten)}
     largest = max((size_of(x) for x in wide_a.values()), default=0.0)
     reference = wide_a  # of the side whose weights have more digits
     if unit_of(*a.gradients.values()) > unit_of(*b.gradients.values()):
@@ -64,11 +71,13 @@ def compare_gradients(
     gradients_b = weights_by_twin(b.gradients, twins)
     weights_b = weights_by_twin(b.parameters, twins)
     for name, low_a in a.gradients.items():
+        if name in others:
+            continue
         low_b, high = gradients_b.get(name), reference.get(name)
         one, other = wide_a.get(name), wide_b.get(name)
         if low_b is None or low_b.shape != low_a.shape:
             if name in a.parameters and _is_another(low_a, weights_b.get(name)):
-                continue  # such as three weights that were joined into one
+                continue  # such as three weights that were joined into one, or one that is frozen
             said = "B has no gradient there" if low_b is None else "shapes differ"
             yield Compared(name, "gradient", dtypes=(dtype_of(low_a), ""), reason=said)
             continue
@@ -78,7 +87,8 @@ def compare_gradients(
             errors = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
             units = unit_of(low_a), unit_of(low_b)
             if alike and one is not None and other is not None:
-                reason = _differs(one, other, max(units), max(largest, sizes.get(name, 0.0)))
+                size = max(largest, sizes.get(name, 0.0))
+                reason = _differs(one, other, max(units), size, moved.get(name, 0.0))
                 errors = None if reason else errors
             known_errors = errors if alike and errors is not None else (0.0, 0.0)
             reason = reason or _is_worse(low_a, low_b, known_errors, units)
@@ -91,6 +101,8 @@ def compare_gradients(
             reason=reason,
         )
     for name in gradients_b.keys() - a.gradients.keys():
+        if name in others:
+            continue
         if name in weights_b and _is_another(gradients_b[name], a.parameters.get(name)):
             continue
         dtypes = ("", dtype_of(gradients_b[name]))
@@ -98,14 +110,54 @@ def compare_gradients(
 
 
 def _is_another(gradient: Tensor, weight: Tensor | None) -> bool:
-    """Whether the other model has no such weight."""
-    return weight is None or weight.shape != gradient.shape
+    """Whether the other model has no such weight, or asks for no gradient of it."""
+    return weight is None or weight.shape != gradient.shape or not weight.requires_grad
 
 
-def _differs(one: Tensor, other: Tensor, unit: float, largest: float) -> str:
+def _moved(
+    a: ModelRun,
+    b: ModelRun,
+    known: Arguments,
+    arguments: Sequence[Sequence[Any]],
+    wide_a: Mapping[str, Tensor],
+    wide_b: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """How far each gradient moves with roundings of the weights that only one model has."""
+    found: dict[str, float] = {}
+    given = [each.run.args for each in a.runs]
+    for model, names, weights, args, starts, eps_of, before in (
+        (a, known.unshared[0], known.weights, given, None, None, wide_a),
+        (b, known.unshared[1], known.weights_of_b, arguments, a.starts, a.dtype, wide_b),
+    ):
+        if not names:
+            continue
+        moved = with_weights(model, args, moved_weights(weights, names, 0))
+        after = gradients_in_float64(model, moved, starts, eps_of=eps_of)
+        after = after if model is a else weights_by_twin(after, known.twins)
+        for name, x in before.items():
+            if name in after and after[name].shape == x.shape:
+                found[name] = max(found.get(name, 0.0), size_of(gap_of(x, after[name])))
+    return found
+
+
+def with_weights(
+    model: ModelRun, arguments: Sequence[Sequence[Any] | None], weights: Mapping[str, Tensor]
+) -> list[list[Any]]:
+    """The arguments of each graph, with other values for some weights."""
+    found = []
+    for kept, values in zip(model.runs, arguments, strict=True):
+        assert values is not None
+        made = list(values)
+        for position, name in standing(kept.run).items():
+            made[position] = weights.get(name, made[position])
+        found.append(made)
+    return found
+
+
+def _differs(one: Tensor, other: Tensor, unit: float, largest: float, moved: float) -> str:
     """Why two programs have different gradients in float64; "" if they have the same."""
     one, other = in_double(one), in_double(other)
-    allowed = unit * size_of(one) + SAME_PROGRAM * largest
+    allowed = unit * size_of(one) + SAME_PROGRAM * largest + OF_WEIGHTS * moved
     gap = float(gap_of(one, other).max()) if one.numel() else 0.0
     if gap <= allowed:
         return ""

@@ -17,7 +17,6 @@ from fxguard.comparison._recorded import Recorded, nodes_of, recorded
 from fxguard.comparison._rounding import apart, beyond, unit_of
 from fxguard.comparison._runs import ModelRun, unchanged
 from fxguard.comparison._sides import Key, Named, placeholders, standing
-from fxguard.comparison._weights import difference_between
 from fxguard.graph.operations import read_node
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.passes.unmark import without_marks
@@ -38,6 +37,9 @@ class Graphs:
     # whether the models were written in two ways or compute different things.
     suspects: dict[int, Key | None] = field(default_factory=dict)
     misshapen: dict[int, str] = field(default_factory=dict)  # positions, and how shapes differ
+    # Positions of operations that are the first to read a weight that is not A's, with the
+    # operation of B.
+    reweighed: dict[int, Key] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)  # what, and why
     only_in_a: list[str] = field(default_factory=list)  # titles
     only_in_b: list[str] = field(default_factory=list)
@@ -94,6 +96,7 @@ def compare_graphs(
     graphs.found += form.found
     graphs.suspects |= form.suspects
     graphs.misshapen |= form.misshapen
+    graphs.reweighed |= form.reweighed
     if not any(each.is_significant for each in graphs.found):
         for alone in _outputs(both, kept, b, form.returned):
             graphs.suspects[len(graphs.found)] = None
@@ -140,14 +143,7 @@ def _compare_graph(
     writes = any(read_node(node, owner).written for _, node, owner in nodes_of(module))
     names = placeholders(run)
     weights = {names[position]: name for position, name in standing(run).items()}
-    args = run.args
-    assert args is not None
-    for position, name in standing(run).items():
-        mine, theirs = args[position], arguments[position]
-        if mine is theirs or not isinstance(mine, Tensor) or name in form.differing:
-            continue
-        if difference := difference_between(theirs.detach(), mine.detach()):
-            form.differing[name] = difference
+    form.differing |= known.differing
     form.begin(number, weights, writes=writes)
     with Start(run).begun() as low:
         second = [

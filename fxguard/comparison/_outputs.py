@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from fxguard.comparison._moves import Moves
 from fxguard.comparison._programs import IN_TWO_DTYPES, Program
-from fxguard.comparison._rounding import apart, are_one_program, distance_of, error_of, unit_of
+from fxguard.comparison._rounding import (
+    apart,
+    are_one_program,
+    distance_of,
+    error_of,
+    rms_of,
+    unit_of,
+)
 from fxguard.comparison._runs import ModelRun
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
@@ -34,6 +44,7 @@ class OutputPair:
     wide_b: Tensor | None = None  # what B's program makes of them
     inexact: str = ""  # why float64 cannot tell whether the two programs are one
     same_within: tuple[float, float] = (0.0, 0.0)  # roundoff of the finer dtype, and of the coarser
+    moved: Tensor | None = None  # how far it moves with roundings of weights that one side has
 
     @property
     def is_judged(self) -> bool:
@@ -58,7 +69,10 @@ class OutputPair:
     def _is_within(self, unit: float) -> bool:
         if self.wide_a is None or self.wide_b is None:
             return False
-        return are_one_program(self.wide_a, self.wide_b, unit)
+        moved: Tensor | float = 0.0
+        if self.moved is not None and is_float(self.wide_a):
+            moved = self.moved + rms_of(self.moved)
+        return are_one_program(self.wide_a, self.wide_b, unit, moved)
 
 
 def paired_outputs(
@@ -90,6 +104,18 @@ def paired_outputs(
             f"output {number}", one, other, wide_a, wide_b, inexact, (min(units), max(units))
         )
         found.append(pair)
+    return found
+
+
+def with_moves(pairs: Sequence[OutputPair], of_a: Moves, of_b: Moves) -> list[OutputPair]:
+    """The same outputs, with how far each moves with roundings of weights that one side has."""
+    found = []
+    for pair in pairs:
+        moves = [of_a.outputs.get(id(pair.a)), of_b.outputs.get(id(pair.b))]
+        known = [x for x in moves if x is not None]
+        same = all(x.shape == known[0].shape for x in known)
+        moved = functools.reduce(torch.maximum, known) if known and same else None
+        found.append(replace(pair, moved=moved))
     return found
 
 

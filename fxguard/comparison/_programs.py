@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,10 +26,11 @@ from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["IN_TWO_DTYPES", "Program", "Values", "program_of"]
+__all__ = ["IN_TWO_DTYPES", "Keep", "Program", "Values", "kept_values", "program_of"]
 
 IN_TWO_DTYPES = "draws random numbers, in two dtypes"
 Values = dict[Key, list[list[Tensor]]]  # of each operation, in each turn of a loop
+Keep = Callable[[Key, list[Tensor]], None]  # gets what an operation made
 
 
 @dataclass(slots=True)
@@ -37,7 +39,6 @@ class Program:
 
     # By the identity of what graphs returned, and of inputs and weights.
     made: dict[int, Tensor] = field(default_factory=dict)
-    values: Values = field(default_factory=dict)  # of each operation; empty if nobody asked
     inexact: list[str] = field(default_factory=list)  # what was not computed in float64, and why
 
     def of(self, output: Tensor) -> Tensor | None:
@@ -53,13 +54,13 @@ class Choosing(WideForm):
     choose in float64.
 
     Args:
-        kept: gets what each operation makes; None to keep nothing.
+        keep: gets what each operation makes; None to keep nothing.
         eps_of: the dtype of which norms have their eps; None for that of the model.
     """
 
-    def __init__(self, kept: Values | None, eps_of: torch.dtype | None) -> None:
+    def __init__(self, keep: Keep | None, eps_of: torch.dtype | None) -> None:
         super().__init__()
-        self.kept = kept
+        self.keep = keep
         self.eps_of = eps_of
         self.graph = 0
         self.draws: set[str] = set()
@@ -71,11 +72,11 @@ class Choosing(WideForm):
         if ran.before is not None:
             self.draws.add(ran.call.kind)
         result = self._result(step, node, ran, args, kwargs)
-        if self.kept is not None:
+        if self.keep is not None:
             values = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
             made = [x for x in values if isinstance(x, Tensor)]
             key = self.graph, step.place(node)
-            self.kept[key].append(copied(made) if ran.call.written else made)
+            self.keep(key, copied(made) if ran.call.written else made)
         return result
 
     def _result(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
@@ -92,28 +93,44 @@ class Choosing(WideForm):
         return super().follow(step, node, with_eps_of(ran, self.eps_of), args, kwargs)
 
 
-def program_of(model: ModelRun, known: Arguments | None = None, *, keep: bool = False) -> Program:
+def kept_values() -> tuple[Values, Keep]:
+    """Somewhere to keep what each operation makes, and what puts it there."""
+    values: Values = defaultdict(list)
+    return values, lambda key, made: values[key].append(made)
+
+
+def program_of(
+    model: ModelRun,
+    known: Arguments | None = None,
+    *,
+    keep: Keep | None = None,
+    moved: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Program:
     """Run the graphs of a model in float64.
 
     Args:
         model: a model that has run.
         known: what A has for what the graphs read; None if the model is A itself.
-        keep: whether to keep what each operation makes.
+        keep: gets what each operation makes; None to keep nothing.
+        moved: other values for some of its weights, by name.
 
     Raises:
         NotJudged: when it cannot run again.
     """
     if not all(unchanged(each) for each in model.runs):
         raise NotJudged("an input of a captured graph was written after it had run")
-    program = Program(values=defaultdict(list) if keep else {})
+    program = Program()
     eps_of = None if known is None else known.a.dtype
-    form = Choosing(program.values if keep else None, eps_of)
+    form = Choosing(keep, eps_of)
     returned: list[list[Any]] = []
     _given(program, model, known)
     for number, kept in enumerate(model.runs):
         form.graph = number
         with Start(kept.run).begun() as low, torch.no_grad():
             second = _second(number, model, known, low, returned, program)
+            for position, name in standing(kept.run).items() if moved else ():
+                if name in moved:
+                    second[position] = moved[name].clone()
             module = without_marks(kept.run.graph_module)
             _, made = Lockstep(module, form).run_both(low, second)
         returned.append(list(made))
@@ -148,12 +165,8 @@ def _second(
         if known is None and id(x) in program.made and id(x) not in inputs:
             other = program.made[id(x)]
         is_known = position in names or id(x) in program.made or id(x) in inputs
-        if known is not None and position in names and is_float(x):
-            is_known = names[position] in known.twins or x.dtype in _dtypes(known.a)
         if is_float(x) and not is_known and not _is_number(x):
-            program.inexact.append(
-                "a weight has no counterpart" if position in names else "it was made between graphs"
-            )
+            program.inexact.append("it was made between graphs")
         if other is x:
             found.append(copy)
         else:  # a copy if the graph may write it

@@ -25,6 +25,8 @@ __all__ = [
 ROUNDINGS = 16
 # What two programs may differ by in float64, relative to the largest magnitude: 2^-40.
 SAME_PROGRAM = 2.0**-40
+# How many roundings of a weight that was computed from others are explained.
+OF_WEIGHTS = 8
 # In roundings of A, where operations that only A has rounded the operands of A's operation.
 UNALIGNED = 64
 # Vector kernels flush what is below the smallest normal number of float32.
@@ -61,20 +63,21 @@ def distance_of(a: Tensor, b: Tensor) -> float:
     return apart_by / size if size else (math.inf if apart_by else 0.0)
 
 
-def are_one_program(a: Tensor, b: Tensor, unit: float) -> bool:
+def are_one_program(a: Tensor, b: Tensor, unit: float, moved: Tensor | float = 0.0) -> bool:
     """Whether two results in float64 are one but for numbers that were rounded before.
 
     Args:
         a: what one program makes in float64.
         b: what the other one makes of the same inputs and weights.
         unit: how far numbers in the programs may have been rounded.
+        moved: how far elements move with roundings of weights that only one of the two has.
     """
     if a.shape != b.shape:
         return False
     if not is_float(a) or not is_float(b):
         return bool(torch.equal(in_double(a), in_double(b)))
     a, b = in_double(a), in_double(b)
-    allowed = unit * (a.abs() + rms_of(a)) + SAME_PROGRAM * size_of(a)
+    allowed = unit * (a.abs() + rms_of(a)) + SAME_PROGRAM * size_of(a) + OF_WEIGHTS * moved
     return not bool((gap_of(a, b) > allowed).any())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,16 @@ class Side:
             return self.inputs[graph].get(node.name)
         return graph, (inside, node.name)
 
+    def readers_of(self, names: Iterable[str]) -> dict[str, list[Key]]:
+        """The operations that read some weights, by the name of the weight."""
+        found: dict[str, list[Key]] = {name: [] for name in names}
+        for key, named in self.named.items():
+            for node in named.node.all_input_nodes:
+                origin: Any = self.origin(key[0], key[1][0], node)
+                if isinstance(origin, tuple) and origin[0] == "weight" and origin[1] in found:
+                    found[origin[1]].append(key)
+        return found
+
 
 def side_of(model: ModelRun) -> Side:
     """The operations of a model that has run."""
@@ -108,7 +118,7 @@ def _inputs(model: ModelRun) -> tuple[tuple[dict[str, Hashable], ...], dict[int,
         for position, name in enumerate(placeholders(kept.run)):
             known = made.get(id(args[position])) if isinstance(args[position], Tensor) else None
             weight = ("weight", names[position]) if position in names else None
-            inputs[name] = weight or known or ("unknown", position)
+            inputs[name] = weight or known or _number(args[position]) or ("unknown", position)
         found.append(inputs)
         (output,) = (node for node in kept.run.graph_module.graph.nodes if node.op == "output")
         for node, value in zip(nodes.leaves(output.args[0]), kept.outputs, strict=True):
@@ -116,6 +126,14 @@ def _inputs(model: ModelRun) -> tuple[tuple[dict[str, Hashable], ...], dict[int,
                 of_input = inputs.get(node.name) if node.op == "placeholder" else None
                 made[id(value)] = of_input or (number, ((), node.name))
     return tuple(found), made
+
+
+def _number(x: Any) -> Hashable:
+    """A Python number that TorchDynamo passes, because it was another one before."""
+    is_number = isinstance(x, Tensor) and x.dim() == 0 and x.dtype == torch.float64
+    if is_number and x.device.type == "cpu":
+        return "number", float(x)
+    return ("number", x) if isinstance(x, (int, float)) else None
 
 
 def placeholders(run: GraphRun) -> list[str]:

@@ -16,10 +16,11 @@ from fxguard.comparison._alone import beyond_roundings
 from fxguard.comparison._arguments import Arguments, weights_by_twin
 from fxguard.comparison._as_it_ran import as_it_ran
 from fxguard.comparison._backward import BesideBackward
+from fxguard.comparison._ends import ends_of
 from fxguard.comparison._gradients import compare_gradients
 from fxguard.comparison._graphs import compare_graphs
 from fxguard.comparison._judged import Judge
-from fxguard.comparison._outputs import UNITS, compare_outputs, paired_outputs
+from fxguard.comparison._outputs import UNITS, compare_outputs
 from fxguard.comparison._programs import Program, program_of
 from fxguard.comparison._recorded import WholeFunctions
 from fxguard.comparison._rounding import distance_of, unit_of
@@ -34,6 +35,7 @@ from fxguard.trace.elements import Compared
 
 __all__ = ["compare"]
 
+SHOWN = 5  # weights that are listed
 IN_FLOAT64 = "gradients in float64"
 
 
@@ -140,6 +142,7 @@ class _Comparing:
         self.known = Arguments.between(a, b)
         self.both = aligned(a, b, self.known.twins)
         self.graphs = compare_graphs(a, b, self.both, self.known, judge)
+        self.rewritten: frozenset[str] = frozenset()
         if output_tolerance is None:
             output_tolerance = UNITS * max(coarsest(a), coarsest(b))
         self.output_tolerance = output_tolerance
@@ -156,6 +159,7 @@ class _Comparing:
         differs = any(each.is_significant for each in (*graphs.found, *outputs))
         gradients = list(self._gradients(differs)) if backward else []
         told = {said.partition(":")[0] for each in graphs.found for said in each.weights}
+        told |= {self.known.name_in_a(name) for name in self.rewritten}
         weights = tuple(weights_apart(a.parameters, self._weights_of_b(), told))
         return Comparison(
             a.name,
@@ -169,20 +173,17 @@ class _Comparing:
             weights,
             tuple(graphs.only_in_a),
             tuple(graphs.only_in_b),
-            tuple(_notes(a, b)),
+            (*_notes(a, b), *self._note_of_weights()),
             returned=not (a.raised or b.raised),
         )
 
     def _outputs(self) -> list[Compared]:
         """Judge the outputs, and by them the operations that are another program in B."""
         a, b, graphs = self.a, self.b, self.graphs
-        programs, why = None, ""
-        try:
-            programs = program_of(a), program_of(b, self.known)
-        except NotJudged as reason:
-            why = str(reason)
-        pairs = paired_outputs(a, b, programs, why)
-        found = settled(a, b, self.both, self.known, graphs, pairs, self.output_tolerance)
+        ends = ends_of(a, b, self.known)
+        pairs, self.known = ends.pairs, ends.known
+        found = settled(self.both, graphs, ends, self.output_tolerance)
+        self.rewritten = found.rewritten
         graphs.leave(found.found, self.both.without(found.apart))
         self.both = self.both.without(found.apart)
         blamed = any(each.is_significant for each in graphs.found)
@@ -202,7 +203,7 @@ class _Comparing:
                 all_compared=not graphs.not_compared,
                 tolerance=self.judge.tolerance,
                 output_tolerance=self.output_tolerance,
-                reference=self._reference(programs),
+                reference=self._reference(ends.programs),
             )
         )
 
@@ -230,11 +231,15 @@ class _Comparing:
             )
         try:
             found = list(
-                compare_gradients(a, b, self.known.twins, graphs.arguments, alike=not chose)
+                compare_gradients(
+                    a, b, self.known, graphs.arguments, self._other_weights(), alike=not chose
+                )
             )
         except (NotJudged, RuntimeError) as reason:
             graphs.not_compared["gradients"] = str(reason)
             return
+        for name, side in self.known.frozen().items():
+            graphs.not_compared[f"gradient of {name}"] = f"only {side} asks for one"
         if any(each.is_significant for each in found) and not differs:
             yield from self._backward_to_blame()
         # Where the forward differs, gradients differ because of it.
@@ -246,6 +251,16 @@ class _Comparing:
             self.a, self.b, self.both, self.known, self.judge, BesideBackward, WholeFunctions
         )
         return [each for each in graphs.found if each.part == "backward"]
+
+    def _other_weights(self) -> set[str]:
+        """Weights of B that have other gradients than A's."""
+        return {*self.rewritten, *self.both.read_otherwise(self.known.twins)}
+
+    def _note_of_weights(self) -> Iterator[str]:
+        if self.rewritten:
+            names, more = sorted(self.rewritten), len(self.rewritten) - SHOWN
+            listed = ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+            yield f"written in another way in B, with what reads them: {listed}"
 
     def _weights_of_b(self) -> dict[str, Tensor]:
         """B's weights by the names and in the layouts of A."""
