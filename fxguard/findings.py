@@ -87,6 +87,14 @@ GIVEN = {
     "input[": Role.INPUT,
 }
 
+# Operations that make nothing: what they bring was made on another rank.
+BROUGHT = frozenset(
+    (
+        *("recv", "irecv", "broadcast", "distributed.gather", "distributed.scatter"),
+        *("all_gather", "all_gather_single", "all_gather_into_tensor", "all_gather_coalesced"),
+        *("all_to_all", "all_to_all_single"),
+    )
+)
 GRADIENT_OF = "gradient of "  # the same, if the operation that made a gradient is unknown
 
 LOSS = "the loss"  # the same, if the operation that made the loss is unknown
@@ -206,6 +214,8 @@ class Origin:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""
             backward = "backward of " if self.frame.phase == "backward" else ""
+            if not backward and self.what in BROUGHT:
+                return f"{self.what}{place} brought {problem} from another rank{where}"
             return f"{backward}{self.what}{place} made {problem}{where}"
         if self.what.startswith(GRADIENT_OF):
             return f"{self.what} {'came in as' if self.phase == 'loss' else 'is'} {problem}"

@@ -50,6 +50,8 @@ class LiveTensors:
         # By address of the storage. Each entry holds a weak reference, so that no other storage
         # gets the address; it is released at the end.
         self._memories: dict[int, Key] = {}
+        # What memories hold besides, where other ranks have written a part of them.
+        self._besides: dict[int, tuple[Key, ...]] = {}
 
     def remember(self, tensor: Any, key: Key) -> None:
         """Note which value a tensor holds from now on; anything other than a tensor is ignored."""
@@ -89,6 +91,8 @@ class LiveTensors:
             elif origin is None and before is not key:
                 origin = before
             memories[memory] = key
+            if self._besides:
+                self._besides.pop(memory, None)
         return origin
 
     def key_of(self, tensor: Any) -> Key | None:
@@ -115,16 +119,51 @@ class LiveTensors:
         """Forget a tensor that was given other memory, so that its contents are unknown."""
         self._known.pop(id(tensor), None)
 
+    def rest_of(self, tensor: Tensor) -> tuple[Key, ...]:
+        """The values that the memory of a tensor holds besides, if the tensor is a part of it."""
+        found: list[Key] = []
+        for storage in _storages_of(tensor) if self._memories and _is_part(tensor) else ():
+            if (key := self._memories.get(storage._cdata)) is not None:
+                found += [key, *self._besides.get(storage._cdata, ())]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether other ranks have written a part of some memory."""
+        return bool(self._besides)
+
+    def besides(self, tensor: Tensor) -> tuple[Key, ...]:
+        """What the memory of a tensor holds besides its origin: see :meth:`came_in`."""
+        memories = [storage._cdata for storage in _storages_of(tensor)]
+        return tuple(key for memory in memories for key in self._besides.get(memory, ()))
+
     def exchanged(self, tensor: Tensor) -> None:
         """Forget a tensor, and all in its memory, because another rank's numbers come into it."""
-        memories = {storage._cdata for storage in _storages_of(tensor)}
-        for identity, (reference, _, _) in list(self._known.items()):
+        memories, is_part = {x._cdata for x in _storages_of(tensor)}, _is_part(tensor)
+        for identity, (reference, _, key) in list(self._known.items()):
             holder = reference()
-            if holder is None or not memories.isdisjoint(x._cdata for x in _storages_of(holder)):
-                del self._known[identity]
-        for memory in memories & self._memories.keys():
+            found = () if holder is None else [x._cdata for x in _storages_of(holder)]
+            if holder is not None and memories.isdisjoint(found):
+                continue
+            del self._known[identity]
+            for memory in found if is_part else ():
+                self._besides[memory] = tuple({*self._besides.get(memory, ()), key})
+        for memory in () if is_part else memories & self._memories.keys():
             del self._memories[memory]
+            self._besides.pop(memory, None)
             self._free(memory)
+
+    def came_in(self, tensor: Tensor, key: Key, rest: tuple[Key, ...]) -> None:
+        """Note what other ranks have written into a part of some memory.
+
+        Args:
+            tensor: the part.
+            key: what it holds now.
+            rest: what the rest of the memory holds.
+        """
+        self.remember(tensor, key)
+        if rest:
+            self._besides |= {storage._cdata: rest for storage in _storages_of(tensor)}
 
     def written(self, tensor: Tensor, before: int | None) -> Iterator[Key]:
         """Note that a tensor was written; it keeps its key, as do tensors that share its memory.
@@ -177,11 +216,18 @@ class LiveTensors:
     def clear(self) -> None:
         """Forget all tensors."""
         self._known.clear()
+        self._besides.clear()
         memories = self._memories
         while memories:
             self._free(memories.popitem()[0])
 
     __del__ = clear
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether a tensor does not fill its memory."""
+    size = tensor.numel() * tensor.element_size()
+    return any(storage.nbytes() > size for storage in _storages_of(tensor))
 
 
 def _storages_of(tensor: Tensor) -> Iterable[UntypedStorage]:

@@ -18,10 +18,13 @@ from torch import Tensor
 
 from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.arguments import ModelCall
+from fxguard.batch.arrivals import Arrivals, with_outputs
 from fxguard.batch.events import Event, GraphRun, UncapturedOperation, expect_rows
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.weights import Snapshot
+from fxguard.findings import BROUGHT
 from fxguard.graph import nodes
+from fxguard.graph.collectives import OWN
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.lost_elements import Lost
 from fxguard.graph.one_operation import OneOperation
@@ -92,6 +95,7 @@ class Batch:
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and had copied
         self.live = LiveTensors()
+        self.arrivals = Arrivals()
         self.modules: list[RunningModule] = []
         self.module_calls = 0
         self.labels: dict[Key, str] = {}  # the user's names for values
@@ -107,16 +111,21 @@ class Batch:
 
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Add one run of a graph; ``outputs`` is what it returned, without the statistics."""
+        if self.arrivals:
+            self.arrivals.read(run.live, self.brought)
         index, live, plan = len(self.events), self.live, run.plan
         args, run.live = run.live, ()
         for position, value in plan.inputs:
             tensor = args[position]
+            besides = live.besides(tensor) if live.has_parts else ()
             known, origin = live.enter(tensor, key := Key(index, value))
             if known is not None:
                 run.inputs[value] = known
                 continue
             if origin is not None:
                 run.derived[value] = origin
+                if besides:
+                    run.besides[value] = besides
             if run.args is not None and run.args[position] is not tensor:
                 self.copied[key] = tensor
         for position, value in plan.buffers:  # unless the batch wrote them, they are the model's
@@ -133,23 +142,49 @@ class Batch:
         self.events.append(run)
         self.runs.append(run)
 
+    # Exchanges with other ranks.
+
+    def exchanged(self, tensor: Tensor) -> None:
+        """Note that other ranks' numbers come into a tensor; no version of it tells."""
+        self.live.exchanged(tensor)
+        if (memory := nodes.memory_of(tensor)) is not None:
+            for run in self.runs:
+                run.exchanged(memory)
+
+    def brought(self, operation: UncapturedOperation, tensors: Sequence[Tensor]) -> None:
+        """Add an exchange that has ended, with what it wrote: no second run tells more of it."""
+        kind = operation.kind
+        written = [x for x in tensors if x.is_floating_point() or x.is_complex()]
+        keys: list[Key] = []
+        for tensor in written:
+            rest = self.live.rest_of(tensor)
+            keys.append(self.measure(tensor, Role.MADE, kind))
+            self.live.came_in(tensor, keys[-1], rest)
+        if keys:
+            reason = "" if kind in BROUGHT else OWN.format(kind)
+            self.no_evidence |= dict.fromkeys((key.value for key in keys), reason)
+            self.events.append(with_outputs(operation, keys))
+
     # Between graphs.
 
     def value_of(self, tensor: Tensor, name: str, role: Role = Role.INPUT) -> Key:
         """The value that a tensor holds, measured now if it has not been measured yet."""
+        if self.arrivals:
+            self.arrivals.read([tensor], self.brought)
         key = self.live.key_of(tensor)
         if key is not None:
             return key
         origin = self.live.origin_of(tensor)
+        parts = [] if origin is None else [origin, *self.live.besides(tensor)]
         key = self.measure(tensor, role if origin is None else Role.MADE, name)
-        if origin is not None:
+        if parts:
             self.events.append(
                 UncapturedOperation(
                     kind="view",
                     module=self.module,
                     calls=self.calls,
                     place=None,
-                    inputs=[("input[0]", origin)],
+                    inputs=[(f"input[{i}]", part) for i, part in enumerate(parts)],
                     outputs=[("output", key)],
                     framed=False,
                     counts=False,

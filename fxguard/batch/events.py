@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from fxguard.batch.dataflow import DataFlow, ranges_of
 from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
+from fxguard.graph import nodes
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.source_lines import Place, source_at
 from fxguard.measure import eager, native, traceable
@@ -19,6 +20,7 @@ from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
 from fxguard.records import Range, Role
 
 __all__ = [
+    "EXCHANGED",
     "Event",
     "GraphRun",
     "ModuleReturn",
@@ -27,6 +29,9 @@ __all__ = [
     "UncapturedOperation",
     "expect_rows",
 ]
+
+# In the place of a version: other ranks have written the tensor, which no version tells.
+EXCHANGED = -1
 
 # The ranges of values that only a second run of a graph can see, by index in its plan.
 LookAgain = Callable[["GraphRun"], Mapping[int, Range | str]]
@@ -114,6 +119,8 @@ class GraphRun(Event):
     live: tuple[Any, ...] = ()  # the original arguments, until the batch has linked them
     inputs: dict[int, Key] = field(default_factory=dict)  # values made by an earlier event
     derived: dict[int, Key] = field(default_factory=dict)  # values in the memory of an earlier one
+    # Of these, what the memory holds besides: other ranks have written a part of it.
+    besides: dict[int, tuple[Key, ...]] = field(default_factory=dict)
     # If the graph raised, the values that the raising operation had read.
     stopped_at: tuple[int, ...] = ()
     raised: FramePlan | None = None  # the raising operation
@@ -123,6 +130,7 @@ class GraphRun(Event):
     held_as: str = ""  # the name that a script has for the model
     is_compiled: bool = False  # whether a compiled form of the captured graph ran
     # How often each item of `args` was written when the graph had run; None if nobody looked.
+    # `EXCHANGED` where other ranks have sent it something since.
     versions: tuple[int | None, ...] | None = None
 
     @property
@@ -169,6 +177,15 @@ class GraphRun(Event):
         else:
             self.measured = _on_host(self.measured, len(self.plan.checks))
 
+    def exchanged(self, memory: int) -> None:
+        """Note that other ranks have sent numbers into some memory: no version tells."""
+        args = self.args or ()
+        if self.versions is not None and any(nodes.memory_of(x) == memory for x in args):
+            pairs = zip(self.versions, args, strict=True)
+            self.versions = tuple(
+                EXCHANGED if nodes.memory_of(x) == memory else version for version, x in pairs
+            )
+
     def close(self) -> None:
         """Release its arguments, so that it cannot run again."""
         self.args = None
@@ -194,14 +211,16 @@ class GraphRun(Event):
         place: list[int] = []  # in the flow, for each value of the plan
         for local, (value, found) in enumerate(zip(self.plan.values, ranges, strict=True)):
             key = Key(index, local)
-            if local in self.inputs:
-                flow.place[key] = flow.place[self.inputs[local]]
+            held = self.inputs.get(local)
+            if held is not None and not self._was_replaced(flow.ranges[flow.place[held]], found):
+                flow.place[key] = flow.place[held]
             else:
                 flow.add_value(key, self._running_value(local, value), found)
             place.append(flow.place[key])
             if local in self.derived:
-                origin = flow.place[self.derived[local]]
-                flow.steps.append(link(self.names[1], (origin,), place[local]))
+                held_before = (self.derived[local], *self.besides.get(local, ()))
+                origins = tuple(flow.place[key] for key in held_before)
+                flow.steps.append(link(self.names[1], origins, place[local]))
         steps_before = len(flow.steps)
         for step in self.plan.steps:
             flow.steps.append(
@@ -226,6 +245,12 @@ class GraphRun(Event):
                 )
             )
 
+    def _was_replaced(self, before: Range | str, found: Range | str) -> bool:
+        """Whether a finite input has turned bad since it was made, which no version tells."""
+        if self.is_compiled or not isinstance(before, Range) or not isinstance(found, Range):
+            return False  # between fused operations a value has more digits
+        return found.severity > before.severity
+
     def _running_value(self, local: int, value: Value) -> Value:
         if local in self.derived:
             return replace(value, role=Role.MADE)
@@ -240,8 +265,8 @@ class GraphRun(Event):
     def identity(self) -> Hashable | None:
         if self.plan.later:
             return None
-        inputs, derived = tuple(self.inputs.items()), tuple(self.derived.items())
-        return id(self.plan), self.names, self.calls, inputs, derived
+        origins = (self.inputs, self.derived, self.besides)
+        return id(self.plan), self.names, self.calls, *(tuple(each.items()) for each in origins)
 
     def operations(self) -> set[tuple[str, str]]:
         return {(self.running_name(step.module), step.kind) for step in self.plan.steps}

@@ -63,6 +63,7 @@ def keep_only(batch: Batch, wanted: Collection[Key]) -> Mapping[Key, Key]:
         batch.fingerprints = _by_key(batch.fingerprints, keys)
     batch.judged_before = {keys[key] for key in batch.judged_before if key in keys}
     batch.live.keep(keys)
+    batch.arrivals.clear()  # what they read has other keys now
     return keys
 
 
@@ -81,6 +82,7 @@ def _leading_to(batch: Batch, wanted: Collection[Key]) -> tuple[set[Key], list[i
             if index not in graphs:
                 continue
             read = [*event.inputs.values(), *event.derived.values()]
+            read += [key for keys in event.besides.values() for key in keys]
         else:
             continue  # a loss has no modules
         events.append(index)
@@ -97,6 +99,8 @@ def _renamed(event: Event, keys: Mapping[Key, Key]) -> Event:
     if isinstance(event, GraphRun):  # others refer to it, so it stays the same object
         event.inputs = {local: keys[key] for local, key in event.inputs.items()}
         event.derived = {local: keys[key] for local, key in event.derived.items()}
+        besides = event.besides.items()
+        event.besides = {local: tuple(keys[key] for key in each) for local, each in besides}
     return event
 
 

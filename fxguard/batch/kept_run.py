@@ -134,7 +134,7 @@ class KeptRun:
             self.event,
             args=self._arguments(),
             random_state=self.random_state,
-            versions=self.versions,
+            versions=self.event.versions or self.versions,  # the event's know of exchanges
         )
 
 

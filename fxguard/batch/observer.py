@@ -8,7 +8,7 @@ would not take their fused path while a torch function mode is active.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Number
 from typing import Any
@@ -30,9 +30,10 @@ from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.collectives import waits
+from fxguard.graph.exchanges import brought_later, exchange_of
 from fxguard.graph.lost_elements import lost_alone
 from fxguard.graph.one_operation import OneOperation
-from fxguard.graph.operations import Call, is_collective, is_move, name_of, read_call
+from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
@@ -180,7 +181,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     forward.read_names()
     batch = forward.batch
-    inputs = [(label, forward.key_of(tensor, label)) for label, tensor in _rows_of(call)]
+    exchange = exchange_of(func, args, kwargs)
+    rows = _rows_of(call) if exchange is None else _labelled(exchange.reads)
+    inputs = [(label, forward.key_of(tensor, label)) for label, tensor in rows]
     apart = [(forward.key_of(x, name), x) for name, x in call.apart if _is_float(x)]
     tape = None if kind in RUN_FUNCTIONS else forward.tape  # these compile what they run
     noted = None if tape is None else tape.before(func, args, kwargs, batch.module)
@@ -194,10 +197,15 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = calling_line()
         with torch._C.DisableTorchFunction():
             tape.after(noted, result, place)
-    exchanged = _exchanged(func, args, kwargs)
-    if exchanged and result is not None:  # it is still running: who reads them measures them
-        for tensor in exchanged:
-            batch.live.exchanged(tensor)
+    if exchange is not None:
+        for tensor in exchange.writes:
+            batch.exchanged(tensor)
+        operation = operation_of(batch, call, place or calling_line(), inputs, [])
+        later = brought_later(func, result, exchange)
+        if later is None:
+            batch.brought(operation, exchange.writes)
+        elif later:
+            batch.arrivals.expect(operation, later)
         return result
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):
@@ -208,7 +216,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place = place or calling_line()
     made = [(path, batch.measure(x, Role.MADE, kind)) for path, x in results]
     outputs = [(nodes.label_of("output", path), key) for path, key in made]
-    changed = [*call.beside, *(("", tensor) for tensor in exchanged)]
+    changed = list(call.beside)
     if result is None:  # ``x[i] = y`` returns nothing
         changed += [("", tensor) for tensor in call.in_place]
     for name, tensor in changed:
@@ -217,8 +225,6 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         add_evidence(batch, call, func, result, made)
-    if exchanged:
-        batch.no_evidence |= dict.fromkeys((key.value for _, key in outputs), waits(func, ()))
     if batch.lost_share is not None and made:
         add_lost(batch, call, func, result, made[0][1].value)
     if outputs:
@@ -229,13 +235,6 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written_apart = operation_of(batch, call, place, read, written)
         batch.events.append(replace(written_apart, framed=False, counts=False))
     return result
-
-
-def _exchanged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that a collective may have written; it counts no versions."""
-    if not is_collective(func):
-        return []
-    return [x for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor) and _is_float(x)]
 
 
 def operation_of(
@@ -305,6 +304,11 @@ def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:
         if _is_float(tensor):
             yield f"input[{position if keyword is None else keyword}]", tensor
             position += keyword is None
+
+
+def _labelled(tensors: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The same for tensors that leave for other ranks."""
+    return ((f"input[{i}]", tensor) for i, tensor in enumerate(filter(_is_float, tensors)))
 
 
 def _is_float(tensor: Tensor) -> bool:

@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from fxguard.batch.autograd_nodes import function_of, metadata_of
-from fxguard.batch.events import GraphRun
+from fxguard.batch.events import EXCHANGED, GraphRun
 from fxguard.batch.tape_graph import Given, Made, Noted, Ref, graph_of, refs, replaced
 from fxguard.errors import FxguardError
 from fxguard.graph.collectives import none_issued, waits
+from fxguard.graph.exchanges import exchange_of
 from fxguard.graph.nodes import elements_of, leaves, memory_of
 from fxguard.graph.operations import name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
@@ -93,8 +94,10 @@ class Tape:
         if are_levels_open() or any(id(x) not in call.versions for x in read):
             return  # under torch.func, or the call changed its arguments, as a deep copy does
         written = [x for x in read if version_of(x) != call.versions[id(x)]]
-        if waits(call.func, ()):  # a collective counts no version
-            held = [(x, self._held(x, call.versions[id(x)])) for x in read]
+        exchange = exchange_of(call.func, call.args, call.kwargs)
+        if exchange is not None:  # it counts no version
+            self._forget_given(exchange.writes)
+            held = [(x, self._held(x, call.versions[id(x)])) for x in exchange.writes]
             written = [x for x, value in held if isinstance(value, Made)]
         made = list(elements_of(result))
         if not (made or written) or not any(map(self._belongs_to(call), read)):
@@ -114,6 +117,15 @@ class Tape:
         call.place = place
         call.versions = {}
         self.has_noted = True
+
+    def _forget_given(self, tensors: Iterable[Tensor]) -> None:
+        """What these tensors held is gone: other ranks have written them."""
+        memories = {memory_of(x) for x in tensors} - {None}
+        for identity, (reference, _, value) in list(self._known.items() if memories else ()):
+            holder, given = reference(), value()
+            if isinstance(given, Given) and memory_of(holder) in memories:
+                given.version = EXCHANGED
+                del self._known[identity]
 
     def _belongs_to(self, call: Noted) -> Callable[[Tensor], bool]:
         def belongs(tensor: Tensor) -> bool:

@@ -158,6 +158,8 @@ def name_of(target: Any) -> str:
             return f"{namespace}.{name}"
     else:
         name = getattr(target, "__name__", None) or type(target).__name__
+        if name in SHARED_NAMES and is_collective(target):
+            return f"distributed.{name}"
     if name.startswith("__") and name.endswith("__") and name not in tables.NOT_OPERATIONS:
         name = name.strip("_")
     return tables.OPERATORS.get(name, name)
@@ -180,6 +182,7 @@ def is_collective(target: Any) -> bool:
     return callable(target) and module.startswith("torch.distributed")
 
 
+SHARED_NAMES = ("gather", "scatter")  # torch.distributed's are not those of torch
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 NAMES_OF_TORCH = (torch, torch.Tensor, torch.nn.functional, torch.ops.aten)
 TORCH_NAMESPACES = ("aten", "prims", "prim", "quantized", "_quantized", "quantized_decomposed")

@@ -25,17 +25,18 @@ from fxguard.graph.wide_form import NotJudged
 from fxguard.measure.traceable import inside
 
 __all__ = [
-    "OF_RANKS",
+    "OWN",
     "expect_none",
     "is_of_ranks",
     "may_wait_in",
     "none_issued",
     "none_issued_by",
+    "of_ranks",
     "waits",
     "waits_in",
 ]
 
-OF_RANKS = "operations on a {} may be collectives, and no second run issues one"
+OF_RANKS = "operations on {} may be collectives, and no second run issues one"
 OWN = "{} is a collective, and no second run issues one"
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -52,6 +53,12 @@ def is_of_ranks(value: Any) -> bool:
     return any(map(is_of_ranks, inside(value)))
 
 
+def of_ranks(value: Any) -> str:
+    """What to say of such a tensor."""
+    name = type(value).__name__
+    return OF_RANKS.format(f"an {name}" if name[0] in "AEIOU" else f"a {name}")
+
+
 def waits(target: Any, values: Iterable[Any]) -> str:
     """Why an operation may wait for other ranks; "" if it does not.
 
@@ -61,7 +68,7 @@ def waits(target: Any, values: Iterable[Any]) -> str:
     """
     for value in values:
         if is_of_ranks(value):
-            return OF_RANKS.format(type(value).__name__)
+            return of_ranks(value)
     return OWN.format(name_of(target)) if is_collective(target) else ""
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from fxguard.findings import Fix, Growth, Origin
+from fxguard.findings import BROUGHT, Fix, Growth, Origin
 from fxguard.formats import FORMATS
 from fxguard.records import Frame, Role, Row, RowRole
 from fxguard.report.groups import group_headline, more_text
@@ -271,8 +271,8 @@ def _needs(origin: Origin) -> str:
         )
     if origin.problem != "inf" or origin.limit is None:
         return ""
-    if origin.cause not in ("overflow", "unknown"):  # a pole: a larger dtype does not help
-        return ""
+    if origin.cause not in ("overflow", "unknown") or origin.what in BROUGHT:
+        return ""  # of a pole: a larger dtype does not help
     if origin.needed is None:
         return f"{origin.dtype} holds {_limit_text(origin.limit)}"
     if math.isinf(origin.needed):

@@ -7,6 +7,7 @@ would wait for ranks that make no such run, or take their numbers for its own.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +16,24 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
-from fxguard.graph.collectives import OF_RANKS, is_of_ranks, none_issued, waits_in
+from fxguard.graph.collectives import is_of_ranks, none_issued, of_ranks, waits_in
 from fxguard.graph.overwritten_inputs import written_inputs
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.torch_settings import settings_now
 from fxguard.graph.wide_form import NotJudged
-from fxguard.measure.at_hand import has_memory, own_arithmetic
+from fxguard.measure import traceable
+from fxguard.measure.at_hand import has_memory, own_arithmetic, range_of
 from fxguard.measure.func_levels import levels_restored
-from fxguard.records import Role
+from fxguard.records import Range, Role
+from fxguard.rerun.repeats import TOLERANCE
 
-__all__ = ["Start"]
+__all__ = ["Start", "written_since"]
 
 GONE = "an input of its graph is gone"
 FREED = "an input of its graph has been freed"
 CHANGED = "an input of its graph was written since"
+
+TINY = 1e-37  # kernels may take smaller numbers of float32 for 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +63,12 @@ class Start:
             return GONE
         for argument in run.args:
             if is_of_ranks(argument):
-                return OF_RANKS.format(type(argument).__name__)
+                return of_ranks(argument)
         if not all(has_memory(x) for x in run.args if isinstance(x, Tensor)):
             return FREED
-        if self._was_written():
+        if written_since(run):
             return CHANGED
         return waits_in(run.graph_module) if self.to_the_end else ""
-
-    def _was_written(self) -> bool:
-        """Whether anybody else has written an input since."""
-        run = self.run
-        assert run.args is not None
-        if run.versions is None or (now := versions_of(run.args)) == run.versions:
-            return False
-        own = {position for position, _ in run.plan.written}  # a second run writes the same again
-        pairs = zip(run.versions, now, strict=True)
-        return any(one != two for i, (one, two) in enumerate(pairs) if i not in own)
 
     def copies(self) -> list[Any]:
         """The graph's inputs, with copies of everything that it may write.
@@ -115,6 +110,39 @@ class Start:
         """
         with none_issued(self.run.graph_module, self.run.args or ()):
             yield
+
+
+def written_since(run: GraphRun) -> frozenset[int]:
+    """Positions of the inputs of a graph that somebody else has written since it ran.
+
+    Not every write counts a version: other ranks, numpy and foreign kernels write memory. So an
+    input has to have the range, too, that the first run has measured.
+    """
+    if run.args is None or run.versions is None:
+        return frozenset()
+    own = {position for position, _ in run.plan.written}  # a second run writes the same again
+    pairs = enumerate(zip(run.versions, versions_of(run.args), strict=True))
+    found = {i for i, (one, two) in pairs if one != two}
+    first = run.statistics if run.postponed is None else ()
+    for position, value in (*run.plan.inputs, *run.plan.buffers):
+        slot = run.plan.values[value].slot
+        if slot is not None and slot < len(first) and position not in own:
+            low, high = first[slot].tolist()
+            if not _is_still(run.args[position], low, high):
+                found.add(position)
+    return frozenset(found - own)
+
+
+def _is_still(tensor: Tensor, low: float, high: float) -> bool:
+    """Whether a tensor has this range; also if its range cannot be told."""
+    with own_arithmetic():
+        before, now = traceable.decode(low, high), range_of(tensor)
+    if not isinstance(before, Range) or not isinstance(now, Range):
+        return True
+    if before.severity or now.severity:
+        return before.severity == now.severity
+    pairs = ((before.abs_min, now.abs_min), (before.abs_max, now.abs_max))
+    return all(math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=TINY) for one, two in pairs)
 
 
 def _copies_of(run: GraphRun) -> list[Any]:

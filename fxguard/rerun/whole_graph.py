@@ -8,7 +8,7 @@ before.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
 from fxguard.rerun.repeats import same_magnitude
-from fxguard.rerun.start import Start
+from fxguard.rerun.start import Start, written_since
 
 __all__ = ["OTHER_NUMBERS", "measure_postponed", "measure_run"]
 
@@ -45,8 +45,7 @@ def measure_run(run: GraphRun) -> None:
     run.postponed = None
     run.not_again = Start(run).why_not()
     if run.not_again:  # perhaps nothing was copied
-        entered = dict((*run.plan.inputs, *run.plan.buffers))
-        lost = (entered[p] for p in run.plan.overwritten if p in entered)
+        lost = _entered(run.plan, (*run.plan.overwritten, *written_since(run)))
         postponed.overwritten = (*postponed.overwritten, *lost)
     for second in () if run.not_again else postponed.ways():
         try:
@@ -62,6 +61,12 @@ def measure_run(run: GraphRun) -> None:
             return
     run.not_again = run.not_again or OTHER_NUMBERS
     _stand_alone(run, postponed)
+
+
+def _entered(plan: Plan, positions: Iterable[int]) -> Iterator[int]:
+    """The values of arguments at some positions."""
+    entered = dict((*plan.inputs, *plan.buffers))
+    return (entered[position] for position in positions if position in entered)
 
 
 def _repeats(plan: Plan, statistics: Tensor, postponed: Postponed) -> bool:

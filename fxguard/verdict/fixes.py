@@ -5,7 +5,7 @@ A new fix is one entry in :data:`RULES`. Knows nothing of torch.
 
 from __future__ import annotations
 
-from fxguard.findings import Fix
+from fxguard.findings import BROUGHT, Fix
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import (
     DEFAULT_EPS,
@@ -29,6 +29,7 @@ __all__ = ["MASKS", "MOST_FIXES", "RULES", "Rule", "fixes_for", "fixes_of_given"
 
 MOST_FIXES = 3
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
+SENT = "look at the other ranks: one of them has sent it"
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
 
 
@@ -44,6 +45,8 @@ def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tu
         Exact fixes before advice, at most three.
     """
     case = Case(cause, evidence, around)
+    if case.name in BROUGHT:
+        return (Fix("advice", SENT),)
     if case.lost_mask():
         return (Fix("advice", MASK),)
     if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):

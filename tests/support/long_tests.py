@@ -100,6 +100,7 @@ LONG = (
             "precision/test_properties.py",
             "ranks/test_backward_of_ranks.py",
             "ranks/test_distributed.py",
+            "ranks/test_exchanges.py",
             "ranks/test_netcheck.py",
             "ranks/test_pipelines.py::test_two_ranks",
             "ranks/test_second_runs.py",
