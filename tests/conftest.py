@@ -15,6 +15,7 @@ import torch
 import torch._dynamo.guards
 
 from fxguard.capture.following import Following
+from fxguard.graph.torch_settings import settings_now
 from fxguard.guard.guard import Guard
 from fxguard.verdict import forgiving
 
@@ -93,7 +94,20 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_mode_is_left() -> Iterator[None]:
+def torch_is_left_as_it_was() -> Iterator[None]:
+    """A test that changes torch's global state fails itself, and no other."""
+    from support.torch_state import changes_since, state_now  # not before, as above
+
+    before, restore = state_now(), settings_now()
+    yield
+    changes = changes_since(before)
+    if changes:
+        restore()
+    assert not changes
+
+
+@pytest.fixture(autouse=True)
+def no_mode_is_left(torch_is_left_as_it_was: None) -> Iterator[None]:
     """No test runs under the mode of a training that raised in another one, and left it there."""
     yield
     for mode in torch.overrides._get_current_function_mode_stack():

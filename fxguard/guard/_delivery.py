@@ -25,6 +25,7 @@ from fxguard.guard._coverage import idle_globs
 from fxguard.guard._loss_scale import LossScale
 from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
+from fxguard.guard._withheld import Withheld
 from fxguard.guard.recorder import Recorder
 from fxguard.plan.plan import Step
 from fxguard.ranks import agreement
@@ -61,6 +62,8 @@ class Delivery:
     Attributes:
         last_report: the report of the last detection, or None.
         heard: called with each report after it was handed on.
+        withheld: the reports that are withheld in the script; None if none is.
+        withholds: whether this model's reports may be.
         scalers: those that scaled the last loss; None if nobody followed it.
         not_searched: why no operation was found for bad gradients, and how often.
         warns_of_idle_globs: whether a warning is still due for globs of ``ignore`` that name
@@ -73,6 +76,8 @@ class Delivery:
         self.options = options
         self.last_report: Report | None = None
         self.heard: Callable[[Report], object] = lambda report: None
+        self.withheld: Withheld | None = None
+        self.withholds = False
         self.scalers: Iterable[GradScaler] | None = None
         self.not_searched: Counter[str] = Counter()
         self._loss_scale = LossScale(options.loss_scale)
@@ -341,7 +346,30 @@ class Delivery:
     def _tell(
         self, report: Report, finished: Finished, error: Exception | None, tells: bool | None
     ) -> None:
-        """Report what was found."""
+        """Report what was found, or withhold it."""
+        if self.withheld is not None:
+            if not self.withholds:
+                report = self.withheld.instead(report)
+            elif (
+                error is None
+                and not self.options.strict
+                and self.withheld.withholds(report, self.report_later, self.stream)
+            ):
+                self.recorder.notes.update((each.message, each) for each in report.origins)
+                return
+        self._report(report, finished, error, tells)
+
+    def report_later(self, report: Report) -> None:
+        """Hand on a report that was withheld.
+
+        Raises:
+            NonFiniteError: if ``on_detect="raise"``.
+        """
+        self._report(report, Finished(Batch(report.batch_number), report=report), None, None)
+
+    def _report(
+        self, report: Report, finished: Finished, error: Exception | None, tells: bool | None
+    ) -> None:
         stage = self.recorder.stages.get(report.batch_number)
         if stage is not None and report.phase != "optimizer":  # a step follows all micro-batches
             report = replace(report, stage=stage.number, micro_batch=stage.micro_batch)

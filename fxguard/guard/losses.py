@@ -118,8 +118,7 @@ class Losses:
 
     def is_read_by(self, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a call reads a part of a loss, or an output from which no backward can begin."""
-        loss = self._following().loss
-        if loss is not None and loss.is_read_by(args, kwargs):
+        if self.is_read_in_loss(args, kwargs):
             return True
         if not self._keeps_outputs:
             return False
@@ -128,6 +127,11 @@ class Losses:
             return False  # a backward may begin there, and nobody would follow it
         late = self._late_outputs()
         return any(late.has(x) for x in read)
+
+    def is_read_in_loss(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a call reads a part of a loss that is followed."""
+        loss = self._following().loss
+        return loss is not None and loss.is_read_by(args, kwargs)
 
     def _step_comes(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called when an optimizer is about to make a step in this thread."""

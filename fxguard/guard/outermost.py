@@ -27,6 +27,7 @@ from fxguard.errors import UsageError
 from fxguard.guard._holders import name_by_holder
 from fxguard.guard._last_frames import LastFrames
 from fxguard.guard._own_calls import OwnCalls
+from fxguard.guard._withheld import Withheld
 from fxguard.guard.guard import Guard, in_backward
 from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
 from fxguard.guard.losses import Losses
@@ -66,9 +67,9 @@ class OutermostModules:
             transforms are such modules. Otherwise they are checked operation by operation, as is
             everything in a worker of a DataLoader, where a capture would not pay.
         follow_losses: whether what the script computes from outputs is also checked, up to its
-            backward. A module without parameters and buffers that reads outputs is then a part of
-            the loss, and so is one that reads detached outputs later or under no_grad: what it
-            returns counts where it gets to, and is no model's output.
+            backward. A module without parameters that reads outputs is then a part of the loss:
+            what it returns counts where it gets to, and is no model's output. What any other module
+            without parameters returns is withheld until something comes of it.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class OutermostModules:
         self._local = threading.local()
         self._original: Any = None
         self._own_calls = OwnCalls(self._make_own_call)
+        self._withheld = Withheld()
 
     @property
     def guards(self) -> list[Guard]:
@@ -131,7 +133,7 @@ class OutermostModules:
         self._local = threading.local()
 
     def _make_call(self, original: Callable[..., Any]) -> Any:
-        local = self._local
+        local, withheld = self._local, self._withheld
         enter, leave = self._enter, self._leave
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
@@ -148,8 +150,12 @@ class OutermostModules:
                 return original(module, *args, **kwargs)
             watched = enter(module, args, kwargs)
             try:
-                return original(module, *args, **kwargs)
+                output = original(module, *args, **kwargs)
+                if watched is not None and watched.guard.delivery.withholds:
+                    withheld.returned(output)
+                return output
             except BaseException as error:
+                withheld.returned(None)
                 hide_frames(error)
                 raise  # this does not add the frame of this function again
             finally:
@@ -207,16 +213,18 @@ class OutermostModules:
     def _enter(self, module: Module, args: Any, kwargs: Any) -> Watched | None:
         target = unwrapped(module)
         losses = self.losses
-        if losses is not None and not has_weights(target):
+        if losses is not None and not has_parameters(target):
             if self._is_in_reader(target):
                 return None
-            if losses.is_read_by(args, kwargs):
+            reads = losses.is_read_in_loss if has_weights(target) else losses.is_read_by
+            if reads(args, kwargs):
                 self._local.reader = module
                 return None
         if is_traced() or getattr(target, "_is_replica", False):
             return None
         watched = self._watched_of(target)
         if watched is not None:
+            self._withheld.model_reads(args, kwargs)
             with self._lock:
                 if watched.calls == 0 and not watched.stays:
                     watched.guard.install()
@@ -249,8 +257,8 @@ class OutermostModules:
         return self._known(target) is None and not pays_to_capture(target)
 
     def _is_in_reader(self, target: Module) -> bool:
-        """Whether a module without weights is called by one that reads outputs: a criterion."""
-        return getattr(self._local, "reader", None) is not None and not has_weights(target)
+        """Whether a module without parameters is called by one that reads outputs: a criterion."""
+        return getattr(self._local, "reader", None) is not None and not has_parameters(target)
 
     def _known(self, target: Module) -> Watched | None:
         """What is known of a module; nothing if it came in the place of one that is gone."""
@@ -288,6 +296,10 @@ class OutermostModules:
             if self.losses is not None:
                 guard.watch_steps(self.losses)
             guard.delivery.heard = self.on_report
+            if self.losses is not None:
+                is_model = has_parameters(target)
+                self._withheld.has_model |= is_model
+                guard.delivery.withheld, guard.delivery.withholds = self._withheld, not is_model
             guard.recorder.earlier = self._earlier
             self._watched[id(target)] = watched = Watched(guard)
             for key, old in list(self._watched.items())[:-KEPT]:
@@ -348,6 +360,11 @@ def pays_to_capture(module: Module) -> bool:
 def has_weights(module: Module) -> bool:
     """Whether a module, or a part of it, has parameters or buffers."""
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+
+
+def has_parameters(module: Module) -> bool:
+    """Whether a module, or a part of it, has parameters; a metric may have buffers alone."""
+    return any(True for _ in module.parameters())
 
 
 def check_has_forward(target: Module) -> None:

@@ -147,10 +147,10 @@ def of_a_weight(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def of_data(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """A transform that reads no output is checked by itself, before and after a step."""
+    """A transform that reads no output is named when a model reads what it returned."""
     step(model, optimizer)
     with torch.no_grad():
-        Root()(torch.randn(4, 4))
+        model(Root()(torch.randn(4, 4)))
 
 
 @pytest.mark.parametrize(
