@@ -124,13 +124,17 @@ class Origin:
     row_count: int | None = None  # how many such rows; None if it has fewer than two dimensions
     dtype: str = ""  # of the bad tensor, "float16"
     limit: float | None = None  # the largest number that this dtype holds
+    # The first element that is not finite; None if nobody looked at it.
+    first_bad: float | None = None
     needed: float | None = None  # the largest magnitude that the operation makes in float64, or inf
     autocast: tuple[Row, ...] = ()  # what autocast cast to `dtype`, which cannot hold it
     follows: bool = False  # made from a bad value of another origin
     climb: tuple[Climb, ...] = ()  # where the magnitude grew most on the way to the origin
     spread: tuple[str, ...] = ()  # the first operations that the bad value reached, by title
     spread_count: int = 0  # how many it reached in all
-    reached_output: bool = False  # whether it is in what the model returned
+    reached_output: bool = False  # whether it is in what the guarded module returned
+    # That module, if it is not the model: "criterion", "CrossEntropyLoss". "" for the model.
+    returned_by: str = ""
     # "overflow", "underflow", "rounding", "zero divisor", "domain", "empty", "masked row",
     # "no alignment", "data", "weight", "memory"; "unknown" if it could not be determined.
     cause: str = "unknown"
@@ -149,6 +153,19 @@ class Origin:
     good_in: int | None = None
     # Why it is unknown whether an absorbed inf or NaN does harm: "no float64 kernel for X".
     not_judged: str = ""
+
+    @property
+    def not_finite(self) -> str:
+        """What it holds: ``NaN``, or its infinities by their signs, ``inf and -inf``.
+
+        Infinities that nobody has counted are those of the first element that somebody looked at.
+        """
+        if self.problem == "nan":
+            return "NaN"
+        if self.nan_count is not None:
+            signs = ("inf", self.posinf_count), ("-inf", self.neginf_count)
+            return " and ".join(sign for sign, count in signs if count) or "inf"
+        return "-inf" if self.first_bad == -math.inf else "inf"
 
     @property
     def masked_row(self) -> bool:
@@ -205,7 +222,7 @@ class Origin:
             gradients = self.what.removeprefix(GRADIENT_OF)
             lifts = self.fixes[0].text
             return f"all gradients of {gradients} are 0 in {self.dtype}: {self.operands}; {lifts}"
-        problem = "NaN" if self.problem == "nan" else "inf"
+        problem = self.not_finite
         if self.problem == "underflow":
             problem = f"{_percent(self.lost_share or 0.0)} of its nonzero elements 0"
         if self.phase == "optimizer":

@@ -204,6 +204,7 @@ class Delivery:
         batch = Batch(0) if last is None else last.batch
         if kept and kept[-1].batch_number != batch.number:
             batch = Batch(kept[-1].batch_number)
+        self._note_bad(ended.leaves, batch.number)
         told = {batch.number, *(each.batch_number for each in kept)} & set(self._told)
         searches = bool(ended.leaves) and not told
         report = None
@@ -247,9 +248,16 @@ class Delivery:
         last = self.recorder.last
         if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
             return
+        self._note_bad([leaf], last.batch.number)
         report = self._backward_report(last.batch.number, Ended([], [leaf], COMPILED))
         if report is not None:  # other ranks do not know of it, so this one does not wait for them
             self._tell(report, Finished(last.batch, report=report), None, None)
+
+    def _note_bad(self, leaves: Iterable[BadLeaf], number: int) -> None:
+        for leaf in leaves:
+            role, _, name = leaf.name.partition(" ")
+            if role == Role.WEIGHT.value:
+                self.recorder.bad_gradients.setdefault(name, number)
 
     def stepped(self, optimizer: Optimizer, weights: Iterator[SteppedWeight]) -> None:
         """Trace a step of an optimizer, if that was asked for."""
@@ -262,17 +270,22 @@ class Delivery:
         if frames:
             self.traces.stepped(number, frames)
 
-    def weights_spoilt(self, describe: Callable[[int], Origin]) -> None:
+    def weights_spoilt(
+        self, describe: Callable[[int], Origin], *, brought_in: int | None = None
+    ) -> None:
         """Report weights that were made bad after a backward.
 
         Args:
             describe: makes the origin, given the number of the last batch.
+            brought_in: the batch whose backward brought the bad gradient; None for none.
 
         Raises:
             NonFiniteError: if ``on_detect="raise"``.
         """
         last = self.recorder.last
-        if self.options.trace_batch_nums or last is None or last.batch.number in self._told:
+        if self.options.trace_batch_nums or last is None:
+            return
+        if last.batch.number in self._told or brought_in in self._told:
             return  # the gradients were bad, which was reported
         number = last.batch.number
         self.recorder.standing.step_was_made()  # weights are not what its frames read

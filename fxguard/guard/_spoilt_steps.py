@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -11,17 +10,18 @@ from types import FrameType
 import torch.amp.grad_scaler
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.late_writes import LateWrites
-from fxguard.capture.instances import instances_of
 from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller
 from fxguard.guard._backward import BackwardPasses
 from fxguard.guard._delivery import Delivery
+from fxguard.guard._learning_rate import schedule_of
 from fxguard.guard._scaled_step import ScaledStep
+from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.details import describe as look_at
 from fxguard.rerun.first_bad import FirstBad
 from fxguard.rerun.own_step import OwnStep, is_own
 from fxguard.verdict.forgiving import or_else
@@ -72,6 +72,7 @@ class SpoiltSteps:
             if gradient is not None:
                 weights = [replace(first, gradient=gradient.clone()), *more]
         spoilt_in = self._spoilt_in.get(weights[0].name)
+        brought_in = self.delivery.recorder.bad_gradients.get(weights[0].name)
         self._note(weights, f"{name}'s step")
         source = source_of_caller()
 
@@ -91,15 +92,17 @@ class SpoiltSteps:
                     changed_by=self.writes().of_gradient(weights[0].weight),
                     schedule=or_else("", schedule_of, optimizer),
                     spoilt_in=spoilt_in,
+                    brought_in=brought_in,
                 ),
                 source,
                 number,
             )
 
-        self.delivery.weights_spoilt(describe)
+        self.delivery.weights_spoilt(describe, brought_in=brought_in)
 
     def loss_comes(self, *, is_scaled: bool) -> None:
         """Called when the backward of a loss may begin."""
+        self._forget_reset()
         self._are_scaled = is_scaled and (self._are_scaled or self._has_stepped)
         self._has_stepped = False
 
@@ -107,6 +110,8 @@ class SpoiltSteps:
         """Called when a step has ended."""
         self._note_scaled(optimizer)
         self._has_stepped = True
+        stepped = {id(x) for group in optimizer.param_groups for x in group["params"]}
+        self._forget_gradients(lambda weight: id(weight) in stepped)
         self.delivery.recorder.excused = None
         self._backwards = self._count()
 
@@ -133,7 +138,8 @@ class SpoiltSteps:
         if last is None:
             return
         for weight in weights:
-            self.delivery.recorder.spoilt[weight.name] = last.batch.number, by
+            number = self.delivery.recorder.bad_gradients.get(weight.name, last.batch.number)
+            self.delivery.recorder.spoilt[weight.name] = number, by
             self._spoilt_in[weight.name] = last.batch.number
 
     def _note_scaled(self, optimizer: Optimizer) -> None:
@@ -153,6 +159,21 @@ class SpoiltSteps:
         if scale > 1:
             name = class_name(type(optimizer))
             recorder.scaled_step = ScaledStep(name, recorder.last.batch.number, scale)
+
+    def _forget_reset(self) -> None:
+        """Forget bad gradients that the script has set to zero, or to something finite, since."""
+        known = len(self.delivery.recorder.bad_gradients)
+        self._forget_gradients(lambda weight: weight.grad is None or _is_finite(weight.grad))
+        if len(self.delivery.recorder.bad_gradients) < known:
+            self._backwards = self._count()  # what they brought is gone
+
+    def _forget_gradients(self, is_over: Callable[[Tensor], bool]) -> None:
+        recorder = self.delivery.recorder
+        if recorder.bad_gradients and recorder.model is not None:
+            weights = dict(recorder.model.named_parameters())
+            for name in [*recorder.bad_gradients]:
+                if name not in weights or is_over(weights[name]):
+                    del recorder.bad_gradients[name]
 
     def _count(self) -> int:
         return 0 if self.backward is None else self.backward.count
@@ -182,6 +203,11 @@ def _inside(
     return or_else(nothing, own.first_bad, optimizer, weights[0].weight)
 
 
+def _is_finite(gradient: Tensor) -> bool:
+    with own_arithmetic():
+        return not look_at(gradient.detach()).severity
+
+
 def may_be_scaled(root: Tensor) -> bool:
     """Whether a GradScaler may have made a loss: it multiplies the script's own one last."""
     return root.grad_fn is not None and root.grad_fn.name() == "MulBackward0"
@@ -201,13 +227,3 @@ def _is_called_by_scaler() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def schedule_of(optimizer: Optimizer) -> str:
-    """What set a learning rate that is not finite: ``LambdaLR set it, at its step 3``."""
-    for scheduler in instances_of(LRScheduler):
-        if getattr(scheduler, "optimizer", None) is optimizer:
-            rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
-            if not all(map(math.isfinite, rates)):
-                return f"{type(scheduler).__name__} set it, at its step {scheduler.last_epoch}"
-    return ""

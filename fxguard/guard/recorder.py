@@ -94,6 +94,9 @@ class Recorder:
         self.spoilt: dict[str, tuple[int, str]] = {}
         # The last backward, if only the loss scale made its gradients bad.
         self.excused: Excused | None = None
+        # Weights into whose gradients a backward since the last step brought something bad, with
+        # the number of its batch.
+        self.bad_gradients: dict[str, int] = {}
         # The first step that read gradients which a GradScaler had not unscaled.
         self.scaled_step: ScaledStep | None = None
         # What the script has written since the last backward; None if nobody watches it.

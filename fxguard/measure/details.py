@@ -10,7 +10,7 @@ from torch import Tensor
 from fxguard.measure.traceable import inside, magnitudes, numbers
 from fxguard.records import Severity
 
-__all__ = ["Detail", "describe"]
+__all__ = ["Detail", "describe", "not_finite_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,9 @@ class Detail:
     row_count: int | None = None  # how many there are; None for fewer than two dimensions
     loop: str = ""  # the higher-order operation that made it repeatedly, "scan"; "" if none
     iteration: int = 0  # of the innermost such operation: the first that was not finite
-    magnitudes: tuple[float, ...] = ()  # the largest in each earlier iteration, all of them finite
+    magnitudes: tuple[
+        float, ...
+    ] = ()  # the largest in each earlier iteration, if it leads to the next
 
     @property
     def severity(self) -> Severity:
@@ -38,6 +40,21 @@ class Detail:
 
 
 MOST_ROWS = 3  # named
+
+
+def not_finite_in(value: Tensor) -> str:
+    """What a tensor holds beside finite numbers: ``NaN``, or its infinities with their signs.
+
+    Example:
+        >>> not_finite_in(torch.tensor([1.0, -torch.inf, torch.inf]))
+        'inf and -inf'
+    """
+    if bool(value.isnan().any()):
+        return "NaN"
+    infinite = value[value.isinf()]
+    real = infinite.real if infinite.is_complex() else infinite
+    signs = (("inf", real > 0), ("-inf", real < 0))
+    return " and ".join(sign for sign, found in signs if bool(found.any()))
 
 
 def describe(value: Tensor) -> Detail:

@@ -57,8 +57,8 @@ def group_headline(group: Sequence[Origin], totals: Mapping[str, int]) -> str:
     if total := totals[held]:
         count = f"all {total}" if total == len(group) else f"{count} of {total}"
     names = [origin.what.removeprefix(f"{held} ") for origin in group]
-    problems = {"NaN" if origin.problem == "nan" else "inf" for origin in group}
-    problem = " or ".join(sorted(problems))
+    problems = {sign for origin in group for sign in origin.not_finite.split(" and ")}
+    problem = " or ".join(sorted(problems, key=("NaN", "inf", "-inf").index))
     if first.good_in is not None:
         return f"{count} {held}s turned {problem} {first.turned_between}: {_listed(names)}"
     return f"{count} {held}s hold {problem}: {_listed(names)}"

@@ -106,7 +106,7 @@ class Report(Displayed):
             >>> print(report.summary)
             batch 0: mul made inf (gated.py:11): overflow
               gated.py:11: hidden = torch.nn.functional.gelu(self.gate(x)) * self.up(x)
-              at [0, 1]: 512.5 * 514.0 is 263425 in float64 (and 35 more; sample 0)
+              at [0, 1]: 512.5 * 514.0 is 263425 in float64 (likewise in 35 more elements)
               fix: keep this operation in float32, or the model in bfloat16 (advice)
         """
         if not (self.grown or self.origins):

@@ -231,7 +231,7 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
     if origin.spread_count:
         more_names = origin.spread_count - len(origin.spread)
         names = ", ".join(origin.spread) + (f" and {more_names} more" if more_names > 0 else "")
-        end = "; the model returned it" if origin.reached_output else ""
+        end = f"; {origin.returned_by or 'the model'} returned it" if origin.reached_output else ""
         yield f"  it spread to {names}{end}"
 
 
@@ -273,6 +273,8 @@ def _needs(origin: Origin) -> str:
         return ""
     if origin.cause not in ("overflow", "unknown") or origin.what in BROUGHT:
         return ""  # of a pole: a larger dtype does not help
+    if origin.phase == "optimizer" and origin.cause == "unknown":  # perhaps a setting was infinite
+        return ""
     if origin.needed is None:
         return f"{origin.dtype} holds {_limit_text(origin.limit)}"
     if math.isinf(origin.needed):

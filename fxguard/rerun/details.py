@@ -50,7 +50,8 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
         if detail.severity is not Severity.FINITE:
             iterations.setdefault("loop", last.loop)
             iterations.setdefault("iteration", last.iteration)
-            iterations.setdefault("magnitudes", tuple(magnitudes))
+            grows = name in last.by_name and last.is_recurrence(name)
+            iterations.setdefault("magnitudes", tuple(magnitudes) if grows else ())
         magnitudes.append(detail.largest_finite or 0.0)
 
     def visit(slot: int, value: Any, repeats: bool) -> None:
@@ -70,6 +71,7 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
     checks = list(enumerate(run.plan.checks))
     if later is not None:  # only a second run sees it, so there is nothing to compare
         wanted, checks = -1, [(-1, run.plan.later[later])]
+    name = dict(checks)[wanted].node  # type: ignore[index]
     try:
         with Start(run, to_the_end=False).begun() as given:
             walk = NodeByNode(run.graph_module, checks, visit)

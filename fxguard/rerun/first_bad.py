@@ -23,6 +23,7 @@ from fxguard.graph.operations import Call, is_collective, is_custom, name_of, re
 from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS
 from fxguard.graph.wide_form import NotJudged, is_float
+from fxguard.rerun.variances import Differences
 
 __all__ = ["FirstBad", "Looks"]
 
@@ -40,6 +41,8 @@ class FirstBad:
     place: Place | None  # the user's line
     evidence: Evidence | None  # its numbers; None if it could not run alone
     made_by: tuple[str, ...] = ()  # the operations that made its operands; "norm" for any norm
+    # Whether it takes the root of a difference that looks like a variance: `sq - mean ** 2`.
+    is_of_variance: bool = False
     number: float | None = None  # a Python number among its arguments that is not finite
 
 
@@ -63,6 +66,7 @@ class Looks(TorchFunctionMode):
         self._bad: dict[int, FirstBad] = {}  # by memory
         self._number: FirstBad | None = None  # behind the last bad number that was read
         self._made_by: dict[int, str] = {}
+        self._differences = Differences()
         self._looks = 0
         for each in copies:
             self._keep(each)
@@ -120,6 +124,9 @@ class Looks(TorchFunctionMode):
         read = {_memory(x) for x in given} if not written else set()
         for index, tensor in enumerate(made or _written(call, kind, args)):
             self._made_by[id(tensor)] = self._maker(kind, given, tensor)
+            own = _at(args, index) if kind.startswith(FOREACH) else args
+            is_of_variance = any(isinstance(x, Tensor) and x in self._differences for x in own)
+            self._note(kind, own, kwargs, tensor)
             if _memory(tensor) in read:
                 continue  # a view
             if not is_float(tensor) or _is_finite(tensor):
@@ -131,8 +138,14 @@ class Looks(TorchFunctionMode):
                 bad = FirstBad(kind, calling_line(), None, number=number)
                 self._bad[_memory(tensor)] = self._number or bad
             else:
-                self._bad[_memory(tensor)] = self._found(func, call, before, index)
+                found = self._found(func, call, before, index)
+                self._bad[_memory(tensor)] = replace(found, is_of_variance=is_of_variance)
         return result
+
+    def _note(self, kind: str, args: Any, kwargs: Mapping[str, Any], made: Tensor) -> None:
+        given = [x for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor)]
+        numbers = [x for x in args if not isinstance(x, Tensor)]
+        self._differences.note(kind.removeprefix(FOREACH), given, numbers, kwargs, made)
 
     def _maker(self, kind: str, given: list[Tensor], made: Tensor) -> str:
         """The operation that made a tensor; a norm that is only bounded or scaled stays one."""
@@ -149,7 +162,7 @@ class Looks(TorchFunctionMode):
         args, kwargs = before
         if call.kind.startswith(FOREACH):
             kind = call.kind.removeprefix(FOREACH)
-            args = tuple(x[index] if isinstance(x, (list, tuple)) else x for x in args)
+            args = _at(args, index)
             operation = OneOperation(kind, kind, args, kwargs)
             found = replace(found, kind=kind)
         else:
@@ -169,6 +182,11 @@ class Looks(TorchFunctionMode):
     def _refuse(self, why: str) -> None:
         self.refused = why
         raise NotJudged(why)
+
+
+def _at(args: Any, index: int) -> tuple[Any, ...]:
+    """The arguments of one of the operations that a ``_foreach`` function stands for."""
+    return tuple(x[index] if isinstance(x, (list, tuple)) else x for x in args)
 
 
 def _written(call: Call, kind: str, args: Any) -> list[Tensor]:

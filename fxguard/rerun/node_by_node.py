@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ class NodeByNode(Interpreter):
         self.inside = inside
         self.repeats = repeats
         self.loop, self.iteration = "", 0  # the innermost loop around this graph
+        self.carried = 0  # see :class:`~fxguard.graph.higher_order.Body`, if this is its body
         self.by_name = {node.name: node for node in module.graph.nodes}
         self.after: dict[str, list[tuple[int, Check]]] = {}
         self.bodies: dict[tuple[str, int], list[tuple[int, Check]]] = {}
@@ -89,6 +91,30 @@ class NodeByNode(Interpreter):
             self.visit(slot, value, self.repeats)
         return result
 
+    def carried_by(self, kind: higher_order.HigherOrder, node: Node, position: int) -> int:
+        """How many values a loop passes from one run of a body to the next."""
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            bodies = kind.bodies(node, self.module)  # type: ignore[arg-type]
+            return next((body.carried for body in bodies if body.position == position), 0)
+        return 0
+
+    def is_recurrence(self, name: str) -> bool:
+        """Whether a value of this body leads to the same value in the next iteration."""
+        node = self.by_name[name]
+        inputs = [each for each in self.by_name.values() if each.op == "placeholder"]
+        output = next(each for each in self.by_name.values() if each.op == "output")
+        results: Any = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
+        passed = [*zip(results[: self.carried], inputs, strict=False)]
+        todo, seen = [node], set[Node]()
+        while todo:
+            at = todo.pop()
+            following = [*at.users, *(taken for result, taken in passed if result is at)]
+            if node in following:
+                return True
+            todo += [each for each in following if each not in seen]
+            seen.update(following)
+        return False
+
     def enters(self, node: Node) -> bool:
         """Whether the bodies of an operation run node by node."""
         is_looked_at = any(name == node.name for name, _ in self.bodies)
@@ -114,6 +140,7 @@ class NodeByNode(Interpreter):
                 name = operations.name_of(target)
                 inner.loop, inner.iteration = name.removesuffix("_impl"), iterations[position]
                 iterations[position] += 1
+                inner.carried = self.carried_by(kind, node, position)
             self.last_body = inner
             result = inner.run(*operands)
             self.last_body = None

@@ -23,6 +23,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
 from fxguard.graph.wide_form import Ran, is_float
 from fxguard.measure.at_hand import own_arithmetic
+from fxguard.measure.details import not_finite_in
 from fxguard.measure.free_memory import has_room
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check
@@ -43,12 +44,13 @@ class Outcome:
     """One value in the model's form and in another way."""
 
     severity: Severity  # in the model's form; FINITE if a second run shows nothing bad
+    made: str  # the same in words, with signs: "-inf"; "" if finite
     bad: int  # elements that are bad there
     rows: tuple[int, ...]  # the indices of dimension 0 that hold them, if there are several
     size: int  # of that dimension; 0 if it is the only one, which may be channels
-    other: Severity  # the worst of those elements in the other way
+    other: str  # what is not finite among those elements in the other way: "inf and -inf"
     still: int  # how many of them are also bad in the other way
-    first: Severity  # the first of them in the other way
+    first: str  # the same of the first of them
     is_finite: bool  # whether everything that is finite in the model's form is finite there
     most: float  # the largest finite magnitude in the other way
     is_whole: bool = True  # whether everything leading to the value ran in the other way
@@ -278,21 +280,16 @@ def outcome_of(
     rows = bad.flatten(1).any(1).nonzero().flatten().tolist() if bad.dim() > 1 else []
     return Outcome(
         severity=severity if len(where) else Severity.FINITE,
+        made=not_finite_in(low[bad]),
         bad=len(where),
         rows=tuple(rows),
         size=low.shape[0] if low.dim() > 1 else 0,
-        other=_severity(at_bad),
+        other=not_finite_in(at_bad),
         still=int(still.sum()),
-        first=_severity(at_bad[:1]),
+        first=not_finite_in(at_bad[:1]),
         is_finite=not bool((is_bad & ~bad).any()),
         most=float(finite.max()) if finite.numel() else 0.0,
     )
-
-
-def _severity(value: Tensor) -> Severity:
-    if bool(value.isnan().any()):
-        return Severity.NAN
-    return Severity.INF if bool(value.isinf().any()) else Severity.FINITE
 
 
 def _in_part(outcome: Outcome) -> Outcome:

@@ -210,7 +210,7 @@ def _operands(backward: Backward, seen: BackwardEvidence, label: str) -> str:
         return gradient_text(seen.gradient, seen.came_in, label)
     frame = backward.frame_of(seen.made_by)
     where = "" if frame.source is None else f" ({frame.source.place})"
-    problem = "NaN" if math.isnan(seen.forward.number) else "inf"
+    problem = "NaN" if math.isnan(seen.forward.number) else f"{seen.forward.number:g}"
     return f"it read {problem} that {frame.kind}{where} made: {operands_text(seen.forward)}"
 
 

@@ -25,12 +25,18 @@ from fxguard.verdict.rules import Rule
 from fxguard.verdict.rules import names_in as _names
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["MASKS", "MOST_FIXES", "RULES", "Rule", "fixes_for", "fixes_of_given"]
+__all__ = ["MASKS", "MOST_FIXES", "RULES", "VARIANCE", "Rule", "fixes_for", "fixes_of_given"]
 
 MOST_FIXES = 3
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
 SENT = "look at the other ranks: one of them has sent it"
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
+
+# A variance as the difference of two averages, of the numbers and of their squares.
+VARIANCE = (
+    "average x and x² with one decay, and take (sq - mean ** 2).clamp(min=0) + eps: with two "
+    "decays, or by roundings, the difference is negative"
+)
 
 
 def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tuple[Fix, ...]:
@@ -100,7 +106,10 @@ _EXPS = _names("cosh exp exp2 expm1 sinh")
 _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
 _LOSSES = LOSSES_OF_TARGETS | _names("kl_div")
-_NORMS = frozenset(DEFAULT_EPS) - {"weight_norm"}
+# Those take no eps, and this one for a logarithm.
+_WITHOUT_EPS = _names("cosine_embedding_loss renorm")
+_NORMS = frozenset(DEFAULT_EPS) - _WITHOUT_EPS - {"poisson_nll_loss", "weight_norm"}
+_TAKE_DTYPE = _names("cumprod cumsum mean nansum prod sum")
 _KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
 
 # How to keep an argument inside its domain or away from a pole.
@@ -134,10 +143,13 @@ _SMOOTHED = {
 
 # How to give a decomposition a gradient.
 _SEPARATED = {
-    "eig": "add small, different numbers to the diagonal; eigvals alone has a gradient",
-    "eigh": "add small, different numbers to the diagonal; eigvalsh alone has a gradient",
+    "eig": "add different small numbers to the diagonal: where eigenvalues are equal, eig's "
+    "vectors have no finite gradient; eigvals's values have one",
+    "eigh": "add different small numbers to the diagonal: where eigenvalues are equal, eigh's "
+    "vectors have no finite gradient; eigvalsh's values have one",
     "qr": "leave out dependent columns, or add eps to the diagonal: Q has no gradient there",
-    "svd": "add small, different numbers to the diagonal; svdvals alone has a gradient",
+    "svd": "add different small numbers to the diagonal: where singular values are equal, svd's "
+    "vectors have no finite gradient; svdvals's values have one",
 }
 
 RULES = (
@@ -167,8 +179,10 @@ RULES = (
     Rule("overflow", _EXPS, "advice",
          "bound the argument, {c.name}(x.clamp(max={c.exponent_with_room})): {c.dtype} ends at "
          "{c.limit:.5g}", signs.is_free_exponent),
-    Rule("overflow", _REDUCED, "advice",
+    Rule("overflow", _TAKE_DTYPE, "advice",
          "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
+    Rule("overflow", _REDUCED - _TAKE_DTYPE, "advice",
+         "accumulate in float32: give {c.name} what .float() makes of its operands", Case.is_half),
     Rule("overflow", CASTS, "advice",
          "cast to {c.wider} here: {c.dtype} ends at {c.limit:.5g}", Case.is_half),
     Rule("overflow", _KEPT_WIDE, "advice",
@@ -190,7 +204,12 @@ RULES = (
     Rule("zero divisor, underflow", None, "advice",
          "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there", Case.loses_eps),
     Rule("zero divisor", _names("weight_norm"), "advice",
-         "initialise the weight, or add an eps to its norm: a row is all zeros"),
+         "initialise this weight with numbers, or leave weight_norm out: a row is all zeros, and "
+         "weight_norm takes no eps"),
+    Rule("zero divisor", _WITHOUT_EPS, "advice",
+         "leave out rows of zeros, or add small numbers to them: {c.name} takes no eps"),
+    Rule("zero divisor", _names("poisson_nll_loss"), "advice",
+         "give {c.name} an eps above 0: it takes the logarithm of its input"),
     Rule("zero divisor", _NORMS, "advice",
          "give {c.name} an eps above 0: a row has no norm or deviation"),
     Rule("zero divisor", _DIVISIONS, "advice",
@@ -201,7 +220,9 @@ RULES = (
          last=True),
     Rule("domain", _LOG | {"rsqrt"}, "advice",
          "make it positive where it is computed, by softplus or exp: a bound has no gradient there",
-         lambda c: not c.reads_infinity()),
+         lambda c: not c.reads_infinity() and not signs.is_difference_with_square(c)),
+    Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
+         signs.is_difference_with_square),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}", lambda c: not c.reads_infinity(), last=True)
       for name, bounded in _BOUNDED.items()),

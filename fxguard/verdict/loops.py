@@ -1,13 +1,15 @@
 """Loops: the turn in which an origin arose, and how much its result had grown until then.
 
-Turns are counted from 0, like batches.
+Turns are counted from 0, like batches. Growth is told of a recurrence only: the result of each turn
+leads to that of the next one. Images, layers or batches that a loop takes one by one do not grow.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fxguard.batch.dataflow import DataFlow
 from fxguard.measure.details import Detail
@@ -97,6 +99,8 @@ def _turn_of_line(flow: DataFlow, place: int, module: str) -> str:
         return ""
     turn, column = divmod(same.index(frame), in_each)
     sizes = [_magnitude(flow, each) for each in same[column::in_each]]
+    if not _is_recurrence(flow, same[column : in_each * turn + column + 1 : in_each]):
+        sizes = []
     return turn_text(turn, sizes, what="iteration", where="the loop over this line")
 
 
@@ -124,8 +128,38 @@ def _turn_of_module(flow: DataFlow, place: int, module: str) -> str:
         return ""
     name, returns = found
     turn = sum(end < place for end in returns)
-    sizes = [_magnitude(flow, flow.frames[end]) for end in returns]
+    calls = [flow.frames[end] for end in returns]
+    sizes = [_magnitude(flow, call) for call in calls]
+    if not _is_recurrence(flow, calls[: turn + 1]):
+        sizes = []
     return turn_text(turn, sizes, what="call", where=f"`{name}`")
+
+
+def _is_recurrence(flow: DataFlow, turns: Sequence[FramePlan]) -> bool:
+    """Whether what each turn made leads to what the next one made."""
+    makers = {value: index for index, step in enumerate(flow.steps) for value in step.outputs}
+    return all(_leads_to(flow, makers, *pair) for pair in itertools.pairwise(turns))
+
+
+def _leads_to(
+    flow: DataFlow, makers: Mapping[int, int], before: FramePlan, after: FramePlan
+) -> bool:
+    reached, wanted = set(_made_by(before)), set(_made_by(after))
+    begin = min((makers[value] for value in reached if value in makers), default=0)
+    end = max((makers[value] for value in wanted if value in makers), default=len(flow.steps) - 1)
+    for step in flow.steps[begin + 1 : end + 1]:
+        if not reached.isdisjoint(step.inputs):
+            reached.update(step.outputs)
+    return not reached.isdisjoint(wanted)
+
+
+def _made_by(frame: FramePlan) -> list[int]:
+    """The values that a frame shows as outputs."""
+    return [
+        row.value
+        for row in frame.rows
+        if row.value is not None and RowRole.of(row.label) is RowRole.OUTPUT
+    ]
 
 
 def _returns(flow: DataFlow, module: str) -> list[int]:
@@ -137,10 +171,6 @@ def _returns(flow: DataFlow, module: str) -> list[int]:
 
 def _magnitude(flow: DataFlow, frame: FramePlan) -> float:
     """The largest magnitude of a frame's outputs; NaN if bad or not known."""
-    outputs = [
-        flow.ranges[row.value]
-        for row in frame.rows
-        if row.value is not None and RowRole.of(row.label) is RowRole.OUTPUT
-    ]
+    outputs = [flow.ranges[value] for value in _made_by(frame)]
     sizes = [number.abs_max for number in outputs if isinstance(number, Range)]
     return math.nan if any(math.isnan(size) for size in sizes) else max(sizes, default=math.nan)

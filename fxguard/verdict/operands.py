@@ -16,7 +16,7 @@ from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
 __all__ = ["gradient_text", "operands_text"]
 
-LONGEST = 140  # characters
+LONGEST = 170  # characters
 
 
 def operands_text(evidence: Evidence) -> str:
@@ -28,7 +28,7 @@ def operands_text(evidence: Evidence) -> str:
     Example:
         >>> zero = Operand(0.0, 0.0, dtype="float32")
         >>> operands_text(Evidence("div", "float32", (5, 0), math.nan, (zero, zero), share=12))
-        'at [5, 0]: 0.0 / 0.0 (and 11 more)'
+        'at [5, 0]: 0.0 / 0.0 (likewise in 11 more elements)'
     """
     place = f"at {list(evidence.index)}: " if evidence.index else ""
     text = place + _expression(evidence) + _in_float64(evidence)
@@ -134,11 +134,13 @@ def _in_float64(evidence: Evidence) -> str:
 def _tail(evidence: Evidence) -> str:
     """How many elements share the problem, and the sample."""
     found = []
-    if evidence.share > 1:
-        is_all = evidence.share == evidence.numel
-        found.append(f"all {evidence.share}" if is_all else f"and {evidence.share - 1} more")
     if evidence.sample is not None:
-        found.append(f"sample {evidence.sample}")
+        found.append(f"in sample {evidence.sample}")
+    if evidence.share > 1:
+        more = evidence.share - 1
+        others = f"{more} more element{'s' if more > 1 else ''}"
+        is_all = evidence.share == evidence.numel
+        found.append(f"likewise in {f'all {evidence.share} elements' if is_all else others}")
     return f" ({'; '.join(found)})" if found else ""
 
 

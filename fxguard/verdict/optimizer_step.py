@@ -58,6 +58,7 @@ class Spoilt:
     changed_by: tuple[LateWrite, ...] = ()  # what wrote the first gradient since its backward
     schedule: str = ""  # what set the learning rate
     spoilt_in: int | None = None  # the batch after which an earlier step wrote bad gradients
+    brought_in: int | None = None  # the batch whose backward brought the bad gradient
 
 
 def frame_of_step(
@@ -141,6 +142,7 @@ def _explained(origin: Origin, spoilt: Spoilt) -> Origin:
             changed_by=spoilt.changed_by,
             schedule=spoilt.schedule,
             spoilt_in=spoilt.spoilt_in,
+            brought_in=spoilt.brought_in,
         )
     )
     frame = origin.frame

@@ -31,6 +31,7 @@ from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.operands import operands_text
 from fxguard.verdict.precedents import Precedents
 from fxguard.verdict.reproducible import kept_of
+from fxguard.verdict.returned import returned_by
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.trials import tried, with_tried
@@ -234,12 +235,13 @@ class _Description:
     def noted(self, blame: cause.Blame) -> Origin:
         """An origin whose bad values reach no output."""
         opinion = self.opinion.absorbed[blame]
-        cause = self.opinion.cause(blame)
+        cause, evidence = self.opinion.cause(blame), self.opinion.evidence(blame)
         return replace(
             self.origin(blame),
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),
             not_judged=opinion.not_judged,
+            first_bad=None if evidence is None else evidence.number,
         )
 
     def explained(self, blame: cause.Blame) -> Origin:
@@ -260,6 +262,7 @@ class _Description:
             spread=titles,
             spread_count=count,
             reached_output=returned,
+            returned_by=returned_by(self.judgment.batch, flow, self.view.model) if returned else "",
             turn=turn_of(flow, blame),
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),

@@ -10,6 +10,7 @@ from fxguard.graph.tables import CASTS, MOVES
 from fxguard.records import Role
 from fxguard.verdict import becomes
 from fxguard.verdict.case import Case
+from fxguard.verdict.expressions import is_difference_of_squares
 from fxguard.verdict.patterns import is_square_of, made_by
 from fxguard.verdict.surroundings import names_of
 
@@ -17,6 +18,7 @@ __all__ = [
     "is_by_weight_in_half",
     "is_chosen_after",
     "is_count_of_mask",
+    "is_difference_with_square",
     "is_free_exponent",
     "is_masked_log",
     "is_masked_score",
@@ -82,6 +84,19 @@ def is_variance(case: Case) -> bool:
         return step is not None
     is_mean = plain(step.kind) == "mean"
     return is_mean and is_square_of(made_by(case.around, step.inputs[0])) is not None
+
+
+def is_difference_with_square(case: Case) -> bool:
+    """It is ``sq - mean ** 2`` of two averages, and not ``r ** 2 - x ** 2``."""
+    step = made_by(case.around, case.around.culprit)
+    if step is None or plain(step.kind) != "sub" or len(set(step.inputs)) != 2:
+        return False
+    first, second = (made_by(case.around, value) for value in step.inputs)
+    return (
+        is_square_of(first) is None
+        and is_square_of(second) is not None
+        and not (is_difference_of_squares(case))
+    )
 
 
 def is_root_by_hand(case: Case) -> bool:

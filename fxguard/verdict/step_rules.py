@@ -16,7 +16,7 @@ from fxguard.formats import limit_of
 from fxguard.graph.poles import plain
 from fxguard.rerun.first_bad import FirstBad
 from fxguard.verdict.causes import cause_of
-from fxguard.verdict.fixes import fixes_for
+from fxguard.verdict.fixes import VARIANCE, fixes_for
 from fxguard.verdict.operands import operands_text
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.words import words_for
@@ -80,10 +80,12 @@ class StepCase:
     scaled_by: float = 1.0  # a GradScaler's scale that the gradients still have
     # What wrote the gradient since its backward, in order, as far as it was seen.
     changed_by: tuple[LateWrite, ...] = ()
-    # "LambdaLR set it, at its step 3"; "" if unknown.
+    # What set the learning rate, "LambdaLR set it, at its step 3"; "" if unknown.
     schedule: str = ""
     # The batch after which an earlier step wrote bad gradients into this weight; None for none.
     spoilt_in: int | None = None
+    # The batch whose backward, since the last step, brought a bad gradient to this weight.
+    brought_in: int | None = None
 
     @property
     def place(self) -> str:
@@ -140,8 +142,6 @@ def _setting(case: StepCase) -> StepFinding | None:
             name = NAMES.get(key, key)
             by = f"; {case.schedule}" if key == "lr" and case.schedule else ""
             fix = f"look at how the {name} is computed"
-            if key == "lr":
-                fix += ": a warm-up, or a schedule, of 0 steps divides by 0"
             return StepFinding(f"the {name} was {value:g} when the step began{by}", "unknown",
                                _advice(fix))  # fmt: skip
     return None
@@ -175,6 +175,8 @@ def _gradient(case: StepCase) -> StepFinding | None:
         text = f"{case.place}the gradient is {case.gradient:.4g} after the step"
         return StepFinding(f"{text}, which was not looked into: {case.why_not_inside}")
     text = f"{case.place}the gradient was {case.gradient:.4g} when the step began"
+    if case.brought_in is not None:
+        return StepFinding(f"{text}: the backward of batch {case.brought_in} had brought it")
     if not case.saw_gradients:
         return StepFinding(text)
     if case.backwards > 1:
@@ -213,9 +215,11 @@ def _inside(case: StepCase) -> StepFinding | None:
         fixes = _advice(
             "take 1 for this ratio where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"
         )
+    if cause == "domain" and found.is_of_variance:
+        fixes = _advice(VARIANCE)
     if cause == "overflow" and any(abs(x.low) == case.lr for x in evidence.operands if not x.dtype):
         fixes = _advice(f"a smaller learning rate: it is {case.lr:g}")
-    problem = "NaN" if math.isnan(evidence.number) else "inf"
+    problem = "NaN" if math.isnan(evidence.number) else f"{evidence.number:g}"
     made = f"{plain(found.kind)} made the first {problem} of this step"
     return StepFinding(
         f"{made}: {operands_text(evidence)}", cause, fixes, words_for(cause, evidence), found.place

@@ -16,14 +16,14 @@ from fxguard.batch.keys import Key
 from fxguard.findings import Growth, Origin
 from fxguard.formats import FORMATS, PARTS
 from fxguard.graph.evidence import Evidence
-from fxguard.records import Role, Severity
+from fxguard.records import Role
 from fxguard.rerun.other_samples import bad_rows, returned_on_others, samples_of
 from fxguard.rerun.other_ways import Outcome, in_dtype, in_eager_mode, leading_to, on_others
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.origins import Blame
 from fxguard.verdict.second_opinion import FAILURES
 
-__all__ = ["Why", "number_at", "said", "why_of"]
+__all__ = ["Why", "number_at", "why_of"]
 
 MOST_NAMES = 3  # of samples
 
@@ -69,7 +69,7 @@ class Why:
             if found is not None and not found.first:
                 yield from _mended("in float64", found)
             elif found is not None and self._may_say_no(found):
-                yield f"in float64 it is {said(found.first)} too: not precision"
+                yield f"in float64 it is {found.first} too: not precision"
 
     def _in_float32(self) -> Iterator[str]:
         """The answer for a model in less than 32 bits, also by autocast."""
@@ -79,7 +79,7 @@ class Why:
         if not found.first:
             yield from _mended("in float32", found)
             return
-        start = f"in float32 it is {said(found.first)} too"
+        start = f"in float32 it is {found.first} too"
         if (number := self._known_in_float64()) is not None:
             yield f"{start}, in float64 {number}: precision"
             return
@@ -87,7 +87,7 @@ class Why:
         if wide is not None and wide.is_mended:
             yield f"{start}, in float64 it is finite (at most {wide.most:.3g}): precision"
         elif wide is not None and wide.first and self._may_say_no(wide):
-            yield f"in float32 and in float64 it is {said(wide.first)} too: not precision"
+            yield f"in float32 and in float64 it is {wide.first} too: not precision"
 
     def _known_in_float64(self) -> str | None:
         """The first bad element in float64, if the second opinion has seen it and it is finite.
@@ -120,9 +120,9 @@ class Why:
             return
         made = self.eager.severity
         if made is self.blame.severity:
-            yield f"eager mode agrees ({said(made)} in {self.origin.what}): not the compiler"
+            yield f"eager mode agrees ({self.eager.made} in {self.origin.what}): not the compiler"
         elif made:
-            yield f"eager mode makes {said(made)} of {self.origin.what}: not the compiler"
+            yield f"eager mode makes {self.eager.made} of {self.origin.what}: not the compiler"
         elif run.random_state is None:  # otherwise it may have drawn other numbers
             yield f"eager mode makes at most {self.eager.most:.3g}: the compiler"
 
@@ -145,15 +145,14 @@ class Why:
         if found.is_mended:
             yield f"{start} finite (at most {found.most:.3g}): the data"
         elif found.other:
-            yield f"{start} {said(found.other)} too: not one sample's data"
+            yield f"{start} {found.other} too: not one sample's data"
 
     def given(self) -> Iterator[str]:
         """The same for a weight, a buffer or an input that was bad when the model read it."""
         origin, role = self.origin, self.flow.values[self.blame.value].role
         counts = (origin.nan_count, origin.posinf_count, origin.neginf_count)
         bad = sum(count or 0 for count in counts)
-        problem = said(self.blame.severity)
-        held = f"{origin.what} holds {problem} in {bad} of {origin.numel} elements"
+        held = f"{origin.what} holds {origin.not_finite} in {bad} of {origin.numel} elements"
         if bad and role.is_standing:
             yield f"{held}: the weights"
         elif bad and role is Role.INPUT:
@@ -194,11 +193,6 @@ def why_of(why: Why, grown: Sequence[Growth]) -> tuple[str, ...]:
     if grown:
         lines.append(grown[0].as_reason)
     return tuple(lines)
-
-
-def said(severity: Severity) -> str:
-    """``NaN`` or ``inf``."""
-    return "NaN" if severity is Severity.NAN else "inf"
 
 
 def number_at(number: float, evidence: Evidence) -> str:

@@ -17,7 +17,7 @@ from fxguard.verdict.backward import Suspect
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import LARGE_FACTOR, gradient_without
 from fxguard.verdict.second_opinion import FAILURES
-from fxguard.verdict.why import number_at, said
+from fxguard.verdict.why import number_at
 
 __all__ = ["First", "why_of_backward", "why_of_compiled"]
 
@@ -57,7 +57,7 @@ def why_of_backward(
     asked = [
         lambda: list(_precision(first, origin)),
         lambda: list(_compiler(first, origin)),
-        lambda: list(_loss_scale(first, loss_scale)),
+        lambda: list(_loss_scale(first, origin, loss_scale)),
         lambda: list(_factor(first, loss_scale)),
     ]
     return tuple(line for ask in asked for line in or_else(nothing, ask))
@@ -87,30 +87,30 @@ def _precision(first: First, origin: Origin) -> Iterator[str]:
     if math.isfinite(gradient.wide) and origin.cause in fails:
         yield f"in float64 it is {number_at(gradient.wide, gradient)}: precision"
     elif not math.isfinite(gradient.wide) and origin.cause not in (*fails, "unknown"):
-        problem = said(Severity.of(gradient.wide))
+        problem = "NaN" if math.isnan(gradient.wide) else f"{gradient.wide:g}"
         yield f"in float64 it is {problem} too: not precision"
 
 
 def _compiler(first: First, origin: Origin) -> Iterator[str]:
     """The answer from the second run of the graph, which was in eager mode."""
     if first.kept.event.is_compiled:
-        made = said(first.suspect.severity)
+        made = origin.not_finite
         yield f"eager mode agrees ({made} in backward of {origin.what}): not the compiler"
 
 
-def _loss_scale(first: First, known: float | None) -> Iterator[str]:
+def _loss_scale(first: First, origin: Origin, known: float | None) -> Iterator[str]:
     """The answer about the known scale, or else about a loss that may have been scaled."""
     if known == 1 or (first.factor > 1 and known is None):
         return  # there is none, or it is the factor
     if known is not None:
-        made = said(first.suspect.severity)
+        made = origin.not_finite
         yield f"without the loss scale of {known:g} it is {made} too: not the loss scale"
         return
     came_in = [abs(float(x)) for x in first.kept.incoming.values() if x.numel() == 1]
     scale = max((x for x in came_in if LARGE_FACTOR <= x < math.inf), default=None)
     found = None if scale is None else first.divided_by(scale)
     if found is not None and found.severity:
-        made = said(found.severity)
+        made = "NaN" if found.severity is Severity.NAN else "infinite"
         yield f"without the loss scale of {scale:g} it is {made} too: not the loss scale"
 
 

@@ -45,7 +45,7 @@ def test_names_stay_qualified_after_a_graph_break() -> None:
         *["block sub", "block log", "block Breaking", "add", "last Linear", "Broken"],
     ]
     origin = reports[0].origins[0]
-    assert origin.message.startswith("log in block made inf (test_observer.py:")
+    assert origin.message.startswith("log in block made -inf (test_observer.py:")
     assert reports[0].frames[-1].title == "block log"
 
 
@@ -145,7 +145,7 @@ def test_without_torchdynamo_everything_is_seen_by_the_observer() -> None:
     with torch.compiler.set_stance("force_eager"):
         model(torch.randn(2, 4))
     assert "in 0 graphs" in fxguard.guard_of(model).coverage()
-    assert reports[0].origins[0].message.startswith("log in block made inf (test_observer.py:")
+    assert reports[0].origins[0].message.startswith("log in block made -inf (test_observer.py:")
     assert reports[0].origins[0].neginf_count == 8
 
 

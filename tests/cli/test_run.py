@@ -193,7 +193,7 @@ def test_a_step_that_is_compiled_around_the_model_is_checked(tmp_path: Path, ful
     )
     broken = watch(tmp_path, loss.replace("SCALE", "1.0"))
     assert broken.status == 3, broken.err
-    assert "log made inf (script.py:6)" in own_lines(broken)[-1]
+    assert "log made -inf (script.py:6)" in own_lines(broken)[-1]
 
 
 def test_a_healthy_run_ends_with_one_line(tmp_path: Path) -> None:

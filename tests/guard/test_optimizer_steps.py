@@ -8,6 +8,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch.optim.optimizer as optimizers
 from torch import Tensor, nn
 
 import fxguard
+from support.programs import run_python
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -74,7 +76,9 @@ def test_an_eps_that_the_dtype_does_not_hold(make: Make) -> None:
 def test_a_learning_rate_that_throws_weights_over_the_limit() -> None:
     """The gradient was finite, and their product is not."""
     report = report_of(lambda weights: torch.optim.SGD(weights, 6e4), steep)
-    assert report.one_line.startswith("batch 0: SGD's step made weight 0.weight inf: overflow")
+    assert report.one_line.startswith(
+        "batch 0: SGD's step made weight 0.weight inf and -inf: overflow"
+    )
     assert "]: learning rate 60000, gradient " in report.origins[0].operands
     assert report.fix == "a smaller learning rate: it is 60000 (advice)"
 
@@ -275,9 +279,73 @@ def test_a_learning_rate_that_a_schedule_made_nan() -> None:
     [origin] = report.origins
     assert origin.cause == "unknown"
     assert origin.operands == (
-        "the learning rate was nan when the step began; LambdaLR set it, at its step 2"
+        "the learning rate was nan when the step began; LambdaLR set it, at its step 2, "
+        f"by `lambda` (test_optimizer_steps.py:{schedule.lr_lambdas[0].__code__.co_firstlineno})"
     )
-    assert report.fix.startswith("look at how the learning rate is computed: a warm-up")
+    assert report.fix.startswith("look at how the learning rate is computed (")
+
+
+def test_zeros_that_a_schedule_reads_are_named() -> None:
+    """A warm-up of no steps, as data of the program; numbers that are not 0 are left out."""
+    warmup, total = 0, 100
+    model = net(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def rate(step: int) -> float:
+        return float(torch.tensor(step + total - 100) / warmup) if step else 1.0
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    [report] = trained(model, optimizer, steps=2, after=lambda step: step < 1 and schedule.step())
+    [origin] = report.origins
+    line = rate.__code__.co_firstlineno
+    assert origin.operands == (
+        "the learning rate was inf when the step began; LambdaLR set it, at its step 1, "
+        f"by `rate` (test_optimizer_steps.py:{line}), which reads warmup = 0"
+    )
+
+
+def test_a_learning_rate_that_the_script_gave() -> None:
+    """No schedule is spoken of: the optimizer was made with it."""
+    model = net(torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), math.inf)
+    [report] = trained(model, optimizer, steps=1)
+    assert report.origins[0].operands.endswith("; SGD was made with it")
+    assert "schedule" not in str(report)
+    assert "warm-up" not in str(report)
+
+
+LINE_OF_THE_SCRIPT = """
+import torch, fxguard
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rates = 0.1 * torch.arange(4.0).rsqrt()
+with fxguard.watch(model, on_detect=lambda report: print(report.origins[0].operands)):
+    for step in range(2):
+        for group in optimizer.param_groups:
+            {line}
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("group['lr'] = rates[step].item()", "; it is set at script.py:9: group['lr'] = "),
+        ("group['lr'] *= rates[step].item()", "; it is set at script.py:9: group['lr'] *= "),
+        ("group.update(lr=rates[step].item())", ""),
+        ("group['lr'] = 0.1; group['lr'] *= rates[step].item()", ""),
+    ],
+)
+def test_the_only_line_that_sets_it_is_named(line: str, said: str, tmp_path: Path) -> None:
+    """Of two lines either may be the one; a method's call is not looked for."""
+    script = tmp_path / "script.py"
+    script.write_text(LINE_OF_THE_SCRIPT.format(line=line))
+    first = run_python(tmp_path, script.name).stdout.splitlines()[0]
+    begin = "the learning rate was inf when the step began"
+    assert first.startswith(begin + said)
+    assert said or first == begin
 
 
 @pytest.mark.parametrize(

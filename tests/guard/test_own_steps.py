@@ -160,6 +160,51 @@ def test_the_operation_inside_the_step_is_named(kind: type[torch.optim.Optimizer
     assert fix in str(report.fix)
 
 
+VARIANCES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda sq, mean: (sq - mean**2).sqrt(),
+    lambda sq, mean: (sq - mean * mean).rsqrt(),
+    lambda sq, mean: (sq - mean.square() + 1e-8) ** 0.5,
+    lambda sq, mean: sq.addcmul(mean, mean, value=-1).sqrt_(),
+    lambda sq, mean: sq.clone().sub_(mean.pow(2)).sqrt(),
+    lambda sq, mean: torch._foreach_sqrt(torch._foreach_sub([sq], [mean**2]))[0],
+]
+OTHERS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda sq, mean: (mean**2 - 4 * sq.abs() - 9).sqrt(),
+    lambda sq, mean: (sq - 2).sqrt(),
+    lambda sq, mean: (sq**2 - mean**2 - 9).sqrt(),
+    lambda sq, mean: (sq - mean**2).clamp(min=0).sub(1).sqrt(),
+]
+
+
+@pytest.mark.parametrize("root", VARIANCES + OTHERS)
+def test_a_root_of_a_difference_of_averages_has_a_cause(root: Any) -> None:
+    """The averages decay differently: a bound alone hides that. Other roots are bounded."""
+
+    class Centred(Own):
+        def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+            w.sub_(root(0.01 * g**2, 0.5 * g), alpha=group["lr"])
+
+    _, report = stepped(Centred, torch.sum)
+    assert report is not None
+    fixes = [str(fix) for fix in report.origins[0].fixes]
+    assert report.origins[0].cause == "domain"
+    told = [fix.startswith("average x and x² with one decay") for fix in fixes]
+    assert told == [root in VARIANCES]
+
+
+def test_the_same_decay_and_a_bound_are_a_repair() -> None:
+    """As the fix has it: the step is finite, and nothing is said."""
+
+    class Centred(Own):
+        def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+            sq, mean = 0.5 * g**2, 0.5 * g
+            w.sub_(g / ((sq - mean**2).clamp(min=0).sqrt() + 1e-8), alpha=group["lr"])
+
+    model, report = stepped(Centred, torch.sum)
+    assert report is None
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+
+
 def test_the_step_is_the_one_that_ran_without_fxguard() -> None:
     """Looking inside changes neither weights nor states, and calls no line of the script twice."""
     for kind, (loss, *_) in CASES.items():
@@ -268,7 +313,8 @@ def test_a_learning_rate_that_is_not_finite(bad: float) -> None:
     """It is named before any operation that it spoils."""
     _, report = stepped(lambda weights: SafeLamb(weights, lr=bad), torch.sum)
     assert report is not None
-    assert report.origins[0].operands == f"the learning rate was {bad:g} when the step began"
+    text = f"the learning rate was {bad:g} when the step began; SafeLamb was made with it"
+    assert report.origins[0].operands == text
     assert report.origins[0].cause == "unknown"
     assert "how the learning rate is computed" in str(report.fix)
 

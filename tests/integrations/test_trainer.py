@@ -266,7 +266,7 @@ def test_a_loss_that_the_trainer_computes(tmp_path: Path, text: Any) -> None:
 
     made = trainer(tmp_path, text, small(), FxguardCallback())
     made.compute_loss_func = loss
-    message = r"batch 1, optimizer step 1: log made inf \(test_trainer.py:"
+    message = r"batch 1, optimizer step 1: log made -inf \(test_trainer.py:"
     with pytest.raises(fxguard.NonFiniteError, match=message) as raised:
         made.train()
     assert raised.value.report.phase == "loss"

@@ -27,6 +27,6 @@ def test_error_takes_its_report_along(copied: Any) -> None:
     """The error survives pickling, as between the processes of a launcher, with its report."""
     error = copied(NonFiniteError(REPORT.message, REPORT))
     assert type(error) is NonFiniteError
-    assert str(error) == f"batch 0: mul in {BLOCK} made inf (modeling_t5.py:109)"
+    assert str(error) == f"batch 0: mul in {BLOCK} made inf and -inf (modeling_t5.py:109)"
     assert error.report == REPORT
     assert str(error.report) == GOLDEN

@@ -24,7 +24,7 @@ def test_text_is_the_verdict_and_the_classic_frames() -> None:
 
 def test_message_names_rank_batch_operation_and_line() -> None:
     """The message of the error is one line; the rank is told where there is one."""
-    line = f"batch 0: mul in {BLOCK} made inf (modeling_t5.py:109)"
+    line = f"batch 0: mul in {BLOCK} made inf and -inf (modeling_t5.py:109)"
     assert REPORT.message == line
     assert dataclasses.replace(REPORT, rank=1).message == f"rank 1: {line}"
 
@@ -95,5 +95,5 @@ def test_html_shows_the_verdict_and_the_table() -> None:
     """A notebook shows what was found and every number, as elements."""
     document = Tags(REPORT._repr_html_())
     assert {"pre", "table", "td"} <= document.tags
-    assert f"mul in {BLOCK} made inf (modeling_t5.py:109)" in document.text
+    assert f"mul in {BLOCK} made inf and -inf (modeling_t5.py:109)" in document.text
     assert "7.21e-06" in document.text

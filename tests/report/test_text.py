@@ -84,7 +84,7 @@ def test_the_verdict_tells_origins_errors_and_notes_in_order() -> None:
         "weight head.weight holds NaN",
         "  weight: 4 NaN, 0 +inf, 0 -inf of 4 elements; largest finite magnitude none; "
         "first at [0, 0]",
-        f"then mul in {BLOCK} made inf (modeling_t5.py:109) of it",
+        f"then mul in {BLOCK} made inf and -inf (modeling_t5.py:109) of it",
         "softmax in head made NaN (train.py:7): masked row, every element of it is -inf",
         "  train.py:7",
         "forward then raised IndexError: index out of range in self",
@@ -157,7 +157,7 @@ LOST = dataclasses.replace(
     OVERFLOW,
     problem="underflow",
     cause="underflow",
-    operands="at [0]: 0.0001 * 0.0001 is 1e-08 in float64 (and 30 more)",
+    operands="at [0]: 0.0001 * 0.0001 is 1e-08 in float64 (likewise in 30 more elements)",
     needed=None,
     nan_count=None,
     dtype="float16",

@@ -44,7 +44,7 @@ def test_a_sample_holds_with_other_kernels(capability: str, threads: int) -> Non
     [
         ("linear is -104232 in float64", "linear is -104226 in float64"),
         ("at [0, 3]: 6.5e+04 * 1.2 in 3 graphs", "at [0, 3]: 6.6e+04 * 1.2 in 3 graphs"),
-        ("(and 26 more); 24 +inf", "(and 25 more); 25 +inf"),
+        ("(likewise in 26 more elements); 24 +inf", "(likewise in 25 more elements); 25 +inf"),
         ("finite, error 0.001 (tried)", "finite, error 0.0009 (tried)"),
         ("nothing to measure", "nothing to measure"),
     ],
@@ -62,7 +62,7 @@ def test_digits_of_a_sum_may_differ(shown: str, printed: str) -> None:
         ("1.0e+04 is finite", "1.0e+05 is finite"),
         ("it is 1.5", "it is -1.5"),
         ("it is 1.55", "it is 1.65"),
-        ("(and 26 more); 24 +inf", "(and 36 more); 24 +inf"),
+        ("(likewise in 26 more elements); 24 +inf", "(likewise in 36 more elements); 24 +inf"),
         ("error 0.001", "error 0.002"),
         ("it is 1.5", "it is inf"),
     ],

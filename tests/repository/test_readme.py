@@ -64,9 +64,9 @@ KEPT = (
     "keep 2 of 5 operations in float32, the rest in float16\n  :mul\n  down:linear\nverified with"
 )
 PRINTED = {
-    "README.md": ("log made inf (shown_in_README.py:",),
+    "README.md": ("log made -inf (shown_in_README.py:",),
     "docs/recipes.md": (
-        "batch 1: log made inf",
+        "batch 1: log made -inf",
         "then mul made NaN",
         "batch 0: square made 100% of its nonzero elements 0",
         "keep this square in bfloat16 or float32: 3e-08 is 0 in float16 (advice)",

@@ -11,7 +11,7 @@ __all__ = ["same_text"]
 # few digits.
 MEASURED = re.compile(
     r"-?\b\d+(?:\.\d+)?e[+-]?\d+|-?\b\d+\.\d+|-?\b\d{5,}\b"
-    r"|(?<=\(and )\d+(?= more)|\b\d+(?= (?:NaN|[+-]inf)\b)"
+    r"|(?<=likewise in )\d+(?= more)|\b\d+(?= (?:NaN|[+-]inf)\b)"
 )
 COUNT = re.compile(r"\d{1,4}")
 SLACK = 0.05  # relative

@@ -59,7 +59,7 @@ OVERFLOW = Origin(
 REPORT = Report(0, (WI_1, MUL), (OVERFLOW,))
 
 VERDICT = """\
-mul in encoder.block.0.layer.1.DenseReluDense made inf (modeling_t5.py:109): overflow
+mul in encoder.block.0.layer.1.DenseReluDense made inf and -inf (modeling_t5.py:109): overflow
   modeling_t5.py:109: hidden_states = hidden_gelu * hidden_linear
   at [0, 3, 17]: 454.2 * 485.1
   fix: keep `DenseReluDense` in float32: finite, error 2e-3 (tried)

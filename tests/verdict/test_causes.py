@@ -176,14 +176,14 @@ def test_how_many_share_it_is_said_last() -> None:
     x = Evidence(
         "div", "float16", (5, 0), NAN, (zero, zero), NAN, NAN, share=12, numel=100, sample=5
     )
-    assert operands_text(x) == "at [5, 0]: 0.0 / 0.0 (and 11 more; sample 5)"
+    assert operands_text(x) == "at [5, 0]: 0.0 / 0.0 (in sample 5; likewise in 11 more elements)"
     x = Evidence("div", "float16", (5, 0), NAN, (zero, zero), NAN, NAN, share=12, numel=12)
-    assert operands_text(x) == "at [5, 0]: 0.0 / 0.0 (all 12)"
+    assert operands_text(x) == "at [5, 0]: 0.0 / 0.0 (likewise in all 12 elements)"
     x = Evidence("div", "float16", (), NAN, (zero, zero), NAN, NAN)
     assert operands_text(x) == "0.0 / 0.0"
     x = Evidence("x" * 200, "float16", (1,), NAN, (zero,), NAN, NAN, share=2, numel=12)
     assert len(operands_text(x)) == LONGEST
-    assert operands_text(x).endswith("x… (and 1 more)")
+    assert operands_text(x).endswith("x… (likewise in 1 more element)")
 
 
 @pytest.mark.parametrize("kind", sorted(UNINITIALISED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -145,6 +146,57 @@ def test_a_loop_over_a_line(function: Callable[[Tensor], Tensor]) -> None:
     )
 
 
+def over_rows(x: Tensor) -> Tensor:
+    total = x.new_zeros(())
+    for row, scale in zip(x, SCALES, strict=False):
+        total = total + (row * scale * 3).exp().mean()
+    return total
+
+
+def over_outputs(x: Tensor) -> Tensor:
+    losses = []
+    for row, scale in zip(x, SCALES, strict=False):
+        losses.append(torch.exp(row * scale * 3))
+    return torch.stack(losses)
+
+
+def of_its_own_input(x: Tensor) -> Tensor:
+    """A loop that carries a value, and an operation beside it that nothing reads."""
+    state, total = x, x.new_zeros(())
+    for _ in range(20):
+        state = state + 1
+        total = total + torch.exp(state * 3).mean()
+    return total
+
+
+SCALES = [float(i) for i in range(20)]
+
+
+@pytest.mark.parametrize("function", [over_rows, over_outputs, of_its_own_input])
+def test_what_does_not_lead_to_the_next_turn_does_not_grow(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """Rows, images and layers are larger or smaller, but nothing grows from one to the next."""
+    turn = turn_in(Function(function), torch.ones(20, 4, dtype=torch.float16))
+    assert re.fullmatch(r"iteration \d of the loop over this line", turn), turn
+
+
+def test_a_module_that_sees_one_image_after_the_other_does_not_grow() -> None:
+    """Its calls read the images, and not each other's results."""
+
+    class Images(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = Cell()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.cell(row * 2**i) for i, row in enumerate(x)])
+
+    assert re.fullmatch(
+        r"call 1\d of `cell`", turn_in(Images().half(), torch.ones(20, 4, dtype=torch.float16))
+    )
+
+
 def test_one_line_of_many_operations_is_no_loop() -> None:
     """It runs once."""
     assert turn_in(Function(lambda x: x * 100 * 100 * 100 * 100), HALF) == ""
@@ -181,7 +233,7 @@ def in_nested_loops(x: Tensor) -> Tensor:
 BODIES = [
     (in_scan, "iteration 10 of scan; grew 3.0 times an iteration since iteration 0"),
     (in_while_loop, "iteration 10 of while_loop; grew 3.0 times an iteration since iteration 0"),
-    (in_map, "iteration 16 of map; grew 1.5 times an iteration since iteration 1"),
+    (in_map, "iteration 16 of map"),
     (in_nested_loops, "iteration 2 of while_loop; grew 3.0 times an iteration since iteration 0"),
 ]
 

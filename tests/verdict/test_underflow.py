@@ -311,8 +311,9 @@ def test_odd_operations(function: Callable[..., Any], stance: Any) -> None:
 def test_numbers_are_said() -> None:
     """The operands, how many are lost, and what would hold them."""
     [found] = underflows(lambda x: x * 1e-4, torch.full((3, 2), 1e-4).to(HALF))
-    assert (
-        found.operands == "at [0, 0]: 0.0001 * 0.0001 is 1.00017e-08 in float64 (all 6; sample 0)"
+    assert found.operands == (
+        "at [0, 0]: 0.0001 * 0.0001 is 1.00017e-08 in float64 "
+        "(in sample 0; likewise in all 6 elements)"
     )
     assert str(found.fixes[0]) == (
         "keep this mul in bfloat16 or float32: 1e-08 is 0 in float16 (advice)"
