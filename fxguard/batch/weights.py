@@ -21,6 +21,7 @@ from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fxguard.batch.model_reference import reference_to
+from fxguard.batch.step_hooks import remove_hooks
 from fxguard.findings import Growth
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import VERSION, has_memory, version_of
@@ -96,7 +97,7 @@ class StandingTensors:
             state = _state([reference() for reference in plain])
         if self._stop is None:
             handle = register_optimizer_step_post_hook(self._steps.after_step)
-            self._stop = weakref.finalize(self, handle.remove)
+            self._stop = weakref.finalize(self, remove_hooks, [handle])
         if self._steps.current is None:
             self._steps.current = object()
         step, last = self._steps.current, self._last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -16,13 +16,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from fxguard.batch.step_hooks import AROUND_STEP, remove_hooks
 from fxguard.capture import dynamo
 from fxguard.capture.finalizers import when_gone
 
 __all__ = ["StepHooks", "step_that_runs"]
-
-# Of the function that torch puts around each optimizer's step, to call these hooks.
-_AROUND_STEP = Optimizer.profile_hook_step(lambda self: None).__code__  # type: ignore[arg-type]
 
 OnStep = Callable[[Optimizer, Any, Any], object]
 
@@ -31,7 +29,7 @@ def step_that_runs() -> Optimizer | None:
     """The optimizer whose step this thread is making, such as LBFGS calling its closure."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _AROUND_STEP:
+        if frame.f_code is AROUND_STEP:
             optimizer = frame.f_locals.get("self")
             return optimizer if isinstance(optimizer, Optimizer) else None
         frame = frame.f_back
@@ -51,21 +49,17 @@ class StepHooks:
     """
 
     def __init__(self, before: OnStep | None = None, after: OnStep | None = None) -> None:
+        remove_hooks(())  # those that were left
         handles: list[RemovableHandle] = []
         if before is not None:
             handles.append(register_optimizer_step_pre_hook(_hook(before)))
         if after is not None:
             handles.append(register_optimizer_step_post_hook(_hook(after)))
-        self._close = when_gone(self, _remove, handles)
+        self._close = when_gone(self, remove_hooks, handles)
 
     def close(self) -> None:
         """Remove the hooks, as the garbage collector does too."""
         self._close()
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def _hook(method: OnStep) -> Callable[[Optimizer, Any, Any], None]:

@@ -291,19 +291,19 @@ def test_a_gradient_that_is_finite_without_the_scale_is_the_loss_scale() -> None
 def test_a_pole_is_not_the_loss_scale() -> None:
     """Its gradient is infinite without a scale: of the model's own loss, and of a scaler's."""
     root = as_module(lambda x: x.sqrt().sum())
-    wanted = "without the loss scale of 65536 it is infinite too: not the loss scale"
+    wanted = re.compile("without the loss scale of 65536 it is inf(inite)? too: not the loss scale")
     for options, scale in (({}, 65536.0), ({"loss_scale": 65536.0}, 65536.0)):
         reports: list[Report] = []
         guarded = fxguard.instrument(root, on_detect=reports.append, **options)  # type: ignore[arg-type]
         (guarded(torch.zeros(3, requires_grad=True)) * scale).backward()
         fxguard.remove(root)
-        assert wanted in reports[0].why, reports[0].why
+        assert any(map(wanted.fullmatch, reports[0].why)), reports[0].why
 
 
 def test_without_a_scale_nobody_speaks_of_one() -> None:
     """A loss that is not scaled has none to leave out."""
     lines = report_on(lambda x: x.sqrt().sum(), torch.zeros(3, requires_grad=True)).why
-    assert lines == ("in float64 it is -inf too: not precision",)
+    assert lines == ("in float64 it is inf too: not precision",)
 
 
 # The data.

@@ -1,0 +1,41 @@
+"""Hooks on the steps of all optimizers: they are removed while no step goes through them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+
+import torch
+from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["AROUND_STEP", "remove_hooks"]
+
+# Of the function that torch puts around each optimizer's step, to call these hooks.
+AROUND_STEP = Optimizer.profile_hook_step(lambda self: None).__code__  # type: ignore[arg-type]
+
+_over: list[RemovableHandle] = []  # of hooks that are still to be removed
+
+
+@torch.compiler.disable
+def remove_hooks(handles: Iterable[RemovableHandle]) -> None:
+    """Remove hooks on steps: now, or with the next ones if a step is running.
+
+    Torch goes through a dictionary of hooks, and a step fails if that changes meanwhile. The
+    garbage collector may come at any time, and a callback in one step may remove a guard.
+
+    Args:
+        handles: of hooks that do nothing any more.
+    """
+    _over.extend(handles)
+    running = sys._current_frames().values()
+    if not any(frame.f_code is AROUND_STEP for each in running for frame in _outwards(each)):
+        while _over:
+            _over.pop().remove()
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
