@@ -71,6 +71,7 @@ def fixes_of_given(
     is_log: bool = False,
     is_inf: bool = False,
     row: int | None = None,
+    written: str = "",
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -81,6 +82,7 @@ def fixes_of_given(
         is_log: whether all of its bad elements are -inf.
         is_inf: whether all of them are infinite, which memory that nobody wrote rarely is.
         row: the first bad sample of an input.
+        written: the expression that the line itself computes it by, if that is known.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
@@ -89,7 +91,11 @@ def fixes_of_given(
     if role is Role.INPUT:
         what = name if row is None else f"sample {row} of {name}"
         text = f"look at where {what} comes from: outside what fxguard follows"
-        if is_log:
+        if written:
+            text = f"look at `{written}` on this line, which is {name}"
+        if is_log and "log" in written:
+            text += ": log(0) is -inf"
+        elif is_log:
             text += "; -inf is what log(0) gives, and log1p of a count is finite"
     elif role is Role.BUFFER and is_inf:
         made = "log(0) gives -inf" if is_log else "a division by zero gives inf"

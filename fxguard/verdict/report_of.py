@@ -37,6 +37,7 @@ from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.trials import tried, with_tried
 from fxguard.verdict.why import Why, why_of
 from fxguard.verdict.words import words_for
+from fxguard.verdict.written import operand_in
 
 __all__ = [
     "EarlierFrames",
@@ -50,6 +51,7 @@ __all__ = [
 
 NO_CAUSE = "no cause: "  # prefix of the operands of an origin
 
+_NOTHING = PlannedStep("", "", (), ())
 HALVES = ("float16", "bfloat16")  # dtypes of models that may have some operations in float32
 
 # Gives the last frames of earlier batches, at most as many as asked for.
@@ -277,7 +279,9 @@ class _Description:
             return origin
         return replace(
             with_counts(origin, detail),
-            fixes=origin.fixes if blame.step is not None else self.fixes_of_given(blame, detail),
+            fixes=origin.fixes
+            if blame.step is not None
+            else self.fixes_of_given(blame, detail, origin),
             turn=turn_in_loop(detail) or origin.turn,
         )
 
@@ -304,8 +308,13 @@ class _Description:
         reason = self.opinion.no_cause(blame)
         return NO_CAUSE + reason if reason else ""
 
-    def fixes_of_given(self, blame: cause.Blame, detail: Detail) -> tuple[Fix, ...]:
+    def fixes_of_given(self, blame: cause.Blame, detail: Detail, origin: Origin) -> tuple[Fix, ...]:
         """What to do about a value with these details that was already bad."""
+        source = origin.frame.source
+        readers = (step for step in self.flow.steps if blame.value in step.inputs)
+        are_tensors = len(next(readers, _NOTHING).inputs) == 2
+        is_known = source is not None and are_tensors
+        written = operand_in(source.code, origin.what) if source and is_known else ""
         bad = detail.nan_count + detail.posinf_count + detail.neginf_count
         return fixes_of_given(
             self.flow.values[blame.value].role,
@@ -314,6 +323,7 @@ class _Description:
             is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
             is_log=bad == detail.neginf_count,
             is_inf=detail.nan_count == 0,
+            written=written,
         )
 
     def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:
