@@ -101,6 +101,9 @@ class Batch:
         self.labels: dict[Key, str] = {}  # the user's names for values
         # The values that leave the batch, if no module returns any.
         self.ends: list[Key] | None = None
+        # Of the losses of several micro-batches: the values and the events that lead to the one
+        # that is judged now.
+        self.part: tuple[frozenset[Key], frozenset[int]] | None = None
         self.judged_before: set[Key] = set()  # values that another batch made
         self.failed: GraphRun | None = None  # the last run that raised; it has no statistics yet
         # The last operation between graphs that raised, and what it raised.
@@ -285,6 +288,13 @@ class Batch:
                 self.events.append(self.raised[0])
                 return
             behind = behind.__cause__ or behind.__context__
+
+    def is_apart(self, key: Key) -> bool:
+        """Whether a value belongs to another micro-batch than that which is judged."""
+        if self.part is None:
+            return False
+        values, events = self.part
+        return key not in values if key.is_between_graphs else key.event not in events
 
     def tensor_of(self, key: Key) -> Tensor | None:
         """The tensor of a weight, an input or a constant, while the batch is open and holds it."""

@@ -10,7 +10,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import Event, GraphRun, ModuleReturn, UncapturedOperation
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 
-__all__ = ["keep_only"]
+__all__ = ["keep_only", "leading_to"]
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def keep_only(batch: Batch, wanted: Collection[Key]) -> Mapping[Key, Key]:
     Returns:
         The new key of each value between graphs, and of each wanted one, that is kept.
     """
-    needed, events = _leading_to(batch, wanted)
+    needed, events = leading_to(batch, wanted)
     places = {before: now for now, before in enumerate(events)}
     values = sorted(key.value for key in needed if key.is_between_graphs)
     numbers = {before: now for now, before in enumerate(values)}
@@ -67,7 +67,7 @@ def keep_only(batch: Batch, wanted: Collection[Key]) -> Mapping[Key, Key]:
     return keys
 
 
-def _leading_to(batch: Batch, wanted: Collection[Key]) -> tuple[set[Key], list[int]]:
+def leading_to(batch: Batch, wanted: Collection[Key]) -> tuple[set[Key], list[int]]:
     """The values that lead to some values, these included, and the events that made them."""
     needed, events = set(wanted), list[int]()
     graphs = {key.event for key in wanted if not key.is_between_graphs}

@@ -25,7 +25,7 @@ from fxguard.batch.autograd_nodes import metadata_of
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, ModuleReturn
-from fxguard.batch.forget import keep_only
+from fxguard.batch.forget import keep_only, leading_to
 from fxguard.batch.keys import Key
 from fxguard.batch.observer import observe
 from fxguard.batch.tape import Tape
@@ -33,6 +33,7 @@ from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
 from fxguard.graph.source_lines import calling_line
 from fxguard.measure.at_hand import range_of
+from fxguard.ranks.pipelines import stage_now
 from fxguard.records import Range, Role, Severity
 
 __all__ = ["BACKWARDS", "Loss", "Owner"]
@@ -291,12 +292,23 @@ class Loss:
     def backward_comes(self, roots: Sequence[Tensor]) -> None:
         """Called when a backward is about to begin with these tensors."""
         self.roots = roots
+        if stage_now() is not None:
+            self._is_of_micro_batch()
         try:
             for owner in self.owners:
                 owner.loss_comes(self, roots)
             self.owners[-1].judge_loss(self)
         finally:
-            self.roots = ()
+            self.roots, self.batch.part = (), None
+
+    def _is_of_micro_batch(self) -> None:
+        """Judge the roots alone: a pipeline may have computed the losses of all micro-batches."""
+        live = self.batch.live
+        ends = [key for root in self.roots if (key := live.key_of(root)) is not None]
+        needed, events = leading_to(self.batch, ends)
+        calls = [each.made_in.number for key, each in self.given.items() if key in needed]
+        self.batch.number = max(calls, default=self.batch.number)
+        self.batch.part = frozenset(needed), frozenset(events)
 
     @contextlib.contextmanager
     def read(self, *, given: bool = False) -> Iterator[Batch]:

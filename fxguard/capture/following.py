@@ -29,6 +29,7 @@ from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.graph import nodes
+from fxguard.ranks.pipelines import stage_now
 
 __all__ = ["Following", "stand_in_for"]
 
@@ -51,6 +52,7 @@ class Following(Observer):
         self.loss: Loss | None = None
         self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
         self.writes = LateWrites()  # since the last backward
+        self.differentiates = False  # a backward of the loss is running
 
     def __torch_function__(
         self,
@@ -176,11 +178,14 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if kwargs.get("create_graph"):
         return loss.differentiate(func, args, kwargs)
     loss.has_ended = True
-    if _here.following is not None:
-        _here.following.writes = LateWrites()
+    following = _here.following
+    if following is not None:
+        following.writes, following.differentiates = LateWrites(), True
     try:
         return func(*args, **kwargs)
     finally:
+        if following is not None:
+            following.differentiates = False
         if not _retains_graph(func, args, kwargs):
             loss.let_go(roots)
 
@@ -196,12 +201,25 @@ def stand_in_for(backward: Any) -> Any:
     @functools.wraps(backward)
     @torch.compiler.disable
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        loss = _current_loss()
+        loss = _current_loss() or _loss_of_micro_batch(args, kwargs)
         if loss is None or active.current() is not None:
             return backward(*args, **kwargs)
         return differentiate(loss, backward, args, kwargs)
 
     return stand_in
+
+
+def _loss_of_micro_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loss | None:
+    """The loss that a backward begins with, if a pipeline runs that of one micro-batch.
+
+    The losses of all of them may have been computed before the first backward.
+    """
+    following = _here.following
+    loss = None if following is None else following.loss
+    if loss is None or following is None or following.differentiates or stage_now() is None:
+        return None
+    roots = nodes.leaves(args[0] if args else kwargs.get("tensors"))
+    return loss if any(loss.batch.live.key_of(root) is not None for root in roots) else None
 
 
 def _traced() -> None:

@@ -183,11 +183,12 @@ class Delivery:
                     self.traces.loss_came(batch.number, frames, first_bad)
             return
         report = None
-        if last.batch.number not in self._told:
+        number = loss.batch.number if self.recorder.stages else last.batch.number
+        if number not in self._told:
             with loss.read() as batch:
                 report = self.recorder.finish_loss(batch).report
             if report is None and (severity := max(loss.bad_roots(), default=None)):
-                report = self.recorder.report_of_loss(last.batch.number, severity)
+                report = self.recorder.report_of_loss(number, severity)
         self._deliver(Finished(last.batch, report=report), None)
 
     def backward_ended(self, ended: Ended) -> None:
@@ -202,9 +203,10 @@ class Delivery:
             return
         last = self.recorder.last
         batch = Batch(0) if last is None else last.batch
-        if kept and kept[-1].batch_number != batch.number:
-            batch = Batch(kept[-1].batch_number)
-        self._note_bad(ended.leaves, batch.number)
+        number = kept[-1].batch_number if kept else self.recorder.number_in_pipeline(batch.number)
+        if number != batch.number:
+            batch = Batch(number)
+        self._note_bad(ended.leaves, number)
         told = {batch.number, *(each.batch_number for each in kept)} & set(self._told)
         searches = bool(ended.leaves) and not told
         report = None

@@ -176,6 +176,18 @@ class Recorder:
             batch.lost_share = self.underflows.share_for(number)
         return batch
 
+    def number_in_pipeline(self, last: int) -> int:
+        """The number of the batch whose backward a pipeline runs in this thread.
+
+        The gradients of weights may come in a backward of their own, which reaches no graph run.
+
+        Args:
+            last: the number of the last batch, which it is outside of a pipeline.
+        """
+        stage = stage_now() if self.stages else None
+        numbers = [number for number, each in self.stages.copy().items() if each == stage]
+        return max(numbers, default=last)
+
     def _writes(self, batch: Batch, found: Finished | None = None) -> bool:
         """Whether a batch is written to a trace file, given what was found in it."""
         if self.options.trace_to is None:

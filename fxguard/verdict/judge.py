@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class Judgment:
         self, overflowed: Collection[int] = (), made: Collection[int] = ()
     ) -> origins.Verdict:
         """Trace bad values back to their origins."""
-        return origins.find_origins(
+        found = origins.find_origins(
             self.flow.steps,
             self.flow.values,
             self.severity,
@@ -79,6 +80,12 @@ class Judgment:
             overflowed=overflowed,
             made_masks=made,
         )
+        if self.batch.part is None:
+            return found
+        keys, is_apart = self.flow.keys, self.batch.is_apart
+        both = tuple(blame for blame in found.both if not is_apart(keys[blame.value]))
+        absorbed = tuple(blame for blame in found.absorbed if blame in both)
+        return replace(found, both=both, absorbed=absorbed)
 
     def range_of(self, value: int) -> Range | None:
         """The range of a value; weights are measured now."""

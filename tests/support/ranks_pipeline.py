@@ -23,15 +23,22 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
 )
 
 import fxguard
 
 MICRO_BATCHES = 4
-FAULTY = 2  # the micro-batch that has the fault, in the second step
+FAULTY = 2  # the micro-batch that has the fault, in the second step; see `faulty`
 SECONDS = 20  # until a rank that waits for another is told that it waits in vain
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero bubble": ScheduleInterleavedZeroBubble,
+}
+OF_FOUR = ("interleaved", "zero bubble")  # stages, two on each rank
 
 CASES = [
     *((schedule, "instrument", "") for schedule in SCHEDULES),
@@ -40,14 +47,23 @@ CASES = [
     ("interleaved", "instrument", "forward 3"),
     ("gpipe", "watch", ""),
     ("1f1b", "watch", ""),
-    ("1f1b", "watch", "loss"),
+    ("1f1b", "watch", "loss 1"),
+    *(("gpipe", "watch", f"loss 1{which}") for which in ("", " first", " last")),
+    ("interleaved", "watch", "loss 3 last"),
+    ("zero bubble", "watch", "loss 3 first"),
+    ("zero bubble", "instrument", "backward 2 first"),
     ("1f1b", "together", ""),
     ("gpipe", "together", "forward 1"),
 ]
 
 
+def faulty(fault: str) -> int:
+    """The micro-batch with the fault: that in the middle, the first, or the last."""
+    return {"first": 0, "last": MICRO_BATCHES - 1}.get(fault.split()[-1], FAULTY)
+
+
 def name_of(schedule: str, way: str, fault: str) -> str:
-    return f"{schedule}-{way}-{fault.replace(' ', '')}"
+    return f"{schedule}-{way}-{fault}".replace(" ", "")
 
 
 class Stage(nn.Module):
@@ -55,13 +71,13 @@ class Stage(nn.Module):
 
     Args:
         number: of the stage.
-        fault: the fault and the number of its stage, such as "forward 1".
+        fault: the fault, the number of its stage, and the micro-batch, such as "forward 1 last".
     """
 
     def __init__(self, number: int, fault: str) -> None:
         super().__init__()
         torch.manual_seed(number)
-        self.fault = fault.split()[0] if fault.endswith(f" {number}") else ""
+        self.fault = fault.split()[0] if fault.split()[1:2] == [str(number)] else ""
         self.linear, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,25 +105,27 @@ def work(schedule: str, way: str, fault: str, *, guarded: bool) -> dict[str, Any
     """Two steps; returns losses, gradients, and what was said."""
     torch._dynamo.reset()
     rank, device = distributed.get_rank(), torch.device("cpu")
-    numbers = (rank, rank + 2) if schedule == "interleaved" else (rank,)
+    numbers = (rank, rank + 2) if schedule in OF_FOUR else (rank,)
     models = [Stage(number, fault) for number in numbers]
     reports: list[fxguard.Report] = []
     watching: Any = contextlib.nullcontext()
     options: dict[str, Any] = {"on_detect": reports.append}
     if way == "together":
         options["sync_ranks"] = True
+    guards = models[-1:] if way == "watch" else models
     if guarded and way == "watch":
-        watching = fxguard.watch(models[0], **options)
+        watching = fxguard.watch(models[-1], **options)
     elif guarded:
         for model in models:
             fxguard.instrument(model, **options)
     count = 2 * len(models)
     stages = [PipelineStage(m, n, count, device) for m, n in zip(models, numbers, strict=True)]
-    given = stages if schedule == "interleaved" else stages[0]
+    given = stages if schedule in OF_FOUR else stages[0]
     run = SCHEDULES[schedule](given, MICRO_BATCHES, loss_fn=loss_of)
     fill_memory()
     found: list[Any] = []
     coverage: list[str] = []
+    notes: list[str] = []
     with watching:
         for number in range(2):
             for model in models:
@@ -115,20 +133,22 @@ def work(schedule: str, way: str, fault: str, *, guarded: bool) -> dict[str, Any
             x = torch.randn(8, 16, generator=torch.Generator().manual_seed(number))
             target = torch.zeros(8, 16)
             if fault and number == 1:
-                large = target if fault == "loss" else x
-                large[2 * FAULTY] = 100.0
+                large = target if fault.startswith("loss") else x
+                large[2 * faulty(fault)] = 100.0
             losses: list[Tensor] = []
             last = {"target": target, "losses": losses} if rank == 1 else {}
             run.step(*[x] if rank == 0 else [], **last)
             gradients = [p.grad.tolist() for m in models for p in m.parameters()]
             found += [[float(each.detach()) for each in losses], gradients]
         if guarded:
-            coverage = [fxguard.guard_of(model).coverage() for model in models]
+            coverage = [fxguard.guard_of(model).coverage() for model in guards]
+            notes = [note.message for model in guards for note in fxguard.guard_of(model).notes]
     return {
         "found": str(found),
         "messages": [report.message for report in reports],
         "places": [(report.rank, report.stage, report.micro_batch) for report in reports],
         "coverage": coverage,
+        "notes": notes,
     }
 
 
