@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fxguard.comparison._runs import ModelRun
-from fxguard.comparison._sides import Twin, standing
+from fxguard.comparison._sides import Twin, placeholders, standing
 from fxguard.comparison._weights import difference_between
 
 __all__ = ["Arguments", "weights_by_twin"]
@@ -150,9 +150,20 @@ class Arguments:
                 other = self.weight(names[position])
             elif isinstance(own, Tensor):
                 other = made.get(id(own), inputs.get(id(own)))
+                other = self._in_place(number, position) if other is None else other
             both = isinstance(own, Tensor) and isinstance(other, Tensor)
             found.append(other if both and own.shape == other.shape else own)
         return found
+
+    def _in_place(self, number: int, position: int) -> Any:
+        """What A has for what was made between graphs: what its graph reads by the same name."""
+        if len(self.a.runs) != len(self.b.runs):
+            return None
+        run = self.a.runs[number].run
+        names, name = placeholders(run), placeholders(self.b.runs[number].run)[position]
+        if run.args is None or name not in names or names.index(name) in standing(run):
+            return None
+        return run.args[names.index(name)]
 
     def weight(self, name: str) -> Tensor | None:
         """A's value for a weight of B, in the layout of B; None if A has none."""

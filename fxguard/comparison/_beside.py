@@ -262,7 +262,8 @@ def first_alone(
         seen.add(node)
         key: Any = side.origin(graph, inside, node)
         alone = side.named.get(key)
-        if alone is not None and key not in paired:
+        # What TorchDynamo passes as a number is no operation of the model.
+        if alone is not None and key not in paired and alone.kind != "item":
             found.append(alone)
             todo += node.all_input_nodes
         # Operations without a partner that read it before the reader does: one of them may write

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.comparison._evaluated import at_limit, evaluated, in_float64, spread, with_eps_of
+from fxguard.comparison._kernels import rounded_inside
 from fxguard.comparison._recorded import Made
 from fxguard.comparison._rounding import (
     apart,
@@ -26,9 +27,6 @@ __all__ = ["Judge", "Judged", "Sides", "reason_of_kernel"]
 
 # Tolerance where float64 has no answer, in roundings of the largest magnitude.
 WITHOUT_FLOAT64 = 64
-# Operations whose kernels subtract numbers of the size of their operand: 1 + erf(x) of a negative x
-# cancels, and is then multiplied by x.
-CANCEL = frozenset({"gelu", "tanhshrink"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ def reason_of_kernel(
     wides = [x for x in wide if is_float(x)]
     operands = _floats_in(args)
     unit = unit_of(*results, *operands)
-    inside = operands[0] if ran.call.kind in CANCEL and operands else None
+    inside = rounded_inside(ran.call.kind, args[0], args[1], unit, wides[0])
     shares = [
         share_of_rounding(x, y, unit, inside=inside) for x, y in zip(results, wides, strict=True)
     ]
@@ -244,6 +242,8 @@ def _said(side: str, results: list[Tensor], wides: list[Tensor], share: float) -
                 return f"NaN in {side}, and finite in float64 on the same operands"
             largest = float(wide[lost].abs().max())
             limit = torch.finfo(low.dtype).max
+            if largest <= limit:
+                return f"inf in {side}, and {largest:.6g} in float64 on the same operands"
             needs = f"needs {largest:.6g}, {dtype} holds {limit:.6g}"
             return f"overflow in {side}: {needs}"
     return (

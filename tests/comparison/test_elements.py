@@ -395,3 +395,22 @@ def test_another_number_of_outputs_is_a_divergence() -> None:
     found = fxguard.compare(First(), Both(), torch.ones(3))
     assert not found.agrees
     assert "A returned 1 tensors, B 2" in str(found)
+
+
+def test_operands_that_were_made_between_graphs() -> None:
+    """In another dtype they are rounded, and what reads them is not blamed for that."""
+
+    class Between(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.weight, self.factor = nn.Parameter(torch.ones(1)), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.compiler.disable(torch.mul)(x, self.weight)
+            return torch.nn.functional.avg_pool1d(x, 2) * self.factor
+
+    found = compare(Between(2.0), Between(2.0).to(torch.bfloat16), X, gradients=False)
+    assert not found.differs, str(found)
+    found = compare(Between(2.0), Between(2.5).to(torch.bfloat16), X, gradients=False)
+    assert found.first is not None
+    assert found.first.kind == "mul"

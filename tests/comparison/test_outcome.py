@@ -205,3 +205,61 @@ def test_outputs_that_nothing_can_follow() -> None:
     assert found.outcome == "not compared"
     assert math.isclose(found.outputs[0].distance or 0.0, 5e-6, rel_tol=0.1)
     assert fxguard.compare(a, b, x, output_tolerance=1e-4).agrees
+
+
+def euclidean(x: Tensor) -> Tensor:
+    return torch.cdist(x, x.roll(1, 0))
+
+
+def clamped(x: Tensor) -> Tensor:
+    return torch.logit(x.sigmoid(), 1e-3)
+
+
+def resized(x: Tensor) -> Tensor:
+    return functional.interpolate(x[None, None], scale_factor=1.7, mode="bicubic")
+
+
+def sampled(x: Tensor) -> Tensor:
+    grid = x[None, :, :, None].repeat(1, 1, 1, 2) / x.abs().max()
+    return functional.grid_sample(x[None, None], grid, align_corners=False)
+
+
+def near(x: Tensor) -> Tensor:
+    return functional.cosine_embedding_loss(x, x * 1.0001, torch.ones(len(x)))
+
+
+@pytest.mark.parametrize("scale", [(0.0, 1.0), (100.0, 0.01), (0.0, 1e-6), (0.0, 1e3)])
+def test_kernels_that_round_larger_numbers_inside_are_healthy(scale: tuple[float, float]) -> None:
+    """Squares that cancel, positions in an image, a bound near 1: on any machine, in any dtype."""
+    drawn_rows = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    x = scale[0] + scale[1] * drawn_rows
+    kernels = (euclidean, clamped, resized, sampled, near)
+    a = Does(lambda s, x: tuple(kernel(x * s.weight) for kernel in kernels))
+    for dtype in (torch.float64, torch.bfloat16):
+        found = fxguard.compare(a, copy.deepcopy(a).to(dtype), x, gradients=False)
+        told = [each.reason for each in found.operations if "further from" in each.reason]
+        assert not told, str(found)
+
+
+def test_distances_that_are_wrong_are_found() -> None:
+    """Also where squares cancel: the bound is that of the kernel, and no more."""
+    x = drawn(32, 64)
+
+    class Wrong(torch.nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.weight, self.factor = nn.Parameter(torch.ones(1)), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cdist(x * self.weight, x.roll(1, 0) * self.factor)
+
+    assert fxguard.compare(Wrong(1.0), Wrong(1.0), x).agrees
+    assert fxguard.compare(Wrong(1.0), Wrong(1.00001), x).outcome == "operation"
+
+
+def test_an_infinity_that_the_dtype_could_hold() -> None:
+    """The text names no limit that was not reached."""
+    a = Does(lambda s, x: torch.logit(x * s.weight, 1e-3))
+    found = fxguard.compare(a, copy.deepcopy(a).to(torch.bfloat16), torch.tensor([0.5, 1.0]))
+    assert found.first is not None
+    assert found.first.reason == "inf in B, and 6.90675 in float64 on the same operands"
