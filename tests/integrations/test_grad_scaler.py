@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -213,19 +210,6 @@ def test_gradients_that_are_still_scaled_overflow_a_weight() -> None:
 Step = Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], object]
 
 
-# In one run of all tests no batch of these was reported, after thousands of other tests in the same
-# process; the reason is not known.
-IN_A_PROCESS_OF_ITS_OWN = pytest.mark.campaign
-
-
-def test_steps_on_scaled_gradients() -> None:
-    """The tests of two batches, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "campaign"]
-    root = Path(__file__).resolve().parents[2]
-    ended = subprocess.run([*command, __file__], cwd=root, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr
-
-
 def two_batches(step: Step, *, scale: float = 2.0**16, enabled: bool = True) -> fxguard.Report:
     """The report on a second batch that overflows float16, after a step with finite gradients.
 
@@ -289,7 +273,6 @@ def divided(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, m: n
     optimizer.step()
 
 
-@IN_A_PROCESS_OF_ITS_OWN
 def test_a_step_on_scaled_gradients_is_said_before_what_overflows_later() -> None:
     """Its gradients are finite and 65536 times too large: float32 would only hide it."""
     report = two_batches(plain)
@@ -306,7 +289,6 @@ def test_a_step_on_scaled_gradients_is_said_before_what_overflows_later() -> Non
 HEALTHY: list[Step] = [by_scaler, clipped_by_scaler, updated_first, stepped_twice, divided]
 
 
-@IN_A_PROCESS_OF_ITS_OWN
 @pytest.mark.parametrize("step", HEALTHY)
 def test_gradients_without_the_scale_are_no_reason(step: Step) -> None:
     """The scaler has unscaled them, or the script has divided them itself."""
@@ -315,7 +297,6 @@ def test_gradients_without_the_scale_are_no_reason(step: Step) -> None:
     assert "loss scale" not in str(report)
 
 
-@IN_A_PROCESS_OF_ITS_OWN
 @pytest.mark.parametrize(("scale", "enabled"), [(1.0, True), (2.0**16, False)])
 def test_a_scaler_that_does_not_scale_is_no_reason(scale: float, enabled: bool) -> None:
     """A scale of 1, or one that is switched off, leaves gradients as they are."""
