@@ -71,7 +71,10 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
     checks = list(enumerate(run.plan.checks))
     if later is not None:  # only a second run sees it, so there is nothing to compare
         wanted, checks = -1, [(-1, run.plan.later[later])]
-    name = dict(checks)[wanted].node  # type: ignore[index]
+    check = dict(checks).get(wanted)  # type: ignore[arg-type]
+    if check is None:  # the graph did not run again: one step represents all its operations
+        return None
+    name = check.node
     try:
         with Start(run, to_the_end=False).begun() as given:
             walk = NodeByNode(run.graph_module, checks, visit)
