@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from types import FrameType
+from collections.abc import Iterable
 
 import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from fxguard.graph.running_code import running_code
 
 __all__ = ["AROUND_STEP", "remove_hooks"]
 
@@ -29,13 +29,6 @@ def remove_hooks(handles: Iterable[RemovableHandle]) -> None:
         handles: of hooks that do nothing any more.
     """
     _over.extend(handles)
-    running = sys._current_frames().values()
-    if not any(frame.f_code is AROUND_STEP for each in running for frame in _outwards(each)):
+    if id(AROUND_STEP) not in running_code():
         while _over:
             _over.pop().remove()
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

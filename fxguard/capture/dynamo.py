@@ -219,7 +219,10 @@ def compile_forward(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
     let_go.forget_backend(backend)
-    settings: dict[str, Any] = {"accumulated_recompile_limit": NO_LIMIT}
+    settings: dict[str, Any] = {
+        "accumulated_recompile_limit": NO_LIMIT,
+        "issue_3_13_0_warning": False,  # users are warned of what they compile, once
+    }
     if not options:
         settings["recompile_limit"] = RECOMPILE_LIMIT
     change = quietly if leave_what_fails else with_settings

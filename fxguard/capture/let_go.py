@@ -26,10 +26,9 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 from __future__ import annotations
 
 import linecache
-import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as entries_of
@@ -41,6 +40,7 @@ from torch._guards import CompileContext
 from torch.fx import GraphModule, graph_module
 
 from fxguard.capture.finalizers import when_gone
+from fxguard.graph.running_code import running_code
 
 __all__ = ["forget_backend", "let_go", "let_source_go", "tidy"]
 
@@ -68,7 +68,7 @@ def let_go(backends: Collection[Backend]) -> None:
     gone = {id(backend) for backend in backends}
     if not gone:
         return
-    running = set(map(id, _running_code()))
+    running = running_code()
     for code in _known_code():
         for entry in entries_of(code):
             if entry.code is not None and id(_innermost(entry.backend)) in gone:
@@ -97,7 +97,7 @@ def tidy() -> None:
     if not convert_frame.compile_lock.acquire(blocking=False):
         return  # another thread compiles
     try:
-        running = set(map(id, _running_code()))
+        running = running_code()
         while _untidy:
             code = _untidy.popitem()[1]()
             if code is None or id(code) in running:
@@ -124,14 +124,6 @@ def _forget_source(kind: type[GraphModule]) -> None:
 def _known_code() -> list[types.CodeType]:
     # Their references are not kept: each has a callback that is to die with the table.
     return [code for each in convert_frame.input_codes.seen if (code := each()) is not None]
-
-
-def _running_code() -> Iterator[types.CodeType]:
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
-        while frame is not None:
-            yield frame.f_code
-            frame = frame.f_back
 
 
 def _innermost(backend: Any) -> Any:

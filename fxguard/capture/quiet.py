@@ -9,7 +9,6 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - the loggers of its modules and of those that it captures with, and ``utils.warn_once``.
 - ``CompileContext.current_compile_id()``: whether this thread captures now.
 - ``callback_handler``: called before and after each capture.
-- ``config.issue_3_13_0_warning``: whether a capture warns of Python 3.13.0.
 - ``config.suppress_errors``: whether what it fails to capture runs in Python.
 - ``utils.counters["graph_break"]``: how often it broke a graph, and why.
 """
@@ -31,7 +30,7 @@ from fxguard.capture.settings import with_settings
 
 __all__ = ["DROPPING", "captures_quietly", "quietly"]
 
-SETTINGS = {"suppress_errors": True, "issue_3_13_0_warning": False}
+SETTINGS = {"suppress_errors": True}
 
 # The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")
