@@ -103,7 +103,10 @@ class ActiveForward:
         role, name = self.tensors.get(id(tensor), (Role.INPUT, label))
         if role is Role.WEIGHT and self.weights_stay:
             return self.batch.live.key_of(tensor) or self.batch.weight(tensor, name)
-        return self.batch.value_of(tensor, name, role)
+        key = self.batch.value_of(tensor, name, role)
+        if role is Role.INPUT and key.is_between_graphs and key.value in self.batch.details:
+            self.batch.name_given(key, tensor)
+        return key
 
 
 class _Here(threading.local):

@@ -26,6 +26,7 @@ from fxguard.findings import BROUGHT
 from fxguard.graph import nodes
 from fxguard.graph.collectives import OWN
 from fxguard.graph.evidence import Evidence
+from fxguard.graph.held_tensors import held_name
 from fxguard.graph.lost_elements import Lost
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.source_lines import Place
@@ -259,6 +260,14 @@ class Batch:
         key = Key(BETWEEN_GRAPHS, index)
         self.live.remember(tensor, key)
         return key
+
+    def name_given(self, key: Key, tensor: Tensor) -> None:
+        """Give a bad tensor that nobody has named so far the name that the script has for it."""
+        value = self.values[key.value]
+        if value.role is Role.INPUT and value.name.startswith("input["):
+            found = held_name(tensor)
+            if found is not None:
+                self.values[key.value] = replace(value, role=found[0], name=found[1])
 
     def given_was(self, key: Key, found: Range) -> None:
         """Note the range of a given tensor, once the numbers of the batch were read."""

@@ -6,45 +6,34 @@ search costs little however many objects a process has. No code of the user runs
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-import os.path
-import sys
-import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.loss import _Loss
 
-from fxguard.graph.source_lines import is_internal
+from fxguard.graph.frame_variables import (
+    NAMELESS,
+    held_by,
+    is_of_library,
+    script_frames,
+    variables_of,
+)
 from fxguard.guard.instrumented import unwrapped
 
 __all__ = ["name_by_holder"]
 
-MOST_FRAMES = 100
 MOST_OBJECTS = 2000  # looked at for one module
 MOST_STEPS = 3  # from a variable to the model that holds the module
-MOST_ITEMS = 100  # of one container
 
-# Variables that name no object: the next frame outwards often has a name for the same one.
-NAMELESS = ("self", "cls")
-HELD_BY_TORCH = ("_modules", "_parameters", "_buffers")
 LEAVES = (
     *(Tensor, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
     *(str, bytes, int, float, complex, type(None), range),
 )
-# Their code reads its own variables as a dictionary: reading them again would change that.
-READS_VARIABLES = frozenset({"locals", "vars", "f_locals", "eval", "exec", "dir"})
-OF_THE_FRAME = 3  # references to a dictionary of a frame that nobody else has: its own, and ours
-STDLIB = sysconfig.get_path("stdlib") + os.sep
-INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,52 +53,15 @@ def name_by_holder(module: Module) -> str:
     Args:
         module: the module, which is about to be called.
     """
-    frames = list(_frames())
+    frames = list(script_frames())
     for of_libraries in (False, True):
         for frame in frames:  # the outermost first: its variables live longest
-            if _is_of_library(frame.f_code.co_filename) is of_libraries:
-                found = _found_in(_variables_of(frame), module)
+            if is_of_library(frame.f_code.co_filename) is of_libraries:
+                found = _found_in(variables_of(frame), module)
                 if found is not None:
                     named = [part for part in found.path if part not in NAMELESS]
                     return ".".join(named) if found.is_one_of_several else ""
     return ""
-
-
-def _frames() -> Iterator[FrameType]:
-    """The frames of this thread that run code of scripts and libraries, the outermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    found: list[FrameType] = []
-    while frame is not None and len(found) < MOST_FRAMES:
-        file = frame.f_code.co_filename
-        if not is_internal(file) and not (file.startswith(STDLIB) and not _is_of_library(file)):
-            found.append(frame)
-        frame = frame.f_back
-    return reversed(found)
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_of_library(file: str) -> bool:
-    return file.startswith(INSTALLED)
-
-
-def _variables_of(frame: FrameType) -> dict[str, Any]:
-    """The variables of a running frame: its globals, then its own.
-
-    Before Python 3.13 reading the variables of a function makes a dictionary that the frame keeps:
-    what it holds would live until the function returns.
-    """
-    found = dict(frame.f_globals)
-    code = frame.f_code
-    if not code.co_flags & inspect.CO_OPTIMIZED:  # of a module or a class, which is the dictionary
-        return found | dict(frame.f_locals)
-    if sys.version_info >= (3, 13):
-        return found | dict(frame.f_locals)
-    if READS_VARIABLES.isdisjoint(code.co_names):
-        variables = frame.f_locals
-        found |= variables
-        if sys.getrefcount(variables) == OF_THE_FRAME:
-            variables.clear()
-    return found
 
 
 def _found_in(variables: Mapping[str, Any], module: Module) -> Found | None:
@@ -137,7 +89,7 @@ def _found_in(variables: Mapping[str, Any], module: Module) -> Found | None:
                 found = Found(path, _has_others(siblings, module))
                 continue
         if len(path) <= MOST_STEPS:
-            held = dict(_held_by(value))
+            held = dict(held_by(value))
             todo += (((*path, name), each, list(held.values())) for name, each in held.items())
     return found
 
@@ -176,15 +128,3 @@ def _model(value: Any) -> Module | None:
     model = unwrapped(value)
     held = (*Module.parameters(model), *Module.buffers(model))
     return model if held else None
-
-
-def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, as names and values: attributes, or the items of a container."""
-    with contextlib.suppress(Exception):  # another thread changes it
-        if isinstance(value, dict):
-            yield from [(str(key), each) for key, each in [*dict.items(value)][:MOST_ITEMS]]
-        elif isinstance(value, (list, tuple, deque)):
-            yield from [(str(index), each) for index, each in enumerate([*value][:MOST_ITEMS])]
-        elif isinstance(attributes := getattr(value, "__dict__", None), dict):
-            found = [(name, each) for name, each in attributes.items() if type(name) is str]
-            yield from [pair for pair in found[:MOST_ITEMS] if pair[0] not in HELD_BY_TORCH]

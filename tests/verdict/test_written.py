@@ -61,4 +61,4 @@ def test_the_fix_names_the_expression() -> None:
 
 def test_what_another_line_computed_comes_from_elsewhere() -> None:
     """The twin: this line has only a name for it."""
-    assert fix_of(before).startswith("look at where input[1] of sub comes from")
+    assert fix_of(before).startswith("look at where input `logs` comes from")
