@@ -73,6 +73,8 @@ def settled(both: Aligned, graphs: Graphs, ends: Ends, output_tolerance: float) 
         for name, readers in both.b.readers_of(ends.known.own - dead).items()
         if readers and not reached.intersection(readers)
     }
+    if ends.only_weights and rewritten >= ends.known.own - dead:
+        rewritten = set()  # one of them is to blame, and no reader tells which
     innocent |= {
         at for at in graphs.reweighed if rewritten.issuperset(_weights_of(graphs.found[at]))
     }
