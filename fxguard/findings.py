@@ -226,7 +226,7 @@ class Origin:
         if self.problem == "underflow":
             problem = f"{_percent(self.lost_share or 0.0)} of its nonzero elements 0"
         if self.phase == "optimizer":
-            return f"{self.what} made weight {self.frame.name} {problem}"
+            return f"{self.what} made {_weight(self.frame.name)} {problem}"
         if self.is_operation:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""
@@ -259,6 +259,12 @@ class Origin:
         elif self.first_index:
             found.append(f"{'at' if total == 1 else 'first at'} {list(self.first_index)}")
         return ", ".join(found)
+
+
+def _weight(name: str) -> str:
+    """``weight fc.weight``; ``parameter `mean```, which could be read as a mean of weights."""
+    is_word = name.isalpha() and name not in ("weight", "bias")
+    return f"parameter `{name}`" if is_word else f"weight {name}"
 
 
 def _percent(share: float) -> str:

@@ -212,7 +212,7 @@ def headroom_of(guard: Guard) -> Headroom | None:
                 continue
             times = FORMATS[dtype].max / number.abs_max
             if least is None or times < least.times:
-                least = Headroom(times, f"{step.title}: {number.abs_max:.2e} in {dtype}")
+                least = Headroom(times, step.title, number.abs_max, dtype)
     return least
 
 

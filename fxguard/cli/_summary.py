@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 __all__ = ["Headroom", "Summary"]
@@ -18,7 +18,16 @@ class Headroom:
     """How far one operation stayed below the limit of its dtype."""
 
     times: float  # the limit divided by the largest magnitude; 1 or more
-    where: str  # the operation and the magnitude
+    title: str  # of the operation
+    largest: float  # the largest magnitude that it made
+    dtype: str
+
+    def __str__(self) -> str:
+        """``float16: the largest value of the last batch was 81.4, at fc linear: ...``."""
+        return (
+            f"{self.dtype}: the largest value of the last batch was {self.largest:.3g}, at "
+            f"{self.title}: {self.times:.3g} times below the limit"
+        )
 
 
 @dataclass(slots=True)
@@ -64,7 +73,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain data for JSON."""
-        least = None if self.least is None else [self.least.times, self.least.where]
+        least = None if self.least is None else list(astuple(self.least))
         return {
             "batches": dict(self.batches),
             "weights": self.weights,
@@ -108,8 +117,7 @@ class Summary:
         else:
             text = f"{self._models()}; {self._found()}"
         if self.least is not None and self.least.times < NEAR:
-            times, where = f"{self.least.times:.3g}", self.least.where
-            text += f"; least headroom in a last batch: {times} times, at {where}"
+            text += f"; {self.least}"
         if self.unchecked:
             reasons = [f"{count} {why}" for why, count in sorted(self.unchecked.items())]
             text += f"; not checked: {', '.join(reasons)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from fxguard.graph import tables
+from fxguard.graph.alignment import no_alignment
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
@@ -77,6 +79,7 @@ def evidence_of(
         needed=None if same is None or not is_float(same) else _needed(same),
         share=len(found),
         masked_row=reads_masked_row(args, kwargs),
+        alignment=_alignment(call, args, kwargs),
         not_judged=not_judged,
     )
 
@@ -276,6 +279,14 @@ def _at(result: Tensor | None, made: Tensor, index: tuple[int, ...]) -> float | 
     if result is None or result.shape != made.shape:
         return None
     return _number(result[index])
+
+
+def _alignment(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    if plain(call.kind) != "ctc_loss":
+        return ""
+    with contextlib.suppress(Exception):  # otherwise the sample stays unknown
+        return no_alignment(args, kwargs)
+    return ""
 
 
 def _needed(same: Tensor) -> float:

@@ -60,4 +60,6 @@ class Evidence:
     inner: Evidence | None = None
     # For the gradient of a decomposition: "eigenvalues 0 and 1 are equal, 2"; "" if not the reason.
     degeneracy: str = ""
+    # For ``ctc_loss``: "sample 3: 7 labels with 3 repeats need 10 frames, the input has 9".
+    alignment: str = ""
     not_judged: str = ""  # why `same` or `wide` is not known: "no float64 kernel for X"

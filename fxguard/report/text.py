@@ -43,10 +43,11 @@ BLOWN_UP = Fix("advice", "a smaller learning rate, a warm-up, or clipped gradien
 # Causes whose names alone say too little.
 CAUSES = {
     "domain": "outside its domain",
-    "empty": "empty, nothing or too little to compute it from",
+    "empty": "too few elements to compute it from",
     "masked row": "masked row, every element of it is -inf",
+    "singular gradient": "its derivative is infinite there",
     "memory": "uninitialised memory",
-    "no alignment": "no alignment, the target is too long for its input",
+    "no alignment": "no alignment, a target needs more frames than its input has",
     "zero divisor": "at a pole",
 }
 
@@ -218,25 +219,27 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
         if line:
             yield f"  {line}"
     if origin.is_operation:
-        yield from _read_lines(origin)
-    if origin.nan_count is not None:
-        yield f"  {origin.row}: {_counts(origin)}"
-    if origin.not_judged:
-        yield f"  not judged: {origin.not_judged}"
-    if origin.climb:
+        yield from _autocast_lines(origin)
+    if origin.climb and origin.cause in ("overflow", "unknown"):  # at a pole it is no reason
         yield "  where the magnitude grew most on the way:"
         for climb in origin.climb:
             place = f"  ({climb.source.place})" if climb.source is not None else ""
             yield f"    {climb.before:.2e} -> {climb.after:.2e}  {climb.title}{place}"
+    if origin.nan_count is not None:
+        yield f"  {origin.row}: {_counts(origin)}"
+    if origin.not_judged:
+        yield f"  not judged: {origin.not_judged}"
     if origin.spread_count:
         more_names = origin.spread_count - len(origin.spread)
         names = ", ".join(origin.spread) + (f" and {more_names} more" if more_names > 0 else "")
         end = f"; {origin.returned_by or 'the model'} returned it" if origin.reached_output else ""
         yield f"  it spread to {names}{end}"
+    if origin.is_operation:
+        yield from _read_lines(origin)
 
 
 def _read_lines(origin: Origin) -> Iterator[str]:
-    """What the operation read."""
+    """What the operation read, after all that says why."""
     ranges = [
         f"{row.label} up to {row.abs_max:.2e}"
         for row in origin.frame.rows
@@ -244,6 +247,10 @@ def _read_lines(origin: Origin) -> Iterator[str]:
     ]
     if ranges:
         yield f"  it read {', '.join(ranges)}"
+
+
+def _autocast_lines(origin: Origin) -> Iterator[str]:
+    """The operands that autocast turned into infinities."""
     for row in origin.autocast:
         limit = "" if origin.limit is None else f", which holds {_limit_text(origin.limit)}"
         yield f"  autocast casts {row.label} up to {row.abs_max:.2e} to {origin.dtype}{limit}"
@@ -251,12 +258,16 @@ def _read_lines(origin: Origin) -> Iterator[str]:
 
 def _counts(origin: Origin) -> str:
     """What the bad tensor holds, and from which index on unless the operands name it."""
-    largest = "none" if origin.largest_finite is None else f"{origin.largest_finite:.4g}"
-    first = f"at {list(origin.first_index or ())}"
-    return (
+    elements = "element" if origin.numel == 1 else "elements"
+    text = (
         f"{origin.nan_count} NaN, {origin.posinf_count} +inf, {origin.neginf_count} -inf "
-        f"of {origin.numel} elements; largest finite magnitude {largest}"
-    ) + ("" if origin.operands.startswith(first) else f"; first {first}")
+        f"of {origin.numel} {elements}"
+    )
+    if origin.largest_finite is not None:
+        text += f"; largest finite magnitude {origin.largest_finite:.4g}"
+    first = f"at {list(origin.first_index or ())}"
+    is_told = not origin.first_index or origin.operands.startswith(first)
+    return text if is_told else f"{text}; first {first}"
 
 
 def _needs(origin: Origin) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
+from fxguard.graph.poles import plain
 from fxguard.records import Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients
@@ -20,6 +21,7 @@ __all__ = [
     "Suspect",
     "base_is_negative",
     "cause_of_backward",
+    "is_of_small_operand",
     "limit_of_backward",
     "suspects_in",
 ]
@@ -101,6 +103,18 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
         lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
         return "underflow" if lost else "rounding"
     return "singular gradient"
+
+
+def is_of_small_operand(cause: str, seen: BackwardEvidence) -> bool:
+    """Whether a gradient overflowed because its operation read a number near its pole."""
+    operands = [each for each in seen.gradient.operands if each.dtype and each.count == 1]
+    name = plain(seen.gradient.kind)
+    if cause != "overflow" or seen.forward is not None or seen.inside is not None:
+        return False
+    if name not in ("div", "log", "log10", "log2", "reciprocal", "rsqrt") or not operands:
+        return False
+    form = format_of(operands[-1].dtype)
+    return form is not None and 0 < abs(operands[-1].low) < form.max**-0.5
 
 
 def base_is_negative(power: Evidence) -> bool:

@@ -11,6 +11,7 @@ from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
+from fxguard.graph.poles import plain
 from fxguard.graph.source_lines import source_of_trace
 from fxguard.plan.plan import Place, Step
 from fxguard.records import GRADIENT, Frame, Range, Row, Severity
@@ -20,12 +21,16 @@ from fxguard.verdict import origins
 from fxguard.verdict.backward import (
     Suspect,
     cause_of_backward,
+    is_of_small_operand,
 )
+from fxguard.verdict.case import Case
+from fxguard.verdict.causes import cause_of
 from fxguard.verdict.explain import with_counts
 from fxguard.verdict.fixes import fixes_for
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.operands import gradient_text, operands_text
+from fxguard.verdict.signs import is_chosen_after
 from fxguard.verdict.surroundings import Surroundings
 from fxguard.verdict.words import degeneracy_in_words, words_for
 
@@ -197,6 +202,11 @@ def _words(cause: str, seen: BackwardEvidence) -> str:
         return what if cause == "singular gradient" else f"{what}, after rounding"
     if seen.of_exponent and cause == "domain" and seen.forward is None:
         return "the exponent's gradient needs the log of a negative number"
+    if seen.forward is not None and seen.inside is None and cause == "singular gradient":
+        what = words_for(cause_of(seen.forward), seen.forward)
+        return f"{what} in the forward: its result is masked, its gradient is not" if what else ""
+    if is_of_small_operand(cause, seen):
+        return "its operand is so small that the derivative overflows"
     return words_for(cause, seen.forward if seen.inside is None else seen.inside.evidence)
 
 
@@ -228,6 +238,11 @@ def _fixes(
     index, step = known
     blame = origins.Blame(step.outputs[0], index, Severity.NAN)
     around = Surroundings(backward.plan.steps, backward.plan.values, blame)
+    is_zero = seen.forward is not None and cause_of(seen.forward) == "zero divisor"
+    if cause == "singular gradient" and is_zero and plain(step.kind) in ("div", "reciprocal"):
+        cause = cause if is_chosen_after(Case(cause, seen.forward, around)) else "zero divisor"
+    if is_of_small_operand(cause, seen):
+        cause = "underflow"
     return or_else(nothing, fixes_for, cause, seen.forward or seen.gradient, around)
 
 

@@ -13,9 +13,18 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
 from fxguard.verdict.causes import lost_eps, number_beyond
+from fxguard.verdict.named import operand_text
+from fxguard.verdict.positive import cut_at_zero, free_parameters, made_at, other_pole
 from fxguard.verdict.surroundings import Surroundings, is_scaling, names_of
 
 __all__ = ["Case"]
+
+MOST_NAMES = 4  # of parameters
+
+
+def _titled(step: Step) -> str:
+    """``relu (model.py:25)``."""
+    return plain(step.kind) + (f" ({step.source.place})" if step.source else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,67 @@ class Case:
         return f"{eps:.0e} in {plain(step.kind)}{place}"
 
     @property
+    def x(self) -> str:
+        """The operand in question as the program's line has it: ``deg``, ``(ms + eps)``, or x."""
+        return self._written("x")
+
+    @property
+    def argument(self) -> str:
+        """The same of an exponential: ``logvar``, or its argument."""
+        return self._written("its argument")
+
+    @property
+    def bare(self) -> str:
+        """The same among the arguments of a call, where it needs no parentheses."""
+        text = self.x
+        is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
+        return text[1:-1] if is_whole else text
+
+    @property
+    def divisor(self) -> str:
+        """The same for a divisor that has a name: ``sigma``, or d."""
+        text = self._written("d")
+        return text if text.replace(".", "_").isidentifier() else "d"
+
+    @property
+    def counted(self) -> str:
+        """The same for a count: ``deg``, or n."""
+        return self._written("n")
+
+    def _written(self, fallback: str) -> str:
+        source = self.around.step.source
+        return (source and operand_text(source.code, self.name)) or fallback
+
+    @property
+    def made_at(self) -> str:
+        """``, in place of relu (model.py:25)``: where the operand was made 0; "" if unknown."""
+        step = cut_at_zero(self.around)
+        if step is not None:
+            return f" in place of {_titled(step)}"
+        step = made_at(self.around, self.around.culprit)
+        return "" if step is None else f" in {_titled(step)}"
+
+    @property
+    def positive(self) -> str:
+        """``softplus(...) + 1e-3``: a number that stays away from 0, with its gradient."""
+        return f"softplus(...) + {'1e-2' if self.dtype == 'float16' else '1e-3'}"
+
+    @property
+    def reader(self) -> str:
+        """``log (model.py:31)``: another operation that has a pole where the operand is 0."""
+        step = other_pole(self.around)
+        return "" if step is None else _titled(step)
+
+    @property
+    def parameters(self) -> str:
+        """The parameters that the operand grows with: ``r, q_pos and q_vel``."""
+        names = free_parameters(self.around)
+        names, more = names[:MOST_NAMES], len(names) - MOST_NAMES
+        if more > 0:
+            return f"{', '.join(names)} and {more} more"
+        return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
+
+    @property
     def near_zero(self) -> str:
         """An eps that the dtype can hold, with its square root and its reciprocal."""
         return "1e-4" if self.dtype == "float16" else "1e-12"
@@ -116,6 +186,28 @@ class Case:
     def near_one(self) -> str:
         """An eps that the dtype can subtract from 1."""
         return f"{4 * FORMATS[self.dtype].eps:.0e}" if self.dtype in FORMATS else "eps"
+
+    # Signs in the graph around the operand.
+
+    def eps_has_gradient(self) -> bool:
+        """At an eps that the dtype holds, the derivative fits the dtype as well."""
+        divides = self.name in ("addcdiv", "div", "reciprocal", "rsqrt")
+        is_inverse = self.name in ("float_power", "pow") and any(
+            number < 0 for number in self.around.step.literals
+        )
+        return self.dtype != "float16" or not (divides or is_inverse)
+
+    def is_cut_at_zero(self) -> bool:
+        """A relu or a clamp made it 0."""
+        return cut_at_zero(self.around) is not None
+
+    def has_other_pole(self) -> bool:
+        """Another operation has a pole where the operand is 0."""
+        return other_pole(self.around) is not None
+
+    def is_of_parameters(self) -> bool:
+        """It is computed of parameters that may turn negative."""
+        return bool(free_parameters(self.around))
 
     # Signs in the numbers.
 
@@ -191,6 +283,12 @@ class Case:
                 if form is not None and form.loses(number):
                     return number, step
         return None
+
+    def fits_float32(self) -> bool:
+        """It computes in float16, and float32 holds its result, as far as that is known."""
+        needed = None if self.evidence is None else self.evidence.needed
+        fits = needed is None or not FORMATS["float32"].overflows(needed)
+        return self.dtype == "float16" and fits
 
     def is_half(self) -> bool:
         """It computes in 16 bits."""

@@ -29,6 +29,7 @@ __all__ = ["MASKS", "MOST_FIXES", "RULES", "VARIANCE", "Rule", "fixes_for", "fix
 
 MOST_FIXES = 3
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
+HUGE = 1e30  # numbers as large as this are rarely computed
 SENT = "look at the other ranks: one of them has sent it"
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
 
@@ -72,6 +73,8 @@ def fixes_of_given(
     is_inf: bool = False,
     row: int | None = None,
     written: str = "",
+    has_nan: bool = False,
+    largest: float = 0.0,
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -83,20 +86,28 @@ def fixes_of_given(
         is_inf: whether all of them are infinite, which memory that nobody wrote rarely is.
         row: the first bad sample of an input.
         written: the expression that the line itself computes it by, if that is known.
+        has_nan: whether it holds a NaN.
+        largest: the largest magnitude of its finite elements.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
-        look at where sample 5 of x comes from: outside what fxguard follows (advice)
+        look at where sample 5 of x comes from, before the model or under no_grad (advice)
     """
     if role is Role.INPUT:
         what = name if row is None else f"sample {row} of {name}"
-        text = f"look at where {what} comes from: outside what fxguard follows"
+        text = f"look at where {what} comes from, before the model or under no_grad"
         if written:
             text = f"look at `{written}` on this line, which is {name}"
         if is_log and "log" in written:
             text += ": log(0) is -inf"
         elif is_log:
             text += "; -inf is what log(0) gives, and log1p of a count is finite"
+        elif is_inf and not written:
+            text += "; +inf is what x / 0 gives, and a sum or a product that is too large"
+        elif largest > HUGE and not written:
+            text += f"; with numbers as {largest:.2g}, NaN may be memory never written: torch.empty"
+        elif has_nan and not written:
+            text += "; NaN is what 0 / 0 gives, and log of a negative number"
     elif role is Role.BUFFER and is_inf:
         made = "log(0) gives -inf" if is_log else "a division by zero gives inf"
         text = f"look at where {name} was computed: {made}; a checkpoint may hold it bad"
@@ -108,6 +119,8 @@ def fixes_of_given(
 
 
 _LOG = _names("log log10 log2")
+_POSITIVE = _LOG | _names("float_power pow rsqrt sqrt xlogy")  # these need a positive operand
+_POLES = _LOG | _names("div reciprocal rsqrt")
 _EXPS = _names("cosh exp exp2 expm1 sinh")
 _DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
 _REDUCED = SUMS | _names("mean logcumsumexp")
@@ -120,19 +133,19 @@ _KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
 
 # How to keep an argument inside its domain or away from a pole.
 _BOUNDED = {
-    "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
-    "acosh": "acosh(x.clamp(min=1 + {c.near_one}))",
-    "asin": "asin(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
-    "atanh": "atanh(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
-    "erfinv": "erfinv(x.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
-    "log": "log(x.clamp(min={c.near_zero}))",
-    "log10": "log10(x.clamp(min={c.near_zero}))",
-    "log1p": "log1p(x.clamp(min=-1 + {c.near_one}))",
-    "log2": "log2(x.clamp(min={c.near_zero}))",
-    "logit": "logit(x, eps={c.near_one})",
-    "pow": "x.clamp(min={c.near_zero}) ** y",
-    "rsqrt": "rsqrt(x + {c.near_zero})",
-    "sqrt": "sqrt(x.clamp(min={c.near_zero}))",
+    "acos": "acos({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "acosh": "acosh({c.x}.clamp(min=1 + {c.near_one}))",
+    "asin": "asin({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "atanh": "atanh({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "erfinv": "erfinv({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "log": "log({c.x}.clamp(min={c.near_zero}))",
+    "log10": "log10({c.x}.clamp(min={c.near_zero}))",
+    "log1p": "log1p({c.x}.clamp(min=-1 + {c.near_one}))",
+    "log2": "log2({c.x}.clamp(min={c.near_zero}))",
+    "logit": "logit({c.bare}, eps={c.near_one})",
+    "pow": "{c.x}.clamp(min={c.near_zero}) ** y",
+    "rsqrt": "rsqrt({c.bare} + {c.near_zero})",
+    "sqrt": "sqrt({c.x}.clamp(min={c.near_zero}))",
     "xlogy": "xlogy(x, y.clamp(min={c.near_zero}))",
 }
 
@@ -140,11 +153,14 @@ _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
 
 # How to keep an argument away from an infinite derivative.
 _SMOOTHED = {
-    "acos": "acos(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
-    "asin": "asin(x.clamp(-1 + {c.near_one}, 1 - {c.near_one})), or atan2 of the sine and cosine",
-    "pow": "(x + {c.near_zero}) ** y: the derivative at 0 is infinite where y < 1",
-    "sqrt": "sqrt(x + {c.near_zero}): the derivative at 0 is infinite",
-    "rsqrt": "rsqrt(x + {c.near_zero}): the derivative at 0 is infinite",
+    **{
+        name: f"{name}({{c.x}}.clamp(-1 + {{c.near_one}}, 1 - {{c.near_one}})), or atan2 of the "
+        "sine and cosine"
+        for name in ("acos", "asin")
+    },
+    "pow": "({c.bare} + {c.near_zero}) ** y: the derivative at 0 is infinite where y < 1",
+    "sqrt": "sqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
+    "rsqrt": "rsqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
 }
 
 # How to give a decomposition a gradient.
@@ -179,36 +195,59 @@ RULES = (
     Rule("overflow", _EXPS, "advice",
          "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),
     Rule("overflow", _EXPS, "advice",
-         "look at what its argument grew from, such as inputs that are not scaled: {c.dtype} holds "
-         "{c.name}(x) up to x = {c.largest_exponent}",
-         lambda c: signs.is_free_exponent(c) and c.is_wide() and not becomes.is_bounded_after(c)),
+         "compute it in float32, {c.name}({c.x}.float()): {c.dtype} holds {c.name}(x) up to "
+         "x = {c.largest_exponent}",
+         lambda c: signs.is_free_exponent(c) and c.fits_float32()
+         and not becomes.is_bounded_after(c)),
     Rule("overflow", _EXPS, "advice",
-         "bound the argument, {c.name}(x.clamp(max={c.exponent_with_room})): {c.dtype} ends at "
-         "{c.limit:.5g}", signs.is_free_exponent),
+         "look at what {c.argument} grew from, such as inputs that are not scaled: {c.dtype} holds "
+         "{c.name}(x) up to x = {c.largest_exponent}",
+         lambda c: signs.is_free_exponent(c) and not c.fits_float32()
+         and not becomes.is_bounded_after(c)),
+    Rule("overflow", _EXPS, "advice",
+         "bound the argument in place of the result, {c.name}({c.x}.clamp(max="
+         "{c.exponent_with_room})): then its gradient is finite, too",
+         lambda c: signs.is_free_exponent(c) and becomes.is_bounded_after(c)),
     Rule("overflow", _TAKE_DTYPE, "advice",
          "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
     Rule("overflow", _REDUCED - _TAKE_DTYPE, "advice",
          "accumulate in float32: give {c.name} what .float() makes of its operands", Case.is_half),
     Rule("overflow", CASTS, "advice",
-         "cast to {c.wider} here: {c.dtype} ends at {c.limit:.5g}", Case.is_half),
+         "cast to {c.wider} here: {c.dtype}'s maximum is {c.limit:.5g}", Case.is_half),
     Rule("overflow", _KEPT_WIDE, "advice",
-         "keep {c.where} in {c.wider}: {c.dtype} ends at {c.limit:.5g}", signs.is_near_limit),
+         "keep {c.where} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", signs.is_near_limit),
     Rule("overflow", None, "advice",
-         "compute {c.name} in {c.wider}: {c.dtype} ends at {c.limit:.5g}", Case.is_half, last=True),
+         "compute {c.name} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", Case.is_half,
+         last=True),
     Rule("overflow", None, "advice",
-         "look at what its operands grew from: {c.dtype} ends at {c.limit:.3g}", Case.is_wide,
+         "look at what its operands grew from: {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
-         "take n.clamp(min=1): the divisor counts a mask, or edges, of which there may be none",
+         "take {c.counted}.clamp(min=1): it counts a mask, or edges, of which there may be none",
          signs.is_count_of_mask),
     Rule("zero divisor", _LOG, "advice",
          "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
          signs.is_count_of_mask),
     Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
-         "add an eps to the variance, {c.name}(v + {c.near_zero})", signs.is_variance),
+         "add an eps to the variance, {c.name}(v + {c.near_zero})",
+         lambda c: signs.is_variance(c) and c.eps_has_gradient()),
+    Rule("zero divisor", None, "advice",
+         "compute {c.name} and what it reads in float32, with an eps: at an eps that float16 "
+         "holds, the gradient overflows",
+         lambda c: c.name in ("float_power", "pow", "rsqrt") and not c.eps_has_gradient()
+         and not signs.is_count_of_mask(c) and not c.loses_eps()),
     Rule("zero divisor, underflow", None, "advice",
-         "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there", Case.loses_eps),
+         "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there",
+         lambda c: c.loses_eps() and c.eps_has_gradient()),
+    Rule("zero divisor, underflow", None, "advice",
+         "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and the "
+         "gradient at a larger one overflows",
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and signs.is_variance(c)),
+    Rule("zero divisor, underflow", None, "advice",
+         "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and the "
+         "gradient at a larger one overflows",
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)),
     Rule("zero divisor", _names("weight_norm"), "advice",
          "initialise this weight with numbers, or leave weight_norm out: a row is all zeros, and "
          "weight_norm takes no eps"),
@@ -218,19 +257,32 @@ RULES = (
          "give {c.name} an eps above 0: it takes the logarithm of its input"),
     Rule("zero divisor", _NORMS, "advice",
          "give {c.name} an eps above 0: a row has no norm or deviation"),
+    Rule("zero divisor", _POLES, "advice",
+         "make {c.x} positive where it is computed, by {c.positive}{c.made_at}",
+         lambda c: c.is_cut_at_zero() and not c.has_other_pole()),
+    Rule("zero divisor", _POLES, "advice",
+         "make {c.x} positive where it is computed, by {c.positive}{c.made_at}: {c.reader} reads "
+         "it, too", lambda c: c.has_other_pole() and (c.is_cut_at_zero() or not c.made_at)),
+    Rule("zero divisor", _POLES, "advice",
+         "keep {c.x} away from 0 where it is computed{c.made_at}: {c.reader} reads it, too",
+         lambda c: c.has_other_pole() and not c.is_cut_at_zero() and bool(c.made_at), last=True),
     Rule("zero divisor", _DIVISIONS, "advice",
          "add an eps inside the root, sqrt(s + {c.near_zero}): at 0 the root has no derivative",
          signs.is_root_by_hand),
     Rule("zero divisor", _DIVISIONS, "advice",
-         "choose the divisor by where(d == 0, 1, d) before the division, or add an eps to it",
-         last=True),
-    Rule("domain", _LOG | {"rsqrt"}, "advice",
-         "make it positive where it is computed, by softplus or exp: a bound has no gradient there",
-         lambda c: not c.reads_infinity() and not signs.is_difference_with_square(c)),
+         "choose the divisor by where({c.divisor} == 0, 1, {c.divisor}) before the division, or "
+         "add an eps to it", lambda c: not c.has_other_pole(), last=True),
+    Rule("domain", _POSITIVE, "advice",
+         "keep {c.parameters} positive, by softplus or exp: {c.x} is computed of them, and a bound "
+         "has no gradient", lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
+    Rule("domain", _POSITIVE, "advice",
+         "make {c.x} positive where it is computed{c.made_at}, by softplus or exp: a bound has no "
+         "gradient there", lambda c: signs.is_free_domain(c) and not c.is_of_parameters()),
     Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
          signs.is_difference_with_square),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
-           f"bound the argument: {bounded}", lambda c: not c.reads_infinity(), last=True)
+           f"bound the argument: {bounded}",
+           lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True)
       for name, bounded in _BOUNDED.items()),
     Rule("zero divisor, rounding, domain", _OTHERS, "advice",
          "bound the argument of {c.name} away from where it has no value",
@@ -248,7 +300,8 @@ RULES = (
          "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
          "gradient, and 0 * inf is NaN", signs.is_chosen_after),
     *(Rule("singular gradient", _names(name), "advice", smoothed,
-           lambda c: not signs.is_chosen_after(c)) for name, smoothed in _SMOOTHED.items()),
+           lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient())
+      for name, smoothed in _SMOOTHED.items()),
     *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
            lambda c: not signs.is_chosen_after(c))
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
@@ -284,7 +337,8 @@ RULES = (
     Rule("empty", None, "advice",
          "skip what is empty, or divide the sum by max(n, 1)", last=True),
     Rule("no alignment", None, "advice",
-         "take zero_infinity=True, or drop samples whose target is longer than their input"),
+         "take zero_infinity=True, or drop samples whose labels and repeats are more than their "
+         "frames"),
     Rule("memory", None, "advice",
          "take zeros instead of {c.name}, or write all of it before it is read"),
 )  # fmt: skip

@@ -73,9 +73,9 @@ def _expression(evidence: Evidence) -> str:
             least = 0.0 if form is None else form.smallest
             return f"{tensors[0].low:.6g} as {evidence.dtype}, which begins at {least:.1g}"
         limit = math.inf if form is None else form.max
-        return f"{tensors[0].low:.6g} as {evidence.dtype}, which ends at {limit:.6g}"
+        return f"{tensors[0].low:.6g} as {evidence.dtype}, whose maximum is {limit:.6g}"
     if name == "ctc_loss":
-        return "no alignment: a target is longer than its input"
+        return evidence.alignment or "a target has no alignment with its input"
     if evidence.kind in UNINITIALISED:
         return f"{name}: whatever the memory held"
     if name in LOSSES_OF_TARGETS and cause_of(evidence) == "empty":
@@ -91,7 +91,9 @@ def _expression(evidence: Evidence) -> str:
         return f"a row {_range(left)} times a column {_range(right)} ({_elements(left.count)})"
     first = tensors[0]
     if first.count == 0 or (name in SPREADS and first.count == 1):
-        return f"{name} of {_elements(first.count)}"
+        return f"{name} of {_elements(first.count)} is NaN"
+    if first.low == first.high == -math.inf:
+        return f"all {_elements(first.count)} of the row are -inf"
     what = "zeros" if first.low == first.high == 0 else f"a row {_range(first)}"
     text = f"{name} of {what} ({_elements(first.count)})"
     eps = lost_eps(evidence)

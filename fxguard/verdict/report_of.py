@@ -323,6 +323,8 @@ class _Description:
             is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
             is_log=bad == detail.neginf_count,
             is_inf=detail.nan_count == 0,
+            has_nan=detail.nan_count > 0,
+            largest=detail.largest_finite or 0.0,
             written=written,
         )
 

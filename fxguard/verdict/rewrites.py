@@ -106,8 +106,8 @@ REWRITES = (
          "take logsumexp over the other classes of log_softmax(x, dim) instead of "
          "log(1 - softmax(x, dim))", made.is_one_minus("softmax")),
     Rule(_LOST, _LOGS, "advice",
-         "return the logit of p, too: logsigmoid(-x) or binary_cross_entropy_with_logits do not "
-         "round to log(1 - 1), where p is a sigmoid", made.is_one_minus_returned),
+         "return the logit x in place of p = sigmoid(x), which rounded to 1: logsigmoid(-x) is "
+         "log(1 - p), and so takes binary_cross_entropy_with_logits", made.is_one_minus_returned),
     Rule(_LOST, _LOG, "advice",
          "take slogdet(x).logabsdet instead of log(det(x)), and add an eps to the diagonal where "
          "the matrix is singular", made.is_of("det")),

@@ -19,6 +19,7 @@ __all__ = [
     "is_chosen_after",
     "is_count_of_mask",
     "is_difference_with_square",
+    "is_free_domain",
     "is_free_exponent",
     "is_masked_log",
     "is_masked_score",
@@ -97,6 +98,15 @@ def is_difference_with_square(case: Case) -> bool:
         and is_square_of(second) is not None
         and not (is_difference_of_squares(case))
     )
+
+
+def is_free_domain(case: Case) -> bool:
+    """It is finite, and what is computed may as well be positive, which a difference may not."""
+    step = made_by(case.around, case.around.culprit)
+    is_difference = step is not None and plain(step.kind) in ("rsub", "sub")
+    if is_difference and case.name not in ("log", "log10", "log2", "rsqrt"):
+        return False
+    return not (case.reads_infinity() or is_difference_with_square(case))
 
 
 def is_root_by_hand(case: Case) -> bool:

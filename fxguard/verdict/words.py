@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.poles import LAWS, SINGULAR, plain
+from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, SINGULAR, SPREADS, plain
 from fxguard.verdict.causes import number_beyond
 
 __all__ = ["degeneracy_in_words", "words_for"]
@@ -128,6 +128,8 @@ def words_for(
     """
     if evidence is not None and cause == "underflow" and lost_eps is not None:
         return f"underflow: {lost_eps:g} is 0 in {evidence.dtype}"
+    if evidence is not None and cause == "empty":
+        return _nothing_in(evidence)
     if evidence is None or cause not in ("zero divisor", "domain", "overflow"):
         return ""
     if cause == "overflow":
@@ -149,6 +151,19 @@ def _told(cause: str, evidence: Evidence) -> str:
         return "0 / 0"
     text = (AT_POLES if cause == "zero divisor" else OUTSIDE).get(name, "")
     return text.format(name=name, x=numbers[0] if numbers else math.nan)
+
+
+def _nothing_in(evidence: Evidence) -> str:
+    """``a single element has no deviation``: what is empty, or too short; "" if not known."""
+    name = plain(evidence.kind)
+    if name in LOSSES_OF_TARGETS:
+        return "no valid target"
+    counts = [operand.count for operand in evidence.operands if operand.dtype]
+    if 0 in counts:
+        return "no element to compute it from"
+    if name in SPREADS and counts[:1] == [1]:
+        return "a single element has no deviation"
+    return ""
 
 
 def _number_text(evidence: Evidence) -> str:

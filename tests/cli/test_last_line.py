@@ -109,11 +109,12 @@ def test_a_mask_is_not_the_first_inf_of_a_trace(tmp_path: Path) -> None:
 def test_headroom_is_told_where_it_is_narrow() -> None:
     """From 1,000 times on it is no news; the clean twin is test_run's model in float16."""
     summary = Summary(Counter({"Net": 2}), weights={"Net": 8}, operations={"Net": 3})
-    summary.least = Headroom(1000.0, "linear: 65.5 in float16")
+    summary.least = Headroom(1000.0, "linear", 65.5, "float16")
     assert summary.line() == "checked 2 batches of Net (3 operations); nothing found"
-    summary.least = Headroom(999.4, "linear: 65.5 in float16")
+    summary.least = Headroom(999.4, "linear", 65.5, "float16")
     assert summary.line().endswith(
-        "least headroom in a last batch: 999 times, at linear: 65.5 in float16"
+        "float16: the largest value of the last batch was 65.5, at linear: "
+        "999 times below the limit"
     )
 
 
@@ -170,7 +171,7 @@ def test_a_note_survives_json() -> None:
         weights={"Net": 8},
         without_weights=3,
         operations={"Net": 3},
-        least=Headroom(2.0, "here"),
+        least=Headroom(2.0, "here", 1.0, "float16"),
         unfinished=1,
         traced=(1, 2),
         seen_traced={1},

@@ -206,7 +206,8 @@ def test_a_healthy_run_ends_with_one_line(tmp_path: Path) -> None:
     assert ended.out == "end\n"
     assert ended.err == (
         "fxguard: checked 3 batches of Linear (1 operation); nothing found; "
-        "least headroom in a last batch: 4 times, at linear: 1.64e+04 in float16\n"
+        "float16: the largest value of the last batch was 1.64e+04, at linear: "
+        "4 times below the limit\n"
     )
 
 

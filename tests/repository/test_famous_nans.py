@@ -40,7 +40,7 @@ def test_five_lines_suffice(name: str) -> None:
     expect_no_contradiction(report)
     lines = "\n".join(str(report).splitlines()[:5])
     assert first.fixes
-    for word in (first.what, first.cause_in_words or first.cause, first.fixes[0].text):
+    for word in (first.what, cause_text(first), first.fixes[0].text):
         assert word in lines, lines
 
 

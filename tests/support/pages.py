@@ -23,7 +23,7 @@ VERDICT = (
     "mul in block.16.ff made inf (model.py:31): overflow",
     "  model.py:31: hidden = gate * up",
     "  at [0, 6, 114]: 188.0 * -369.2 is -69419 in float64 (and 31 more; sample 0)",
-    "  fix: keep `block.16.ff` in float32 or bfloat16: float16 ends at 65504 (advice)",
+    "  fix: keep `block.16.ff` in float32 or bfloat16: float16's maximum is 65504 (advice)",
     "  it needs 1.11e+05, 1.69 times what float16 holds (65504)",
     "  it read input[0] up to 4.59e+02, input[1] up to 4.60e+02",
     "  output: 0 NaN, 22 +inf, 10 -inf of 131072 elements; largest finite magnitude 6.502e+04",

@@ -65,12 +65,12 @@ mul in encoder.block.0.layer.1.DenseReluDense made inf and -inf (modeling_t5.py:
   fix: keep `DenseReluDense` in float32: finite, error 2e-3 (tried)
   or: bfloat16 (advice)
   it needs 2.203e+05, 3.36 times what float16 holds (65504)
-  it read input[0] up to 4.54e+02, input[1] up to 4.85e+02
-  output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04
   where the magnitude grew most on the way:
     4.07e+00 -> 4.74e+01  encoder.block.0.layer.1.layer_norm mul
     4.74e+01 -> 4.85e+02  encoder.block.0.layer.1.DenseReluDense.wi_1 linear  (modeling_t5.py:108)
+  output: 0 NaN, 2 +inf, 1 -inf of 6144 elements; largest finite magnitude 6.547e+04
   it spread to encoder.block.0.layer.1.DenseReluDense.dropout dropout, encoder.block.0.layer.1.DenseReluDense.wo linear and 342 more; the model returned it
+  it read input[0] up to 4.54e+02, input[1] up to 4.85e+02
 """  # noqa: E501
 FRAMES = """\
 Detected inf/nan during batch_number=0

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.report.text import cause_text
 from fxguard.testing.watch import as_module
 
 
@@ -95,7 +96,7 @@ STORIES = {
     "where": Story(log2_in_where, (leaf(0.0, 2.0, 3.0),), "backward of log2 made NaN",
                    "singular gradient", "by where, too"),
     "sqrt": Story(length, (torch.zeros(2, 3, requires_grad=True),), "backward of sqrt made inf",
-                  "singular gradient", "sqrt(x + 1e-12)"),
+                  "singular gradient", "sqrt((x ** 2).sum(-1) + 1e-12)"),
     "acos": Story(angle, (leaf(3.0, 4.0), torch.tensor([3.0, 4.0])), "backward of acos made -inf",
                   "singular gradient", "atan2"),
     "pow": Story(root, (leaf(0.0, 1.0),), "backward of pow made inf", "singular gradient",
@@ -127,7 +128,7 @@ def test_the_first_bad_gradient_is_explained(name: str) -> None:
     assert (report.phase, first.phase, first.cause) == ("backward", "backward", story.cause)
     assert story.fix in report.fix.splitlines()[0]
     lines = "\n".join(str(report).splitlines()[:5])
-    for words in (story.message, story.cause, first.fixes[0].text, first.operands):
+    for words in (story.message, cause_text(first), first.fixes[0].text, first.operands):
         assert words in lines
 
 

@@ -1,0 +1,89 @@
+"""The operand of an operation as the program's line has it: ``deg`` of ``deg.pow(-0.5)``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+__all__ = ["operand_text"]
+
+LONGEST = 30  # characters
+
+# What an operator computes, and whether its operand in question is the right one.
+OPERATORS: dict[str, tuple[type[ast.operator], bool]] = {
+    "div": (ast.Div, True),
+    "pow": (ast.Pow, False),
+}
+SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)  # these need no parentheses
+
+
+def operand_text(code: str, name: str) -> str:
+    """The operand that matters for a pole or a domain: the divisor, the base, or the only one.
+
+    Args:
+        code: the text of a line.
+        name: the plain name of an operation of that line.
+
+    Returns:
+        Ready to be followed by a method; "" if the line has no such operation, or several with
+        different operands, or if the operand is long or a number.
+
+    Example:
+        >>> operand_text("z = (y.unsqueeze(-1) - mu) / sigma", "div")
+        'sigma'
+        >>> operand_text("a = torch.log(1 - p)", "log")
+        '(1 - p)'
+    """
+    tree = _parsed(code)
+    if tree is None:
+        return ""
+    found = {_text(node) for node in _operands(tree, name)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _parsed(code: str) -> ast.AST | None:
+    for text in (code, f"{code}\n    pass", f"{code.rstrip(',')}"):
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+    return None
+
+
+def _operands(tree: ast.AST, name: str) -> Iterator[ast.expr]:
+    sign, is_right = OPERATORS.get(name, (None, False))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and sign is not None and isinstance(node.op, sign):
+            yield node.right if is_right else node.left
+        elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
+            yield node.value if is_right else node.target
+        elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if called.rstrip("_") != name:
+                continue
+            position = 1 if is_right else 0
+            given = list(node.args)
+            if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
+                given.insert(0, node.func.value)
+            if len(given) > position:
+                yield given[position]
+
+
+def _is_module(node: ast.expr) -> bool:
+    """Whether a method's name is that of a function: ``torch.log``, ``torch.special.xlogy``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in ("F", "math", "nn", "torch")
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) or not _is_of_names(node):
+        return ""
+    text = ast.unparse(node)
+    if len(text) > LONGEST:
+        return ""
+    return text if isinstance(node, SAFE) else f"({text})"
+
+
+def _is_of_names(node: ast.expr) -> bool:
+    return any(isinstance(each, ast.Name) for each in ast.walk(node))
