@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fxguard
 from fxguard.guard.guard import Guard
+from fxguard.report.text import cause_text
 from support.answers import expect_no_contradiction
 from support.loading import the_gallery
 from support.needs import needs
