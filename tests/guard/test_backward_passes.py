@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -172,8 +173,8 @@ def test_gradients_that_are_born_between_graphs(place: int) -> None:
         model(x).sum().backward()
     assert "between graphs" in fxguard.guard_of(model).coverage()
     report = raised.value.report
-    message = f"batch 0: backward of sqrt in {place} made inf (test_backward_passes.py:"
-    assert report.message.startswith(message)
+    made = rf"batch 0: backward of sqrt in {place} made -?inf( and -inf)? \(test_backward_passes"
+    assert re.match(made, report.message)
     (origin,) = report.origins
     assert origin.cause == "singular gradient"
     assert origin.operands.startswith("at [0, 0]: sqrt(0.0); grad of output ")
@@ -248,7 +249,7 @@ def test_a_graph_that_only_writes_is_searched() -> None:
 
     (report,) = reports_of(Rooted())
     assert report.phase == "backward"
-    assert report.message.startswith("batch 0: backward of sqrt_ made inf (test_backward_passes")
+    assert report.message.startswith("batch 0: backward of sqrt_ made inf and -inf (test_backward")
 
 
 def test_a_warning_comes_once() -> None:

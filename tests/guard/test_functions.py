@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ class Called:
 )
 def test_whatever_is_called(make: Any, operation: str) -> None:
     """Methods, partials, objects, lambdas, torch's own functions, copies, compiled functions."""
-    assert f"{operation} made inf" in message_of(make(), ZEROS)
+    assert re.match(f"{operation} made -?inf ", message_of(make(), ZEROS))
 
 
 GUARDED = instrument(loss_of)

@@ -434,22 +434,36 @@ def test_finite_gradients_whose_sum_is_not() -> None:
     assert report.fix.endswith("look at whether their sum overflows (advice)")
 
 
+def is_made_negative(gradient: float) -> bool:
+    """Whether RMSprop's arithmetic makes the variance of a constant gradient negative before 0."""
+    weight = torch.zeros(1, 1, requires_grad=True)
+    optimizer = torch.optim.RMSprop([weight], 0.01, alpha=0.5, eps=1.0, centered=True)
+    for _ in range(40):
+        weight.grad = torch.full((1, 1), gradient)
+        optimizer.step()
+        state = optimizer.state[weight]
+        variance = state["square_avg"].addcmul(state["grad_avg"], state["grad_avg"], value=-1)
+        if variance <= 0:
+            return bool(variance < 0)
+    return False
+
+
 def test_a_variance_that_roundings_made_negative() -> None:
     """A centered RMSprop with constant gradients, against its own arithmetic."""
+    gradient = next(x / 100 for x in range(1, 100) if is_made_negative(x / 100))
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.RMSprop(model.parameters(), 0.01, alpha=0.5, eps=0.0, centered=True)
     found: list[fxguard.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         for _ in range(40):
             optimizer.zero_grad()
-            model(torch.full((1, 1), 0.3)).sum().backward()
+            model(torch.full((1, 1), gradient)).sum().backward()
             optimizer.step()
             if found:
                 break
     [report] = found
     [state] = optimizer.state.values()
-    variance = state["square_avg"] - state["grad_avg"] ** 2
-    assert float(variance) <= 0
+    assert state["square_avg"].addcmul(state["grad_avg"], state["grad_avg"], value=-1) < 0
     assert report.origins[0].cause == "rounding"
     assert report.fix.startswith("centered=False")
 

@@ -182,6 +182,14 @@ def test_a_file_keeps_them(tmp_path: Path) -> None:
         )
 
 
+# A gradient in front of a batch norm is made of roundings, which other kernels make otherwise.
+same_kernels = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="the file was written with the kernels for AVX",
+)
+
+
+@same_kernels
 def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
     """It loads, and next to a new one its ranges are compared and nothing more is claimed."""
     old = load_trace(OLD)
@@ -200,6 +208,7 @@ def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
     assert "17 of 26 values by ranges only: no fingerprint was taken (17)" in both.verdict
 
 
+@same_kernels
 def test_earlier_versions_read_the_same_lines(tmp_path: Path) -> None:
     """Without the one entry that is new, a file is what it was: they look for no other."""
     new = traced_net.trace(tmp_path)
