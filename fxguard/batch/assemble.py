@@ -45,7 +45,9 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
         if not frame.is_op and not frame.name:
             rows = [row.value for row in frame.rows if RowRole.of(row.label) is RowRole.OUTPUT]
             flow.results += [value for value in rows if value is not None]
-    flow.reached = [*flow.results, *_left_in_memory(flow, batch)]
+    left = dict(_left_in_memory(flow, batch))
+    flow.reached = [*flow.results, *left]
+    flow.written = {now: before for now, before in left.items() if now not in flow.results}
     if batch.held_as:
         flow.name_model(batch.held_as)
     if batch.ends is not None:
@@ -62,12 +64,12 @@ def _returned_by_graphs(flow: DataFlow, batch: Batch) -> Iterator[int]:
             yield from (flow.place[Key(index, i)] for i in event.plan.outputs if i is not None)
 
 
-def _left_in_memory(flow: DataFlow, batch: Batch) -> Iterator[int]:
-    """What graphs wrote to memory that outlives the batch: inputs and buffers of the model."""
+def _left_in_memory(flow: DataFlow, batch: Batch) -> Iterator[tuple[int, int]]:
+    """What graphs wrote to memory that outlives the batch, and what was there: inputs, buffers."""
     for index, event in enumerate(batch.events):
         for before, now in event.writes(index) if isinstance(event, GraphRun) else ():
             if now is not None and flow.values[flow.place[before]].role is not Role.MADE:
-                yield flow.place[now]
+                yield flow.place[now], flow.place[before]
 
 
 def operations_of(batch: Batch) -> set[tuple[str, str]]:

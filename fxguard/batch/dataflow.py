@@ -40,6 +40,8 @@ class DataFlow:
     results: list[int] = field(default_factory=list)  # values that the model returned
     # Values that left the model: the results, and values written to inputs and buffers.
     reached: list[int] = field(default_factory=list)
+    # Those written to inputs and buffers and not returned, with the value before the first write.
+    written: dict[int, int] = field(default_factory=dict)
     labels: Mapping[Key, str] = field(default_factory=dict)  # the user's names for values
     intended: frozenset[int] = frozenset()  # values that are infinite on purpose, once judged
     # The batches of models whose outputs were read, with how many frames came before each.

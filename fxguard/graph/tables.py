@@ -45,6 +45,7 @@ __all__ = [
     "UNINITIALISED",
     "UNSAID_WRITES",
     "VANISHES",
+    "WRITES_PARTS",
     "UnsaidWrite",
 ]
 
@@ -121,6 +122,14 @@ UNINITIALISED = frozenset(
     """
     empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided
     resize_
+    """.split()
+)
+
+# They write some elements of their first operand, and leave the others as they are.
+WRITES_PARTS = frozenset(
+    """
+    index_copy index_copy_ index_fill index_fill_ index_put index_put_ masked_fill masked_fill_
+    masked_scatter masked_scatter_ scatter scatter_ select_scatter setitem slice_scatter
     """.split()
 )
 

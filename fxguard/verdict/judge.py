@@ -76,6 +76,7 @@ class Judgment:
             finite_part=self.finite_part,
             turned_infinite=self.turned_infinite,
             reached=self.flow.reached,
+            written=self.flow.written,
             is_ignored=self.is_ignored,
             overflowed=overflowed,
             made_masks=made,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from fxguard.formats import limit_of
 from fxguard.graph.tables import (
@@ -19,6 +20,7 @@ from fxguard.graph.tables import (
     MIX_AND_ADD,
     MIXES,
     UNINITIALISED,
+    WRITES_PARTS,
 )
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Range, Role, Severity
@@ -26,6 +28,7 @@ from fxguard.verdict.bounds import Bounds
 
 __all__ = ["Blame", "Verdict", "find_origins"]
 
+NOTHING: Mapping[int, int] = MappingProxyType({})
 MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
 
 
@@ -64,6 +67,7 @@ def find_origins(
     is_ignored: Callable[[Step], bool],
     overflowed: Collection[int] = (),
     made_masks: Collection[int] = (),
+    written: Mapping[int, int] = NOTHING,
 ) -> Verdict:
     """Trace every bad value back to its origin.
 
@@ -81,6 +85,8 @@ def find_origins(
         is_ignored: whether the user ignores an operation.
         overflowed: values that hold +inf and look like masks but are not.
         made_masks: infinite values that are masks, by their use.
+        written: those of ``reached`` that left it only in memory that it was given, and what was in
+            that memory before.
     """
     tracing = _Tracing(
         values,
@@ -95,7 +101,23 @@ def find_origins(
     )
     for index, step in enumerate(steps):
         tracing.follow(index, step)
-    return tracing.verdict(tuple(reached))
+    return tracing.verdict(tuple(reached), _rests(steps, written))
+
+
+def _rests(steps: Sequence[Step], written: Mapping[int, int]) -> set[tuple[int, int]]:
+    """Memory of which only parts were written, such as a KV cache: its values now and before."""
+    makers = {value: step for step in steps for value in step.outputs}
+    rests = set[tuple[int, int]]()
+    for now, before in written.items():
+        todo, seen = [now], {now}
+        while todo:
+            step = makers.get(todo.pop())
+            if step is not None and step.kind in WRITES_PARTS:
+                todo += seen.symmetric_difference(seen.union(step.inputs))
+                seen.update(step.inputs)
+        if before in seen:
+            rests.add((now, before))
+    return rests
 
 
 class _Tracing:
@@ -242,12 +264,21 @@ class _Tracing:
         self.blames.setdefault(blame)
         return blame
 
-    def verdict(self, reached: Sequence[int]) -> Verdict:
-        """The verdict, once all operations were followed."""
+    def verdict(self, reached: Sequence[int], rests: Collection[tuple[int, int]]) -> Verdict:
+        """The verdict, once all operations were followed.
+
+        What was bad in given memory, and is still there beside what was written, counts only if the
+        model reads it: nobody has written it yet, or on purpose.
+        """
         for value in reached:
             if self.values[value].role.is_given and self.severity(value):
                 self.judge_given(value)
-        counted = {blame for value in reached for blame in self.sources.get(value, ())}
+        counted = {
+            blame
+            for value in reached
+            for blame in self.sources.get(value, ())
+            if (value, blame.value) not in rests
+        }
         # Uninitialised memory is not a fault unless the model returns it.
         reported = tuple(b for b in self.blames if b in counted or b not in self.uninitialised)
         return Verdict(
