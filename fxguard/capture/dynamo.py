@@ -60,8 +60,7 @@ from torch.fx import GraphModule
 from fxguard.batch import module_hooks, observer
 from fxguard.capture import let_go, plain_python, traced_modules
 from fxguard.capture.instances import instances_of
-from fxguard.capture.quiet import quietly
-from fxguard.capture.settings import with_settings
+from fxguard.capture.quiet import captured
 from fxguard.graph import marks
 
 __all__ = [
@@ -219,14 +218,10 @@ def compile_forward(
         forward, backend=backend, fullgraph=fullgraph, **options
     )
     let_go.forget_backend(backend)
-    settings: dict[str, Any] = {
-        "accumulated_recompile_limit": NO_LIMIT,
-        "issue_3_13_0_warning": False,  # users are warned of what they compile, once
-    }
+    settings: dict[str, Any] = {"accumulated_recompile_limit": NO_LIMIT}
     if not options:
         settings["recompile_limit"] = RECOMPILE_LIMIT
-    change = quietly if leave_what_fails else with_settings
-    return change(compiled, settings)
+    return captured(compiled, settings, quietly=leave_what_fails)
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - ``CompileContext.current_compile_id()``: whether this thread captures now.
 - ``callback_handler``: called before and after each capture.
 - ``config.suppress_errors``: whether what it fails to capture runs in Python.
+- ``guards.warnings``: with what it warns of Python 3.13.0, at each capture.
 - ``utils.counters["graph_break"]``: how often it broke a graph, and why.
 """
 
@@ -17,18 +18,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
+import warnings
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch._dynamo.utils as dynamo_utils
+from torch._dynamo import guards
 from torch._dynamo.callback import callback_handler
 from torch._guards import CompileContext
 
 from fxguard.capture.settings import with_settings
 
-__all__ = ["DROPPING", "captures_quietly", "quietly"]
+__all__ = ["DROPPING", "captured", "captures_quietly"]
 
 SETTINGS = {"suppress_errors": True}
 
@@ -47,7 +51,8 @@ CAPTURING = (
 DROPPING: set[object] = set()  # those who drop the warnings that are given in a capture
 
 _before: list[bool] = []  # whether torch repeated its warnings, to restore after a capture
-# Whether a capture may begin that nobody asked for.
+# Whether a capture may begin that is fxguard's, and whether it is one that nobody asked for.
+_is_ours: ContextVar[bool] = ContextVar("_is_ours", default=False)
 _is_quiet: ContextVar[bool] = ContextVar("_is_quiet", default=False)
 
 
@@ -56,15 +61,21 @@ def captures_quietly() -> bool:
     return _is_quiet.get() and CompileContext.current_compile_id() is not None
 
 
-def quietly(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function in which TorchDynamo gives no advice, and leaves failing code to Python.
+def captured(
+    function: Callable[..., Any], settings: Mapping[str, Any], *, quietly: bool
+) -> Callable[..., Any]:
+    """A function that TorchDynamo captures for fxguard.
 
     Args:
         function: the function.
-        settings: other settings of TorchDynamo for it.
+        settings: settings of TorchDynamo for it.
+        quietly: whether TorchDynamo gives no advice, and leaves failing code to Python.
     """
     _keep_quiet()
-    return with_settings(function, {**settings, **SETTINGS}, {_is_quiet: True}, _hear_of_captures)
+    if not quietly:
+        return with_settings(function, settings, {_is_ours: True})
+    ours = {_is_ours: True, _is_quiet: True}
+    return with_settings(function, {**settings, **SETTINGS}, ours, _hear_of_captures)
 
 
 def _hear_of_captures() -> None:
@@ -86,6 +97,23 @@ def _keep_quiet() -> None:
             warn_once(*args, **kwargs)
 
     dynamo_utils.warn_once = warn
+    setattr(guards, "warnings", _WarningsOfGuards("warnings"))  # noqa: B010 - mypy knows no such name
+
+
+class _WarningsOfGuards(types.ModuleType):
+    """The module ``warnings`` for TorchDynamo's guards, which warn of Python 3.13.0.
+
+    The setting ``issue_3_13_0_warning`` does more than its name says: without it the guards of that
+    Python no longer see that an attribute of a module has changed.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
+
+    def warn(self, message: Any, category: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Warn as usual, but not in a capture of fxguard."""
+        if not (_is_ours.get() and category is RuntimeWarning):
+            warnings.warn(message, category, *args, **{"stacklevel": 2, **kwargs})
 
 
 def _capture_begins(_: Any) -> None:

@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
 
 # TorchDynamo fails on the first model, because a defect is planted in it. On the others it warns:
 # of a number that is taken from a tensor, and of a cached function.
@@ -111,6 +115,37 @@ def test_a_failing_operation_is_told_by_python_alone() -> None:
     done = run(failing)
     assert done.returncode == 1
     assert "fake_tensor" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("RuntimeError: mat1 and mat2 shapes")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("RuntimeError: ")
+    assert "mat1 and mat2 shapes" in last
     asked = run("import logging; torch._logging.set_logs(all=logging.INFO)\n" + failing)
     assert "failed while attempting to run meta" in asked.stderr
+
+
+class Scaled(nn.Module):
+    """A number that it holds decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.scale
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_guards_see_attributes_and_a_capture_warns_of_no_python(
+    asked: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """On Python 3.13.0 TorchDynamo has a setting against its warning that blinds its guards."""
+    model, plain = Scaled(), Scaled()
+    model.load_state_dict(plain.state_dict())
+    fxguard.instrument(model)
+    run = torch.compile(model, backend="eager") if asked else model
+    x = torch.ones(2, 4)
+    for scale in (1.0, 0.5, 2.0):
+        model.scale = plain.scale = scale
+        assert torch.equal(run(x), plain(x))
+    if not asked:
+        assert [str(each.message) for each in recwarn] == []

@@ -14,7 +14,7 @@ from fxguard.guard.guard import Guard
 from fxguard.report.text import cause_text
 from support.answers import expect_no_contradiction
 from support.loading import the_gallery
-from support.needs import needs
+from support.needs import CLAMP_STOPS_AT_BOUNDS, needs
 from support.same_text import same_text
 
 needs("transformers")
@@ -23,6 +23,7 @@ SLACK = 8  # times the dtype's eps, relative to the largest magnitude
 
 gallery = the_gallery()
 STORIES = gallery.STORIES
+NEED_CLAMP = ("acos_one", "log1p_saturated")  # a gradient that goes through it at its bound
 
 
 def report_of(name: str) -> fxguard.Report:
@@ -35,6 +36,9 @@ def report_of(name: str) -> fxguard.Report:
 @pytest.mark.parametrize("name", STORIES)
 def test_five_lines_suffice(name: str) -> None:
     """The right operation and cause, and what to do about it, stand above everything else."""
+    if name in NEED_CLAMP and CLAMP_STOPS_AT_BOUNDS:
+        assert gallery.report(name) is None
+        return
     report = report_of(name)
     first = report.origins[0]
     assert (first.what, first.cause) == (STORIES[name].operation, STORIES[name].cause)
@@ -93,7 +97,7 @@ def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None
     torch_version, transformers_version = (".".join(v.split(".")[:2]) for v in versions)
     same = f"torch {torch_version} and transformers {transformers_version} " in page
     for name, text in printed.items():
-        if same or not name.endswith("report"):
+        if same or not name.endswith(("report", "table") if CLAMP_STOPS_AT_BOUNDS else "report"):
             assert same_text(shown[name], text), f"{name}\n{text}"
 
 

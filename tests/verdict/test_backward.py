@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.report.text import cause_text
 from fxguard.testing.watch import as_module
+from support.needs import CLAMP_STOPS_AT_BOUNDS
 
 
 def reports_of(model: Any, *args: Any, loss: Callable[[Any], Tensor] | None = None) -> list[Any]:
@@ -121,6 +122,8 @@ STORIES = {
 @pytest.mark.parametrize("name", STORIES)
 def test_the_first_bad_gradient_is_explained(name: str) -> None:
     """Operation, cause and fix; and the first five lines say them."""
+    if name in ("acos", "log1p") and CLAMP_STOPS_AT_BOUNDS:
+        pytest.skip("no gradient goes through clamp at its bound")
     story = STORIES[name]
     (report,) = reports_of(story.forward, *story.args)
     first = report.origins[0]
