@@ -96,9 +96,12 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     same = gradient.same
     if same is not None and math.isfinite(same):
         limit = limit_of_backward(seen)
-        if abs(same) < limit:
-            return "underflow" if lost_eps(gradient) is not None else "rounding"
-        return "overflow"
+        if abs(same) >= limit:
+            return "overflow"
+        if lost_eps(gradient) is not None:
+            return "underflow"
+        # An infinity that fits comes from a number on the way, as in grad * (a / b / b) of a / b.
+        return "overflow" if math.isinf(gradient.number) else "rounding"
     if _is_sound(gradient):
         lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
         return "underflow" if lost else "rounding"

@@ -205,6 +205,10 @@ class Case:
         """Another operation has a pole where the operand is 0."""
         return other_pole(self.around) is not None
 
+    def has_operands(self) -> bool:
+        """Whether it is known what the operation read; not of a step of an optimizer."""
+        return bool(self.around.step.inputs)
+
     def is_of_parameters(self) -> bool:
         """It is computed of parameters that may turn negative."""
         return bool(free_parameters(self.around))

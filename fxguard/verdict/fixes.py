@@ -101,7 +101,7 @@ def fixes_of_given(
         if is_log and "log" in written:
             text += ": log(0) is -inf"
         elif is_log:
-            text += "; -inf is what log(0) gives, and log1p of a count is finite"
+            text += "; -inf is what log(0) and atanh(-1) give, and log1p of a count is finite"
         elif is_inf and not written:
             text += "; +inf is what x / 0 gives, and a sum or a product that is too large"
         elif largest > HUGE and not written:
@@ -277,7 +277,8 @@ RULES = (
          "has no gradient", lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
     Rule("domain", _POSITIVE, "advice",
          "make {c.x} positive where it is computed{c.made_at}, by softplus or exp: a bound has no "
-         "gradient there", lambda c: signs.is_free_domain(c) and not c.is_of_parameters()),
+         "gradient there",
+         lambda c: c.has_operands() and signs.is_free_domain(c) and not c.is_of_parameters()),
     Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
          signs.is_difference_with_square),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",

@@ -237,7 +237,7 @@ FAULTY: dict[str, tuple[Callable[[Training], Any], str]] = {
     "another's step": (a_loss_after_the_step_of_another, "cross_entropy made NaN"),
     "a weight of the loss": (
         lambda t: t.step(lambda out: Weighted(1.0, torch.inf, 1.0)(out, TARGETS)),
-        "input[weight] of cross_entropy",
+        "buffer weight holds inf",
     ),
     "average, before its first": (
         lambda t: t.step(lambda out: (out - Average().value).square().mean()),

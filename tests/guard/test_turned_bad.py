@@ -39,7 +39,7 @@ def test_many_weights_are_one_sentence() -> None:
     report = report_after("step")
     first, fix = report.verdict[:2]
     assert first == (
-        "all 4 weights turned NaN or inf between batch 0 and batch 1: "
+        "all 4 weights turned NaN or -inf between batch 0 and batch 1: "
         "0.weight, 0.bias, 2.weight and 1 more"
     )
     assert "fxguard.watch(model)" in fix
