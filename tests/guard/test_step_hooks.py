@@ -51,6 +51,7 @@ def test_hooks_may_go_while_a_step_runs(
     weight = nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
     optimizer = torch.optim.SGD([weight], 0.1)
+    gc.collect()  # hooks of other tests' guards go
     known = {*optimizers._global_optimizer_pre_hooks, *optimizers._global_optimizer_post_hooks}
     held = [Counts()]
     others = Counts()

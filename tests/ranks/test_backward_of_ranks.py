@@ -25,7 +25,7 @@ MESSAGES = {
     ("fsdp", False): "gradient of weight down.bias",
     ("fsdp", True): OPERATION,
     ("blocks", False): "gradient of weight net.down.bias",
-    ("blocks", True): OPERATION.replace("sqrt", "sqrt in net"),
+    ("blocks", True): "backward of sqrt in net made -inf (ranks_backward.py:",
     ("tp", False): "gradient of weight down.bias",
     ("tp", True): "gradient of weight down.bias",
 }

@@ -118,7 +118,7 @@ def test_ranks(
     what = (
         "weight blocks.1.gate.weight "  # turned NaN, where it was written; else it holds NaN
         if case.fault == "weight"
-        else f"mul in {prefix}blocks.0 made inf"
+        else f"mul in {prefix}blocks.0 made inf"  # and -inf, where its elements could be looked at
     )
     for rank, each in found.items():
         if rank not in concerned:
@@ -130,20 +130,24 @@ def test_ranks(
         if case.fault != "weight":  # a line that only read a weight explains nothing
             message += " (ranks_at_work.py:"
         if case.on_detect == "raise":
-            assert each["raised"].startswith(message)
+            assert either_sign(each["raised"]).startswith(message)
         else:
             assert each["raised"] is None
         if "Detected" not in each["printed"]:
             told = message if blamed == rank else f"rank {rank}: told by {message}"
-            assert each["printed"].startswith(told)
+            assert either_sign(each["printed"]).startswith(told)
             assert each["printed"].count("\n") == 1
     assert whole_reports(found) == 1
     assert {trace.rank for trace in traces(case, count)} == faulty
     for trace in traces(case, count):
         [batch] = trace.batches
         assert batch.number == 2
-        assert batch.verdict[0].startswith(what)
+        assert either_sign(batch.verdict[0]).startswith(what)
         assert batch.blamed
+
+
+def either_sign(text: str) -> str:
+    return text.replace("made inf and -inf", "made inf").replace("made -inf", "made inf")
 
 
 def test_gathered_weights_are_measured_whole(work: Callable[[Case, int], Found]) -> None:
@@ -188,11 +192,11 @@ def test_no_rank_hangs(tmp_path: Path, how: str) -> None:
     assert ran.returncode != 0
     assert "never stopped" not in ran.stdout
     assert ran.stderr.count("Detected inf/nan during batch_number=3 rank=1\n") == 1
-    assert "rank 1: batch 3: mul made inf (train.py:" in ran.stderr
+    assert "rank 1: batch 3: mul made inf and -inf (train.py:" in ran.stderr
     lines = ran.stderr.splitlines()
     told = [line for line in lines if line.startswith("rank 0: told by rank 1: batch 3: mul made")]
     assert len(told) == (how == "sync")
-    start = lines.index("mul made inf (train.py:13): overflow")
+    start = lines.index("mul made inf and -inf (train.py:13): overflow")
     assert lines[start + 1] == "  train.py:13: return self.up(x) * self.gate(x)"
     end = next(i for i in range(start, len(lines)) if lines[i].endswith("inf output"))
     titles = [line for line in lines[start:end] if line.startswith(" " * 18)]
