@@ -20,6 +20,13 @@ from fxguard.verdict.surroundings import Surroundings, is_scaling, names_of
 __all__ = ["Case"]
 
 MOST_NAMES = 4  # of parameters
+# What a model's last layer may be: its numbers have no sign by themselves.
+LAYERS = frozenset(
+    """
+    addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    embedding layer_norm linear matmul mm
+    """.split()
+)
 
 
 def _titled(step: Step) -> str:
@@ -127,6 +134,11 @@ class Case:
         return self._written("its argument")
 
     @property
+    def operand(self) -> str:
+        """The same, or its operand."""
+        return self._written("its operand")
+
+    @property
     def bare(self) -> str:
         """The same among the arguments of a call, where it needs no parentheses."""
         text = self.x
@@ -208,6 +220,11 @@ class Case:
     def has_operands(self) -> bool:
         """Whether it is known what the operation read; not of a step of an optimizer."""
         return bool(self.around.step.inputs)
+
+    def is_of_layer(self) -> bool:
+        """Whether the operand comes out of a layer as it is: any number may."""
+        step = made_at(self.around, self.around.culprit)
+        return step is not None and plain(step.kind) in LAYERS
 
     def is_of_parameters(self) -> bool:
         """It is computed of parameters that may turn negative."""

@@ -174,6 +174,11 @@ _SEPARATED = {
     "vectors have no finite gradient; svdvals's values have one",
 }
 
+
+def _is_free(case: Case) -> bool:
+    return case.has_operands() and signs.is_free_domain(case) and not case.is_of_parameters()
+
+
 RULES = (
     *REWRITES,
     # In a row that is masked entirely these are other functions, so they are not exact.
@@ -276,9 +281,11 @@ RULES = (
          "keep {c.parameters} positive, by softplus or exp: {c.x} is computed of them, and a bound "
          "has no gradient", lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
     Rule("domain", _POSITIVE, "advice",
-         "make {c.x} positive where it is computed{c.made_at}, by softplus or exp: a bound has no "
-         "gradient there",
-         lambda c: c.has_operands() and signs.is_free_domain(c) and not c.is_of_parameters()),
+         "make {c.operand} positive where it is computed{c.made_at}, by softplus or exp: a bound "
+         "has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
+    Rule("domain", _POSITIVE, "advice",
+         "see why {c.operand} is negative{c.made_at}: a bound, such as clamp(min=0), hides it and "
+         "has no gradient there", lambda c: _is_free(c) and not c.is_of_layer()),
     Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
          signs.is_difference_with_square),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
