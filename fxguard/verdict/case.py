@@ -22,10 +22,10 @@ __all__ = ["Case"]
 MOST_NAMES = 4  # of parameters
 # What a model's last layer may be: its numbers have no sign by themselves.
 LAYERS = frozenset(
-    """
-    addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-    embedding layer_norm linear matmul mm
-    """.split()
+    [
+        *("addmm", "baddbmm", "bmm", "embedding", "layer_norm", "linear", "matmul", "mm"),
+        *(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)),
+    ]
 )
 
 
