@@ -91,11 +91,11 @@ def fixes_of_given(
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
-        look at where sample 5 of x comes from, before the model or under no_grad (advice)
+        look at where sample 5 of x comes from: fxguard has not seen what made it (advice)
     """
     if role is Role.INPUT:
         what = name if row is None else f"sample {row} of {name}"
-        text = f"look at where {what} comes from, before the model or under no_grad"
+        text = f"look at where {what} comes from: fxguard has not seen what made it"
         if written:
             text = f"look at `{written}` on this line, which is {name}"
         if is_log and "log" in written:
@@ -345,8 +345,7 @@ RULES = (
     Rule("empty", None, "advice",
          "skip what is empty, or divide the sum by max(n, 1)", last=True),
     Rule("no alignment", None, "advice",
-         "take zero_infinity=True, or drop samples whose labels and repeats are more than their "
-         "frames"),
+         "take zero_infinity=True, or drop samples with labels + repeats > frames"),
     Rule("memory", None, "advice",
          "take zeros instead of {c.name}, or write all of it before it is read"),
 )  # fmt: skip
