@@ -73,7 +73,7 @@ def test_a_report_on_ctc_names_the_sample() -> None:
     origin = origin_of(loss, torch.randn(9, 2, 5, requires_grad=True), targets)
     wanted = "sample 1: 7 labels with 3 repeats need 10 frames, the input has 9"
     assert origin.operands == wanted
-    assert "labels and repeats" in origin.fixes[0].text
+    assert "labels + repeats" in origin.fixes[0].text
 
 
 # An eps in half precision
