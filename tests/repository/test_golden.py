@@ -33,7 +33,9 @@ def test_every_difference_is_shown_and_fewer_second_runs_are_none() -> None:
         "x: 4 second runs instead of 3"
     ]
     [changed] = golden.differences({"x": record | {"texts": ["b"]}}, {"x": record})
-    assert changed == "x: texts\n  before ['a']\n  now    ['b']"
+    assert changed == "x: texts[0]\n  before 'a'\n  now    'b'"
+    texts = [{"k": "one\ntwo"}], [{"k": "one\ntree"}]
+    assert golden.first_difference(*texts) == ("[0]['k'][1]", "'two'", "'tree'")
     assert golden.differences({"x": record}, {}) == ["x: only on one side"]
 
 

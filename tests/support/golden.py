@@ -31,7 +31,8 @@ Record = dict[str, Any]
 Cases = Iterator[tuple[str, Record]]
 
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-SHOWN = 20  # differences that are printed in full
+SHOWN = 20  # differences that are printed
+WIDTH = 300  # characters of one side of a difference
 
 
 @contextlib.contextmanager
@@ -80,7 +81,10 @@ def of_reports(reports: Sequence[Any], model: Any = None) -> Record:
     if guard is not None:
         record["coverage"] = guard.coverage()
         record["notes"] = [str(note) for note in guard.notes]
-        record["frames"] = [repr(frame) for frame in guard.frames()]
+        try:
+            record["frames"] = [repr(frame) for frame in guard.frames()]
+        except fxguard.FxguardError as reason:  # replay=True has measured no operations
+            record["frames"] = [str(reason)]
     return record
 
 
@@ -293,7 +297,8 @@ def write(root: Path, families: Sequence[str], file: Path) -> None:
     torch.set_num_threads(1)
     records = {name: record for family in families for name, record in FAMILIES[family]()}
     text = json.dumps(records, indent=0, sort_keys=True, default=str)
-    file.write_text(ADDRESS.sub("0x", text.replace(str(root), "<root>")), encoding="utf-8")
+    text = text.replace(str(HERE), "<golden>").replace(str(root), "<root>")
+    file.write_text(ADDRESS.sub("0x", text), encoding="utf-8")
 
 
 def made_in(root: Path, families: Sequence[str], file: Path) -> subprocess.Popen[bytes]:
@@ -311,12 +316,26 @@ def differences(ours: dict[str, Record], theirs: dict[str, Record]) -> list[str]
         runs = now.pop("runs"), before.pop("runs")
         if runs[0] > runs[1]:
             found.append(f"{name}: {runs[0]} second runs instead of {runs[1]}")
-        found += [
-            f"{name}: {part}\n  before {before.get(part)!r}\n  now    {now.get(part)!r}"
-            for part in sorted(now.keys() | before.keys())
-            if now.get(part) != before.get(part)
-        ]
+        for part in sorted(now.keys() | before.keys()):
+            if now.get(part) != before.get(part):
+                place, one, other = first_difference(before.get(part), now.get(part))
+                found.append(f"{name}: {part}{place}\n  before {one}\n  now    {other}")
     return found
+
+
+def first_difference(before: Any, now: Any, place: str = "") -> tuple[str, str, str]:
+    """Where two values first differ, and what stands there: an item, or a line of a text."""
+    if isinstance(before, str) and isinstance(now, str) and "\n" in before + now:
+        return first_difference(before.splitlines(), now.splitlines(), place)
+    pairs: list[tuple[object, Any, Any]] = []
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [(index, *pair) for index, pair in enumerate(zip(before, now, strict=True))]
+    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        pairs = [(key, before[key], now[key]) for key in before]
+    for key, one, other in pairs:
+        if one != other:
+            return first_difference(one, other, f"{place}[{key!r}]")
+    return place, repr(before)[:WIDTH], repr(now)[:WIDTH]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
