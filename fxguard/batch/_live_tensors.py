@@ -51,7 +51,7 @@ class LiveTensors:
         # gets the address; it is released at the end.
         self._memories: dict[int, Key] = {}
         # What memories hold besides, where other ranks have written a part of them.
-        self._besides: dict[int, tuple[Key, ...]] = {}
+        self.beside: dict[int, tuple[Key, ...]] = {}
 
     def remember(self, tensor: Any, key: Key) -> None:
         """Note which value a tensor holds from now on; anything other than a tensor is ignored."""
@@ -91,8 +91,8 @@ class LiveTensors:
             elif origin is None and before is not key:
                 origin = before
             memories[memory] = key
-            if self._besides:
-                self._besides.pop(memory, None)
+            if self.beside:
+                self.beside.pop(memory, None)
         return origin
 
     def key_of(self, tensor: Any) -> Key | None:
@@ -124,18 +124,13 @@ class LiveTensors:
         found: list[Key] = []
         for storage in _storages_of(tensor) if self._memories and _is_part(tensor) else ():
             if (key := self._memories.get(storage._cdata)) is not None:
-                found += [key, *self._besides.get(storage._cdata, ())]
+                found += [key, *self.beside.get(storage._cdata, ())]
         return tuple(dict.fromkeys(found))
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether other ranks have written a part of some memory."""
-        return bool(self._besides)
 
     def besides(self, tensor: Tensor) -> tuple[Key, ...]:
         """What the memory of a tensor holds besides its origin: see :meth:`came_in`."""
         memories = [storage._cdata for storage in _storages_of(tensor)]
-        return tuple(key for memory in memories for key in self._besides.get(memory, ()))
+        return tuple(key for memory in memories for key in self.beside.get(memory, ()))
 
     def exchanged(self, tensor: Tensor) -> None:
         """Forget a tensor, and all in its memory, because another rank's numbers come into it."""
@@ -147,10 +142,10 @@ class LiveTensors:
                 continue
             del self._known[identity]
             for memory in found if is_part else ():
-                self._besides[memory] = tuple({*self._besides.get(memory, ()), key})
+                self.beside[memory] = tuple({*self.beside.get(memory, ()), key})
         for memory in () if is_part else memories & self._memories.keys():
             del self._memories[memory]
-            self._besides.pop(memory, None)
+            self.beside.pop(memory, None)
             self._free(memory)
 
     def came_in(self, tensor: Tensor, key: Key, rest: tuple[Key, ...]) -> None:
@@ -163,7 +158,7 @@ class LiveTensors:
         """
         self.remember(tensor, key)
         if rest:
-            self._besides |= {storage._cdata: rest for storage in _storages_of(tensor)}
+            self.beside |= {storage._cdata: rest for storage in _storages_of(tensor)}
 
     def written(self, tensor: Tensor, before: int | None) -> Iterator[Key]:
         """Note that a tensor was written; it keeps its key, as do tensors that share its memory.
@@ -216,7 +211,7 @@ class LiveTensors:
     def clear(self) -> None:
         """Forget all tensors."""
         self._known.clear()
-        self._besides.clear()
+        self.beside.clear()
         memories = self._memories
         while memories:
             self._free(memories.popitem()[0])

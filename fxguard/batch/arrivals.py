@@ -53,9 +53,6 @@ class Arrivals:
     def __init__(self) -> None:
         self._coming: list[tuple[UncapturedOperation, _Part]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._coming)
-
     def expect(self, operation: UncapturedOperation, tensors: Iterable[Tensor]) -> None:
         """Note an exchange that has begun, without outputs, and the tensors that it writes."""
         for tensor in tensors:
@@ -76,12 +73,9 @@ class Arrivals:
                 tensor = part.within(storages[part.memory])
             measure(operation, [tensor])
 
-    def clear(self) -> None:
-        """Expect nothing any more."""
+    def __del__(self) -> None:
         while self._coming:
             self._free(self._coming.pop()[1].memory)
-
-    __del__ = clear
 
 
 def with_outputs(operation: UncapturedOperation, outputs: list[Key]) -> UncapturedOperation:

@@ -96,7 +96,7 @@ class Batch:
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and had copied
         self.live = LiveTensors()
-        self.arrivals = Arrivals()
+        self.arrivals: Arrivals | None = None  # what other ranks may still send
         self.modules: list[RunningModule] = []
         self.module_calls = 0
         self.labels: dict[Key, str] = {}  # the user's names for values
@@ -115,13 +115,13 @@ class Batch:
 
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Add one run of a graph; ``outputs`` is what it returned, without the statistics."""
-        if self.arrivals:
+        if self.arrivals is not None:
             self.arrivals.read(run.live, self.brought)
         index, live, plan = len(self.events), self.live, run.plan
         args, run.live = run.live, ()
         for position, value in plan.inputs:
             tensor = args[position]
-            besides = live.besides(tensor) if live.has_parts else ()
+            besides = live.besides(tensor) if live.beside else ()
             known, origin = live.enter(tensor, key := Key(index, value))
             if known is not None:
                 run.inputs[value] = known
@@ -155,6 +155,12 @@ class Batch:
             for run in self.runs:
                 run.exchanged(memory)
 
+    def expect(self, operation: UncapturedOperation, tensors: Sequence[Tensor]) -> None:
+        """Note an exchange that has begun, without outputs, and the tensors that it writes."""
+        if self.arrivals is None:
+            self.arrivals = Arrivals()
+        self.arrivals.expect(operation, tensors)
+
     def brought(self, operation: UncapturedOperation, tensors: Sequence[Tensor]) -> None:
         """Add an exchange that has ended, with what it wrote: no second run tells more of it."""
         kind = operation.kind
@@ -173,7 +179,7 @@ class Batch:
 
     def value_of(self, tensor: Tensor, name: str, role: Role = Role.INPUT) -> Key:
         """The value that a tensor holds, measured now if it has not been measured yet."""
-        if self.arrivals:
+        if self.arrivals is not None:
             self.arrivals.read([tensor], self.brought)
         key = self.live.key_of(tensor)
         if key is not None:

@@ -63,7 +63,7 @@ def keep_only(batch: Batch, wanted: Collection[Key]) -> Mapping[Key, Key]:
         batch.fingerprints = _by_key(batch.fingerprints, keys)
     batch.judged_before = {keys[key] for key in batch.judged_before if key in keys}
     batch.live.keep(keys)
-    batch.arrivals.clear()  # what they read has other keys now
+    batch.arrivals = None  # what they read has other keys now
     return keys
 
 

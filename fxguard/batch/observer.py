@@ -205,7 +205,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if later is None:
             batch.brought(operation, exchange.writes)
         elif later:
-            batch.arrivals.expect(operation, later)
+            batch.expect(operation, later)
         return result
     results = [(path, x) for path, x in nodes.elements_of(result) if _is_float(x)]
     if len(results) == 1 and is_move(call, call.first, results[0][1]):

@@ -9,7 +9,6 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -18,13 +17,11 @@ from torch._dynamo import config
 
 __all__ = ["with_settings"]
 
-NONE: Mapping[ContextVar[Any], Any] = types.MappingProxyType({})
-
 
 def with_settings(
     function: Callable[..., Any],
     settings: Mapping[str, Any],
-    others: Mapping[ContextVar[Any], Any] = NONE,
+    others: Mapping[ContextVar[Any], Any],
     before: Callable[[], object] | None = None,
 ) -> Callable[..., Any]:
     """A function that runs under settings of TorchDynamo.

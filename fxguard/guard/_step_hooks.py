@@ -18,7 +18,6 @@ from torch.utils.hooks import RemovableHandle
 
 from fxguard.batch.step_hooks import AROUND_STEP, remove_hooks
 from fxguard.capture import dynamo
-from fxguard.capture.finalizers import when_gone
 
 __all__ = ["StepHooks", "step_that_runs"]
 
@@ -55,7 +54,7 @@ class StepHooks:
             handles.append(register_optimizer_step_pre_hook(_hook(before)))
         if after is not None:
             handles.append(register_optimizer_step_post_hook(_hook(after)))
-        self._close = when_gone(self, remove_hooks, handles)
+        self._close = weakref.finalize(self, remove_hooks, handles)
 
     def close(self) -> None:
         """Remove the hooks, as the garbage collector does too."""
