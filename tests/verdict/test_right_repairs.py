@@ -203,7 +203,15 @@ def test_parameters_that_make_a_variance_negative_are_named(
     if names:
         assert text.startswith(f"keep {names} positive, by softplus or exp: S is computed of them")
     else:
-        assert text.startswith(("make S positive where it is computed", "see why S is negative"))
+        assert text.startswith("see why S is negative in sub (test_right_repairs.py:")
+
+
+def test_what_a_layer_returns_is_made_positive() -> None:
+    """Its numbers have no sign by themselves, and softplus keeps their gradient."""
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        fxguard.instrument(Noise(lambda m, x: m.fc(x)))(torch.ones(1, 1))
+    text = caught.value.report.origins[0].fixes[0].text
+    assert text.startswith("make S positive where it is computed in linear (")
 
 
 # Backwards
