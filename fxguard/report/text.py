@@ -214,8 +214,11 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
     if origin.is_operation:
         needs = _needs(origin)
     # The fix has to be among the first five lines.
-    first = (origin.operands or needs, origin.harm, *fix_lines(origin.fixes), origin.turn, more)
-    for line in (*first, needs if origin.operands else ""):
+    told = (origin.operands or needs, *fix_lines(origin.fixes))
+    first = (told[0], origin.harm, *told[1:], origin.comes_from)
+    if not origin.harm:
+        first = (origin.comes_from, *told)
+    for line in (*first, origin.turn, more, needs if origin.operands else ""):
         if line:
             yield f"  {line}"
     if origin.is_operation:

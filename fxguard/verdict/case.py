@@ -12,8 +12,9 @@ from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
+from fxguard.verdict.assigned import comes_from, statement_at
 from fxguard.verdict.causes import lost_eps, number_beyond
-from fxguard.verdict.named import operand_text
+from fxguard.verdict.named import operand_text, variable_in
 from fxguard.verdict.positive import cut_at_zero, free_parameters, made_at, other_pole
 from fxguard.verdict.surroundings import Surroundings, is_scaling, names_of
 
@@ -32,6 +33,14 @@ LAYERS = frozenset(
 def _titled(step: Step) -> str:
     """``relu (model.py:25)``."""
     return plain(step.kind) + (f" ({step.source.place})" if step.source else "")
+
+
+def _operand_of(step: Step) -> str:
+    """The operand in question as the program has it; "" if that is not certain."""
+    if step.source is None:
+        return ""
+    name = plain(step.kind)
+    return operand_text(step.source.code, name) or operand_text(statement_at(step.source), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +166,23 @@ class Case:
         return self._written("n")
 
     def _written(self, fallback: str) -> str:
-        source = self.around.step.source
-        return (source and operand_text(source.code, self.name)) or fallback
+        return _operand_of(self.around.step) or fallback
+
+    @property
+    def comes_from(self) -> str:
+        """`` `S` comes from kalman.py:23: S = P + R``: what gave the operand its value, or "".
+
+        Where the source does not tell, as of a function's argument, it is the line that made it.
+        """
+        source, text = self.around.step.source, _operand_of(self.around.step)
+        if source is None or not (name := variable_in(text)):
+            return ""
+        step = made_at(self.around, self.around.culprit)
+        known = comes_from(name, source)
+        if known or name != text or step is None or step.source is None:
+            return known
+        is_here = (step.source.file, step.source.line) == (source.file, source.line)
+        return "" if is_here else f"`{name}` comes from {step.source}"
 
     @property
     def made_at(self) -> str:

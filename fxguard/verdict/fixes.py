@@ -75,6 +75,7 @@ def fixes_of_given(
     written: str = "",
     has_nan: bool = False,
     largest: float = 0.0,
+    suspects: str = "",
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -88,6 +89,7 @@ def fixes_of_given(
         written: the expression that the line itself computes it by, if that is known.
         has_nan: whether it holds a NaN.
         largest: the largest magnitude of its finite elements.
+        suspects: what may have made it, by the statement that assigned it.
 
     Example:
         >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
@@ -100,6 +102,8 @@ def fixes_of_given(
             text = f"look at `{written}` on this line, which is {name}"
         if is_log and "log" in written:
             text += ": log(0) is -inf"
+        elif suspects:
+            text = f"{suspects}; fxguard has not seen it run"
         elif is_log:
             text += "; -inf is what log(0) and atanh(-1) give, and log1p of a count is finite"
         elif is_inf and not written:

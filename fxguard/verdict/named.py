@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-__all__ = ["operand_text"]
+__all__ = ["called_name", "operand_text", "variable_in"]
 
 LONGEST = 30  # characters
 
@@ -14,6 +14,7 @@ OPERATORS: dict[str, tuple[type[ast.operator], bool]] = {
     "div": (ast.Div, True),
     "pow": (ast.Pow, False),
 }
+MODULES = ("F", "math", "nn", "torch")  # as programs call them
 SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)  # these need no parentheses
 
 
@@ -41,6 +42,28 @@ def operand_text(code: str, name: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
+def variable_in(text: str) -> str:
+    """The one variable that operators, methods and torch's functions compute an operand from.
+
+    Returns:
+        "" if there are several, or if something else computes it, such as a module.
+
+    Example:
+        >>> variable_in("(1 - p.float())"), variable_in("self.net(x)"), variable_in("a + b")
+        ('p', '', '')
+    """
+    tree = _parsed(text)
+    if tree is None:
+        return ""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+            return ""  # a function of the program
+        if isinstance(node, ast.Name) and node.id not in MODULES:
+            found.add(node.id)
+    return found.pop() if len(found) == 1 and "self" not in found else ""
+
+
 def _parsed(code: str) -> ast.AST | None:
     for text in (code, f"{code}\n    pass", f"{code.rstrip(',')}"):
         try:
@@ -58,8 +81,7 @@ def _operands(tree: ast.AST, name: str) -> Iterator[ast.expr]:
         elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
             yield node.value if is_right else node.target
         elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
-            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if called.rstrip("_") != name:
+            if called_name(node) != name:
                 continue
             position = 1 if is_right else 0
             given = list(node.args)
@@ -69,11 +91,18 @@ def _operands(tree: ast.AST, name: str) -> Iterator[ast.expr]:
                 yield given[position]
 
 
+def called_name(call: ast.Call) -> str:
+    """``exp`` of ``torch.exp(x)``, ``exp(x)`` and ``x.exp_()``."""
+    called = call.func
+    name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+    return str(name).rstrip("_")
+
+
 def _is_module(node: ast.expr) -> bool:
     """Whether a method's name is that of a function: ``torch.log``, ``torch.special.xlogy``."""
     while isinstance(node, ast.Attribute):
         node = node.value
-    return isinstance(node, ast.Name) and node.id in ("F", "math", "nn", "torch")
+    return isinstance(node, ast.Name) and node.id in MODULES
 
 
 def _text(node: ast.expr) -> str:

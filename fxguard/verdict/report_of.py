@@ -16,11 +16,12 @@ from fxguard.formats import LIMITS
 from fxguard.measure.details import Detail
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Frame, Role, Row, Severity
+from fxguard.records import Frame, Role, Row, Severity, Source
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
+from fxguard.verdict.assigned import assignment_of
 from fxguard.verdict.case import Case
 from fxguard.verdict.causes import needed_by
 from fxguard.verdict.explain import climb_to, spread_of, with_counts
@@ -34,6 +35,7 @@ from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.returned import returned_by
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.surroundings import Surroundings
+from fxguard.verdict.suspects import Bad, suspects_in
 from fxguard.verdict.trials import tried, with_tried
 from fxguard.verdict.why import Why, why_of
 from fxguard.verdict.words import words_for
@@ -268,6 +270,7 @@ class _Description:
             turn=turn_of(flow, blame),
             cause=cause,
             cause_in_words=or_else("", self.words, blame, cause),
+            comes_from=or_else("", self.comes_from, blame),
             operands=self.operands(blame),
             needed=needed_by(evidence) if evidence is not None and is_inf else None,
             fixes=self.fixes(blame),
@@ -293,6 +296,31 @@ class _Description:
         return words_for(
             name, case.evidence, of_mask=case.reads_mask(), lost_eps=case.lost_number()
         )
+
+    def comes_from(self, blame: cause.Blame) -> str:
+        """Where the operand, or a value that was given, got its value in the script."""
+        if blame.step is not None:
+            return Case("", None, self.around(blame)).comes_from
+        found = self.assigned(blame)
+        return "" if found is None else f"`{found[0]}` comes from {found[1]}"
+
+    def assigned(self, blame: cause.Blame) -> tuple[str, Source] | None:
+        """The variable that an operation was given as an input, and its assignment."""
+        source = self.origin(blame).frame.source
+        name = self.judgment.name_of(blame.value).removeprefix("input ").strip("`")
+        if source is None or not name.isidentifier():
+            return None
+        found = assignment_of(name, source)
+        return None if found is None or found.line == source.line else (name, found)
+
+    def suspects(self, blame: cause.Blame, detail: Detail) -> str:
+        """What may have made an input that nobody saw being made."""
+        found = or_else(None, self.assigned, blame)
+        if found is None:
+            return ""
+        has_nan, has_plus = detail.nan_count > 0, detail.posinf_count > 0
+        bad = Bad(has_nan, has_plus, detail.neginf_count > 0, detail.numel)
+        return or_else("", suspects_in, found[1], bad)
 
     def around(self, blame: cause.Blame) -> Surroundings:
         """The graph around an operation to blame."""
@@ -326,6 +354,7 @@ class _Description:
             has_nan=detail.nan_count > 0,
             largest=detail.largest_finite or 0.0,
             written=written,
+            suspects=self.suspects(blame, detail),
         )
 
     def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:

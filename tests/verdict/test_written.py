@@ -61,4 +61,6 @@ def test_the_fix_names_the_expression() -> None:
 
 def test_what_another_line_computed_comes_from_elsewhere() -> None:
     """The twin: this line has only a name for it."""
-    assert fix_of(before).startswith("look at where input `logs` comes from")
+    text = fix_of(before)
+    assert text.startswith("look at torch.log(time) (test_written.py:")
+    assert "log(0) is -inf; fxguard has not seen it run" in text
