@@ -139,9 +139,8 @@ class Origin:
     # "no alignment", "data", "weight", "memory"; "unknown" if it could not be determined.
     cause: str = "unknown"
     cause_in_words: str = ""  # as it is printed, "log of zero"; "" if its name says enough
-    comes_from: str = (
-        ""  # of the operand: "`S` comes from kalman.py:23: S = P + R"; "" if not known
-    )
+    # What gave the operand its value: "`S` comes from kalman.py:23: S = P + R"; "" if unknown.
+    comes_from: str = ""
     operands: str = ""  # the numbers at the first bad element: "at [5, 0]: 0.0 / 0.0"
     turn: str = ""  # which call in a loop: "call 37 of `cell`; grew 2.0 times a call since call 0"
     # The effect of an inf that left nothing bad behind: "the model's output is finite and wrong:

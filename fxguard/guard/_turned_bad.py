@@ -15,17 +15,20 @@ from fxguard.graph.source_lines import source_at
 from fxguard.guard._step_hooks import step_that_runs
 from fxguard.records import Role
 from fxguard.report.report import Report
+from fxguard.verdict.parameter_loops import writes_of_parameters
 from fxguard.verdict.report_of import Finished
-from fxguard.verdict.step_rules import Excused
+from fxguard.verdict.step_rules import Excused, told_writes
 
 __all__ = ["with_last_good"]
 
 NOT_WATCHED = (
     "run the loop in `with fxguard.watch(model):`, which names the optimizer's step that does it"
 )
+IN_LOOP = "look at {}, which writes parameters: {}; no step of torch.optim wrote these"
 NO_STEP = "look at what writes weights between these batches: no step of torch.optim did"
 WATCHED = "look at what writes weights between these batches besides the steps that are watched"
 BY_HAND = "look at {}, which writes it after the backward: {}"
+WROTE = "look at {}, which wrote it before this call: {}"
 BY_SCALE = (
     "skip the update of {}: the loss scale of {:g} made gradients of batch {} not finite, and "
     "only scaler.step(optimizer) would have skipped it"
@@ -41,6 +44,7 @@ def with_last_good(
     model: Module | None,
     standing: StandingTensors,
     *,
+    held_as: str,
     watched: bool,
     spoilt: Mapping[str, tuple[int, str]],
     excused: Excused | None,
@@ -54,14 +58,17 @@ def with_last_good(
         absorbed: what earlier batches found and judged harmless.
         model: the model that has the weights.
         standing: the model's weights and buffers.
+        held_as: the name of the model, with which the names in the report begin; "" for none.
         watched: whether the steps of its optimizers are watched.
         spoilt: weights that a watched step wrote something bad into, which was reported: the batch
             before that step, and who wrote it.
         excused: the last backward, if only the loss scale made its gradients bad.
         writes: what the script has written since the last backward; None if nobody watches it.
     """
-    if model is None or last is None or last.batch.ended is None:
+    if model is None:
         return report
+    if last is None or last.batch.ended is None:
+        return _with_writers(report, model, held_as, writes)
     if last.report is not None or last.batch.number >= report.batch_number:
         return report
     read = {
@@ -70,8 +77,9 @@ def with_last_good(
         for value in run.plan.values
         if value.role is Role.WEIGHT
     }
-    good = read - {origin.what.removeprefix("weight ") for origin in absorbed}
-    turned = good & set(_written_since(report, last.batch.ended, model, standing, writes))
+    good = read - {_name_of(origin, held_as) for origin in absorbed}
+    bad = {_name_of(origin, held_as) for origin in report.origins}
+    turned = good & set(_written_since(bad, last.batch.ended, model, standing, writes))
     if not turned:
         return report
     advice = WATCHED if watched else NOT_WATCHED
@@ -85,22 +93,49 @@ def with_last_good(
     weights = dict(model.named_parameters())
 
     def with_batch(origin: Origin) -> Origin:
-        name = origin.what.removeprefix("weight ")
-        if origin.role is not Role.WEIGHT or name not in turned:
+        name = _name_of(origin, held_as)
+        if name not in turned:
             return origin
         by_hand = () if writes is None else writes.of_weight(weights[name])
         text = BY_STEP.format(*spoilt[name]) if name in spoilt else advice
         if text == NO_STEP and by_hand:
-            text = BY_HAND.format(by_hand[0], source_at(by_hand[0].place).code)
+            text = BY_HAND.format(told_writes(by_hand), source_at(by_hand[0].place).code)
             if excused is not None and excused.batch_number == last.batch.number:
-                text = BY_SCALE.format(by_hand[0], excused.scale, excused.batch_number)
+                text = BY_SCALE.format(told_writes(by_hand), excused.scale, excused.batch_number)
+        elif text == NO_STEP and origin.frame.source is not None:
+            lines = writes_of_parameters(origin.frame.source.file)
+            places, codes = (" and ".join(x.place for x in lines), "; ".join(x.code for x in lines))
+            text = IN_LOOP.format(places, codes) if lines else text
         return replace(origin, good_in=last.batch.number, fixes=(Fix("advice", text),))
 
     return replace(report, origins=tuple(map(with_batch, report.origins)))
 
 
+def _name_of(origin: Origin, held_as: str) -> str:
+    """The model's own name for a weight that is bad; "" of another origin."""
+    if origin.role is not Role.WEIGHT:
+        return ""
+    name = origin.what.removeprefix("weight ")
+    return name.removeprefix(f"{held_as}.") if held_as else name
+
+
+def _with_writers(report: Report, model: Module, held_as: str, writes: LateWrites | None) -> Report:
+    """The report on a first call, with the lines that were seen to write bad weights before it."""
+    weights = dict(model.named_parameters())
+
+    def with_writer(origin: Origin) -> Origin:
+        weight = weights.get(_name_of(origin, held_as))
+        by_hand = () if weight is None or writes is None else writes.of_weight(weight)
+        if not by_hand:
+            return origin
+        text = WROTE.format(told_writes(by_hand), source_at(by_hand[0].place).code)
+        return replace(origin, fixes=(Fix("advice", text),))
+
+    return replace(report, origins=tuple(map(with_writer, report.origins)))
+
+
 def _written_since(
-    report: Report,
+    bad: Iterable[str],
     ended: Snapshot,
     model: Module,
     standing: StandingTensors,
@@ -109,10 +144,8 @@ def _written_since(
     """The names of bad weights that may have been written since a batch ended."""
     changed = standing.changes_since(ended)
     weights = dict(model.named_parameters())
-    for origin in report.origins:
-        name = origin.what.removeprefix("weight ")
-        if origin.role is not Role.WEIGHT or name not in weights:
-            continue
-        weight = weights[name]  # a write into its `data` is seen only as it happens
-        if changed(weight) or (writes is not None and writes.of_weight(weight)):
+    for name in bad:
+        weight = weights.get(name)  # a write into its `data` is seen only as it happens
+        is_written = weight is not None and writes is not None and bool(writes.of_weight(weight))
+        if weight is not None and (is_written or changed(weight)):
             yield name

@@ -291,6 +291,7 @@ class Recorder:
             self.notes.values(),
             self.model,
             self.standing,
+            held_as=self.held_as,
             watched=self.steps_are_watched,
             spoilt=self.spoilt,
             excused=self.excused,

@@ -17,8 +17,10 @@ __all__ = [
     "comes_from",
     "function_called_in",
     "names_at",
+    "source_of",
     "statement_at",
     "statement_node",
+    "tree_of",
 ]
 
 LONGEST = 100  # characters of a statement of several lines
@@ -43,7 +45,7 @@ def assignment_of(name: str, read_at: Source) -> Source | None:
         name: of the variable, ``sigma``.
         read_at: the line that reads it.
     """
-    tree = _tree_of(read_at.file)
+    tree = tree_of(read_at.file)
     if tree is None:
         return None
     scopes = list(_scopes_at(tree, read_at.line))
@@ -55,7 +57,7 @@ def assignment_of(name: str, read_at: Source) -> Source | None:
         return None
     if found is None and not _binds(scopes[-1], name):
         found = _only_one(tree, name)
-    return None if found is None else _source_of(found, read_at.file)
+    return None if found is None else source_of(found, read_at.file)
 
 
 def comes_from(name: str, read_at: Source) -> str:
@@ -74,7 +76,7 @@ def statement_at(source: Source) -> str:
 
 def statement_node(source: Source) -> ast.stmt | None:
     """The same as a syntax tree; None if it has a body, or cannot be read."""
-    tree = _tree_of(source.file)
+    tree = tree_of(source.file)
     nodes = () if tree is None else ast.walk(tree)
     around = [each for each in nodes if isinstance(each, _SIMPLE) and _holds(each, source.line)]
     return around[-1] if around else None
@@ -82,7 +84,7 @@ def statement_node(source: Source) -> ast.stmt | None:
 
 def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
     """The function of the same file that a statement calls; None if there are none, or several."""
-    tree = _tree_of(file)
+    tree = tree_of(file)
     calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
     names = {x.id if isinstance(x, ast.Name) else getattr(x, "attr", "") for x in calls}
     nodes = () if tree is None else ast.walk(tree)
@@ -92,7 +94,7 @@ def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
 
 def names_at(source: Source) -> frozenset[str]:
     """All names of the function around a line: of variables, arguments and attributes."""
-    tree = _tree_of(source.file)
+    tree = tree_of(source.file)
     scopes = [] if tree is None else list(_scopes_at(tree, source.line))
     if not scopes:
         return frozenset()
@@ -101,7 +103,8 @@ def names_at(source: Source) -> frozenset[str]:
     return frozenset(variables | {node.arg for node in nodes if isinstance(node, ast.arg)})
 
 
-def _tree_of(file: str) -> ast.Module | None:
+def tree_of(file: str) -> ast.Module | None:
+    """The syntax tree of a file; None if it cannot be read."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -210,8 +213,8 @@ def _covers(block: Sequence[ast.stmt], line: int) -> bool:
     return block[0].lineno <= line <= (block[-1].end_lineno or line)
 
 
-def _source_of(statement: ast.stmt, file: str) -> Source:
-    """The first line of a compound statement, or a statement in one line."""
+def source_of(statement: ast.stmt, file: str) -> Source:
+    """A statement as a line of its file: the first line of a compound one."""
     code = linecache.getline(file, statement.lineno).strip()
     if not hasattr(statement, "body") and statement.end_lineno != statement.lineno:
         code = ast.unparse(statement)

@@ -116,9 +116,11 @@ def fixes_of_given(
         made = "log(0) gives -inf" if is_log else "a division by zero gives inf"
         text = f"look at where {name} was computed: {made}; a checkpoint may hold it bad"
     elif is_all_bad:
-        text = f"look at the step before this batch: an update made all of {name} bad"
+        text = f"look at what wrote {name} before this call: it was bad when the call began"
     else:
         text = f"initialise {name}: the checkpoint may lack it, or hold it bad"
+        if role is Role.WEIGHT:
+            text += "; or look at what else wrote it, such as an update: this call found it so"
     return (Fix("advice", text),)
 
 

@@ -14,6 +14,8 @@ from fxguard.batch.late_writes import LateWrite
 from fxguard.findings import Fix
 from fxguard.formats import limit_of
 from fxguard.graph.poles import plain
+from fxguard.graph.source_lines import Place
+from fxguard.records import Source
 from fxguard.rerun.first_bad import FirstBad
 from fxguard.verdict.causes import cause_of
 from fxguard.verdict.fixes import VARIANCE, fixes_for
@@ -43,8 +45,8 @@ NAMES = {
 }
 
 STEPS_DIRECTLY = (
-    "scaler.step(optimizer), then scaler.update(), in place of optimizer.step(): they skip such a "
-    "step and lower the scale"
+    "scaler.step(optimizer) in place of optimizer.step(): it skips such a step, and the "
+    "scaler.update() after it lowers the scale"
 )
 BETWEEN = "look at what changes gradients between backward() and step(), such as clipping"
 
@@ -161,7 +163,7 @@ def _excused(case: StepCase) -> StepFinding | None:
     if excused.has_scaler:
         fixes = _advice(STEPS_DIRECTLY)
         if math.isnan(case.gradient) and case.scaled_by > 1:
-            fixes += _advice("call scaler.unscale_(optimizer) before gradients are clipped")
+            fixes += _advice("call scaler.unscale_(optimizer) first, where gradients are clipped")
     else:
         fixes = _advice("skip the step while a gradient is not finite, and lower the loss scale")
     return StepFinding(text, "loss scale", fixes)
@@ -192,8 +194,21 @@ def _gradient(case: StepCase) -> StepFinding | None:
 
 
 def told_writes(writes: Sequence[LateWrite]) -> str:
-    """``mul_ (train.py:12) and add_ (train.py:13)``."""
-    return " and ".join(map(str, writes))
+    """``mul_ (train.py:12) and add_ (train.py:13)``; ``train.py:12 (mul_, add_)`` of one line.
+
+    Which of the operations of one line made a bad number is not known.
+    """
+    lines: dict[Place, list[LateWrite]] = {}
+    for each in writes:
+        lines.setdefault(each.place, []).append(each)
+    return " and ".join(map(_told_line, lines.values()))
+
+
+def _told_line(writes: Sequence[LateWrite]) -> str:
+    if len(writes) == 1:
+        return str(writes[0])
+    place = Source(*writes[0].place, "").place
+    return f"{place} ({', '.join(each.kind for each in writes)})"
 
 
 def _inside(case: StepCase) -> StepFinding | None:

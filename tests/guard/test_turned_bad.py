@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import fxguard
+from fxguard.verdict.parameter_loops import writes_of_parameters
+from support.programs import run_python
 
 
 def net() -> nn.Module:
@@ -113,3 +117,72 @@ def test_a_weight_that_was_bad_and_did_no_harm_before() -> None:
         model.weight[0] = torch.nan
         with pytest.raises(fxguard.NonFiniteError, match="weight weight holds NaN"):
             model(torch.ones(2), torch.tensor([False, False]))
+
+
+def verdict_on(source: str, folder: Path) -> list[str]:
+    """What `fxguard run` says of a script, from the headline on."""
+    (folder / "train.py").write_text(textwrap.dedent(source))
+    ended = run_python(folder, "-m", "fxguard", "run", "train.py")
+    assert ended.returncode == 3, ended.stderr
+    return ended.stderr.splitlines()
+
+
+AVERAGE = """
+    import copy, torch
+    student = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    teacher = copy.deepcopy(student)
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    for step in range(2):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            target = teacher(x)
+        loss = (student(x) - target).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        decay = float("nan")
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), student.parameters()):
+                {update}
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        (
+            "old.mul_(decay).add_(new, alpha=1 - decay)",
+            "look at train.py:16, which writes parameters: "
+            "old.mul_(decay).add_(new, alpha=1 - decay)",
+        ),
+        ("old *= decay", "look at train.py:16, which writes parameters: old *= decay"),
+        ("old.data = old * decay", "look at train.py:16, which writes parameters: old.data ="),
+        ("torch._foreach_mul_([old], decay)", "look at what writes weights between these batches"),
+    ],
+)
+def test_an_average_of_weights_that_turned_bad(update: str, says: str, tmp_path: Path) -> None:
+    """The model is named by its variable, and the line that writes its parameters is quoted."""
+    headline, fix, *_ = verdict_on(AVERAGE.format(update=update), tmp_path)
+    assert headline == (
+        "all 4 weights turned NaN between batch 0 and batch 1: "
+        "teacher.0.weight, teacher.0.bias, teacher.1.weight and 1 more"
+    )
+    assert fix.startswith(f"  fix: {says}")
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("p.requires_grad_(False)", 0),
+        ("p.grad.mul_(0.5)", 0),
+        ("p.grad = None", 0),
+        ("total += p.sum()", 0),
+        ("p.sub_(p.grad, alpha=0.1)", 1),
+        ("p[0] = 0", 1),
+        ("p.data.clamp_(-1, 1).mul_(2)", 1),
+    ],
+)
+def test_only_writes_of_parameters_are_quoted(line: str, count: int, tmp_path: Path) -> None:
+    """Not those of gradients or of sums."""
+    file = tmp_path / "train.py"
+    file.write_text(f"for p in model.parameters():\n    {line}\nfor x in data:\n    x.mul_(2)")
+    assert len(writes_of_parameters(str(file))) == count

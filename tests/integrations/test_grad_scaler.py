@@ -149,8 +149,10 @@ def test_a_step_that_the_scaler_would_have_skipped(step: Callable[..., object]) 
         "of 65536: backward of "
     )
     first, *others = (fix.text for fix in origin.fixes)
-    assert first.startswith("scaler.step(optimizer), then scaler.update(), in place of optimizer.")
-    unscales = ["call scaler.unscale_(optimizer) before gradients are clipped"]
+    assert first.startswith(
+        "scaler.step(optimizer) in place of optimizer.step(): it skips such a step"
+    )
+    unscales = ["call scaler.unscale_(optimizer) first, where gradients are clipped"]
     assert others == (unscales if step is clipped else [])
 
 

@@ -392,7 +392,7 @@ def test_what_was_given_is_looked_at() -> None:
     (buffer,) = fixes_of_given(Role.BUFFER, "bn.running_var")
     assert buffer.text.startswith("initialise bn.running_var")
     assert weight.text.startswith("initialise fc.weight")
-    assert all_of_it.text.startswith("look at the step before this batch")
+    assert all_of_it.text.startswith("look at what wrote fc.weight before this call")
     assert sample.text.startswith("look at where sample 5 of `x` of forward comes from")
 
 
