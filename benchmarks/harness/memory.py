@@ -13,6 +13,7 @@ libraries take for themselves, such as oneDNN's scratch pads, and Python's own o
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable
 from itertools import accumulate
@@ -34,6 +35,7 @@ def cuda_bytes(device: str) -> int:
     """What is allocated on a CUDA device now; 0 on a CPU, where nobody knows."""
     if device != "cuda":
         return 0
+    gc.collect()  # what earlier calls left in cycles is not part of the next one
     torch.cuda.synchronize()
     return torch.cuda.memory_allocated()
 

@@ -33,8 +33,16 @@ class Shape:
 
 
 # "full" takes two CPU cores 0.1 to 0.4 s for a forward, "quick" a tenth of that, and "small"
-# next to nothing: there a tool's fixed cost is all that shows.
+# next to nothing: there a tool's fixed cost is all that shows. "gpu" keeps a GPU busy.
 SHAPES: dict[str, dict[str, Shape]] = {
+    "gpu": {
+        "t5": Shape(width=768, layers=12, batch=8, length=512),
+        "llama": Shape(width=1024, layers=12, batch=8, length=1024),
+        "gpt2": Shape(width=768, layers=12, batch=8, length=1024),
+        "vit": Shape(width=768, layers=12, batch=64, length=224),
+        "resnet50": Shape(width=64, layers=16, batch=64, length=224),
+        MLP: Shape(width=16, layers=3, batch=4, length=1),
+    },
     "full": {
         "t5": Shape(width=512, layers=4, batch=4, length=128),
         "llama": Shape(width=512, layers=6, batch=4, length=128),

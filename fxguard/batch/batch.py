@@ -31,7 +31,7 @@ from fxguard.graph.lost_elements import Lost
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
-from fxguard.measure.at_hand import dtype_of, has_memory
+from fxguard.measure.at_hand import dtype_of, has_memory, may_wait_for
 from fxguard.measure.details import Detail, describe
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.measure.func_levels import without_levels
@@ -168,7 +168,7 @@ class Batch:
         keys: list[Key] = []
         for tensor in written:
             rest = self.live.rest_of(tensor)
-            keys.append(self.measure(tensor, Role.MADE, kind))
+            keys.append(self.measure(tensor, Role.MADE, kind, waits=False))
             self.live.came_in(tensor, keys[-1], rest)
         if keys:
             reason = "" if kind in BROUGHT else OWN.format(kind)
@@ -202,8 +202,16 @@ class Batch:
             )
         return key
 
-    def measure(self, tensor: Tensor, role: Role, name: str) -> Key:
-        """Measure a tensor that no graph has measured."""
+    def measure(self, tensor: Tensor, role: Role, name: str, *, waits: bool = True) -> Key:
+        """Measure a tensor that no graph has measured.
+
+        Args:
+            tensor: the tensor.
+            role: what it is for the model.
+            name: how reports call it.
+            waits: whether its numbers may be waited for on a GPU: only while it and what it was
+                made of are there can a bad one be looked at.
+        """
         index = len(self.values)
         note = "meta" if tensor.is_meta else ""
         slot, needs_gradient = None if note else index, tensor.requires_grad
@@ -214,7 +222,7 @@ class Batch:
         if read is not None and math.isfinite(read[1]):
             self.pairs.append(read)
         else:
-            self._measure_closely(tensor, index)
+            self._measure_closely(tensor, index, waits)
         self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
         if role.is_given:
             self.tensors[index] = weakref.ref(tensor)
@@ -225,14 +233,16 @@ class Batch:
         self.live.remember(tensor, key)
         return key
 
-    def _measure_closely(self, tensor: Tensor, index: int) -> None:
+    def _measure_closely(self, tensor: Tensor, index: int, waits: bool) -> None:
         """Measure a tensor with torch's operations, and describe bad elements."""
         with self.own_arithmetic():
             try:
                 bare = without_levels(tensor)  # this may run under vmap or grad
                 pair = eager.abs_min_max(bare)
-                if bare.is_cpu and not math.isfinite(float(pair[1])):
-                    self.details[index] = describe(bare)
+                if bare.is_cpu or (waits and may_wait_for(bare)):
+                    pair = eager.waited_for(pair)
+                    if not math.isfinite(pair[1]):
+                        self.details[index] = describe(bare)
             except Exception:  # a tensor with few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)

@@ -490,7 +490,44 @@ static PyObject *all_finite(PyObject *module, PyObject *numbers) {
     Py_RETURN_TRUE;
 }
 
+/* cuLaunchKernel of the CUDA driver: a function, numbers of programs and threads in three
+ * dimensions, shared memory, a stream, the places of the arguments, and nothing. */
+typedef int (*starter)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                       void *, void **, void **);
+
+PyDoc_STRVAR(launch_doc,
+             "launch(start, function, threads, shared, stream, elements, row, size, programs, rounds)\n"
+             "--\n\n"
+             "Start the kernel of fxguard.measure._kernel through the CUDA driver.\n\n"
+             "Args:\n"
+             "    start: the address of cuLaunchKernel.\n"
+             "    function: the driver's handle of the compiled kernel.\n"
+             "    threads: of each program.\n"
+             "    shared: bytes of shared memory of each program.\n"
+             "    stream: the driver's handle of the stream.\n"
+             "    elements, row: addresses on the device.\n"
+             "    size, programs, rounds: as the kernel takes them.\n\n"
+             "Returns:\n"
+             "    The driver's answer; 0 where the kernel was started.");
+
+static PyObject *launch(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long start, function, stream, elements, row;
+    unsigned long long none = 0; /* the memory that Triton would lend to a kernel that needs some */
+    unsigned threads, shared, programs, rounds;
+    long long size; /* the driver reads its lower half where the kernel takes 32 bits */
+    if (!PyArg_ParseTuple(args, "KKIIKKKLII", &start, &function, &threads, &shared, &stream,
+                          &elements, &row, &size, &programs, &rounds))
+        return NULL;
+    void *places[] = {&elements, &row, &size, &programs, &rounds, &none, &none};
+    const starter begin = (starter)(uintptr_t)start;
+    const int answer = begin((void *)(uintptr_t)function, programs, 1, 1, threads, 1, 1, shared,
+                             (void *)(uintptr_t)stream, places, NULL);
+    return PyLong_FromLong(answer);
+}
+
 static PyMethodDef METHODS[] = {
+    {"launch", launch, METH_VARARGS, launch_doc},
     {"bind", bind, METH_VARARGS, bind_doc},
     {"abs_min_max", abs_min_max, METH_O, abs_min_max_doc},
     {"bind_observers", bind_observers, METH_VARARGS, bind_observers_doc},

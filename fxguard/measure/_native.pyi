@@ -19,3 +19,16 @@ def abs_min_max(tensor: object, /) -> tuple[float, float] | None: ...
 def reading_or(otherwise: Callable[[Any], Any], /) -> Callable[[Any], Any]: ...
 def packed(pairs: object, /) -> bytearray | None: ...
 def all_finite(numbers: bytearray, /) -> bool: ...
+def launch(
+    start: int,
+    function: int,
+    threads: int,
+    shared: int,
+    stream: int,
+    elements: int,
+    row: int,
+    size: int,
+    programs: int,
+    rounds: int,
+    /,
+) -> int: ...

@@ -21,6 +21,7 @@ __all__ = [
     "dtype_named",
     "dtype_of",
     "has_memory",
+    "may_wait_for",
     "name_of_dtype",
     "own_arithmetic",
     "range_of",
@@ -98,6 +99,11 @@ def has_memory(value: Tensor) -> bool:
     )
     needed = (value.storage_offset() + last + 1) * value.element_size()
     return value.untyped_storage().nbytes() >= needed
+
+
+def may_wait_for(tensor: Tensor) -> bool:
+    """Whether a number of a tensor on a GPU may be read: not while a CUDA graph is recorded."""
+    return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
 @contextlib.contextmanager

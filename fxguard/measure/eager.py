@@ -34,6 +34,7 @@ __all__ = [
     "gathered",
     "is_observed",
     "read",
+    "waited_for",
 ]
 
 # The integers that hold the bits.
@@ -56,7 +57,7 @@ BLOCK = 2**20  # bytes of one block: about a core's second-level cache
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
-Pair = tuple[float, float] | traceable.Pair
+Pair = tuple[float, float] | traceable.Pair | gpu.Row
 
 # The results of many checks: two doubles each, or a tensor of shape [checks, 2].
 Numbers = bytearray | Tensor
@@ -89,7 +90,7 @@ def read(value: Any) -> tuple[float, float] | None:
     return None if is_observed() else native.abs_min_max(value)
 
 
-def _abs_min_max(value: Any) -> traceable.Pair:
+def _abs_min_max(value: Any) -> traceable.Pair | gpu.Row:
     if not is_observed() and (pair := gpu.abs_min_max(value)) is not None:
         return pair
     if (
@@ -156,6 +157,15 @@ def _scratch(dtype: torch.dtype, length: int) -> Tensor:
     return kept[dtype]
 
 
+def waited_for(pair: Pair) -> tuple[float, float]:
+    """The two numbers, once the device has written them."""
+    if type(pair) is gpu.Row:
+        low, high = pair.numbers[pair.index].tolist()
+    else:
+        low, high = map(float, pair)
+    return low, high
+
+
 def collect(items: Sequence[Pair | Tensor]) -> Tensor:
     """Join the results of many checks, as :func:`fxguard.measure.traceable.collect` does.
 
@@ -188,18 +198,23 @@ def are_finite(numbers: Numbers) -> bool:
 
 
 def _collected(items: Sequence[Pair | Tensor]) -> Tensor:
-    blocks = []
-    for are_numbers, group in itertools.groupby(items, _is_at_hand):
+    blocks: list[Tensor] = []
+    for kind, group in itertools.groupby(items, _kind_of):
         part: Any = list(group)
-        if are_numbers:
+        if kind is float:
             blocks.append(torch.tensor(part, dtype=torch.float64, device="cpu"))
+        elif kind is gpu.Row:
+            blocks += gpu.joined(part)
         else:
             blocks.append(_joined(part))
     return blocks[0] if len(blocks) == 1 else traceable.collect(blocks)
 
 
-def _is_at_hand(item: Pair | Tensor) -> bool:
-    return type(item) is tuple and type(item[0]) is float
+def _kind_of(item: Pair | Tensor) -> type:
+    """Which of the results it is: numbers, a row on a GPU, or tensors."""
+    if type(item) is tuple and type(item[0]) is float:
+        return float
+    return gpu.Row if type(item) is gpu.Row else Tensor
 
 
 def _joined(items: Sequence[traceable.Pair | Tensor]) -> Tensor:

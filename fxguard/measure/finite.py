@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from fxguard.measure import native
+from fxguard.measure import eager, native
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.records import Range, Severity
 
@@ -37,8 +37,8 @@ class Finite(Generic[T]):
         self.largest = 0.0
         self.zero: list[T] = []
         self._found: list[tuple[T, Severity]] = []
-        # For each device, the tensors' keys, each with one number.
-        self._waiting: dict[torch.device, list[tuple[T, Tensor]]] = {}
+        # For each device, the tensors' keys, each with its range.
+        self._waiting: dict[torch.device, list[tuple[T, eager.Pair]]] = {}
 
     def look_at(self, what: T, tensor: Tensor) -> None:
         """Look at one tensor.
@@ -76,8 +76,7 @@ class Finite(Generic[T]):
                     self.zero.append(what)
             elif bare.numel() and not bare.is_meta:
                 # Nothing waits for the device before the end.
-                number = torch.stack(torch.aminmax(bare)).float().abs().sum()
-                self._waiting.setdefault(bare.device, []).append((what, number))
+                self._waiting.setdefault(bare.device, []).append((what, eager.abs_min_max(bare)))
 
     def _look_closely(self, what: T, tensor: Tensor) -> None:
         """Look at a tensor whose sum does not show that it is finite."""
@@ -91,12 +90,12 @@ class Finite(Generic[T]):
         yield from self._found
         for waiting in self._waiting.values():
             with own_arithmetic():
-                numbers = torch.stack([number for _, number in waiting]).tolist()
-            for (what, _), number in zip(waiting, numbers, strict=True):
-                self.largest = max(self.largest, number)
-                if not number:
+                pairs = eager.collect([pair for _, pair in waiting]).tolist()
+            for (what, _), (_, high) in zip(waiting, pairs, strict=True):
+                self.largest = max(self.largest, high)
+                if not high:
                     self.zero.append(what)
-                if severity := Severity.of(number):
+                if severity := Severity.of(high):
                     yield what, severity
 
 

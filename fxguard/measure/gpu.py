@@ -8,21 +8,26 @@ elements, other devices, and machines on which Triton is missing or gives anothe
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fxguard.measure import traceable
+from fxguard.measure import native
 from fxguard.measure.at_hand import flattened
+from fxguard.measure.launcher import Known, known_to_the_driver
 
-__all__ = ["abs_min_max", "read"]
+__all__ = ["Row", "abs_min_max", "joined", "read"]
 
-BLOCK = 1024  # elements that one program reads at once
-PROGRAMS = 1024  # at most; each reads one block after another
-ROWS = 64  # results for which memory is prepared at once
+BLOCK = 4096  # elements that one program reads at once
+WARPS = 16  # of 32 threads, in each program
+PROGRAMS = 528  # at most, four for each multiprocessor of an H100; each reads block after block
+ROWS = 1024  # results for which memory is prepared at once
+ALIGNED = 16  # bytes: elements that begin at a multiple of it are loaded several at a time
 
 # The dtypes that the kernel reads, with the dtypes of their bits.
 BITS = {
@@ -32,6 +37,7 @@ BITS = {
     torch.float64: torch.int64,
 }
 NUMBERS = {torch.int32: torch.float32, torch.int64: torch.float64}
+LARGEST = {integer: torch.iinfo(integer).max for integer in NUMBERS}
 
 KNOWN = (3.0, -math.inf, 0.5, -0.25)  # numbers and their range, to try the kernel with
 KNOWN_RANGE = (0.25, math.inf)
@@ -40,7 +46,42 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
 
-def abs_min_max(value: Any) -> traceable.Pair | None:
+class Row:
+    """The range of one tensor, which a kernel writes into memory on the GPU.
+
+    It unpacks to two tensors of shape ``[]`` that share this memory; :func:`joined` needs none.
+    """
+
+    __slots__ = ("index", "numbers")
+
+    def __init__(self, numbers: Tensor, index: int) -> None:
+        self.numbers = numbers  # of all rows of a block, [ROWS, 2]
+        self.index = index
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.numbers[self.index].unbind())
+
+    def __getitem__(self, column: int) -> Tensor:
+        return self.numbers[self.index, column]
+
+
+class _Rows:
+    """Memory for results: integers, and the numbers that share their bits. Each row is used once.
+
+    It is prepared in the stream in which it is used.
+    """
+
+    def __init__(self, device: torch.device, integer: torch.dtype) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self.bits = torch.zeros((ROWS, 2), dtype=integer, device=device)
+            self.bits[:, 0].fill_(LARGEST[integer])
+            self.numbers = self.bits.view(NUMBERS[integer])
+        self.address = self.bits.data_ptr()
+        self.bytes = 2 * self.bits.element_size()
+        self.used = 0
+
+
+def abs_min_max(value: Any) -> Row | None:
     """The range of a tensor on a GPU; None if it has to be measured in another way.
 
     Returns:
@@ -53,28 +94,48 @@ def abs_min_max(value: Any) -> traceable.Pair | None:
         or value.layout is not torch.strided
         or value.is_nested
         or torch.version.hip is not None
-        or torch.cuda.is_current_stream_capturing()
+        or torch._C._cuda_isCurrentStreamCapturing()
         or not _works(value.device, value.dtype)
     ):
         return None
+    if value.device.index == torch._C._cuda_getDevice():
+        return read(value)
     with torch.cuda.device(value.device):
         return read(value)
 
 
-def read(value: Tensor) -> traceable.Pair | None:
+def read(value: Tensor) -> Row | None:
     """The range of a tensor wherever the kernel runs; None if there are gaps between elements."""
-    elements = flattened(value.detach())
-    if elements is None or not elements.numel():
+    elements = value if value.is_contiguous() else flattened(value.detach())
+    if elements is None or not (size := elements.numel()) or not (address := elements.data_ptr()):
         return None
-    size = elements.numel()
+    device, dtype = value.device, value.dtype
+    integer = BITS[dtype]
+    stream = torch._C._cuda_getCurrentRawStream(device.index) if value.is_cuda else 0
     blocks = -(-size // BLOCK)
     programs = min(blocks, PROGRAMS)
     rounds = -(-blocks // programs)
-    bits, pair = _next_row(value.device, BITS[value.dtype])
-    most = torch.iinfo(bits.dtype).max
-    launch = _kernel()[(programs,)]
-    launch(elements, bits, size, programs, rounds, most=most, block=BLOCK)
-    return pair
+    rows = _rows(device, integer, stream)
+    index = rows.used
+    rows.used += 1
+    row = Row(rows.numbers, index)
+    key = device, dtype, address % ALIGNED == 0, size > LARGEST[torch.int32]
+    known = _known.get(key)
+    if known is not None:
+        assert native.launch is not None
+        place = rows.address + index * rows.bytes
+        if not native.launch(*known, stream, address, place, size, programs, rounds):
+            return row
+    flat = elements.detach().view(-1)
+    options = {"most": LARGEST[integer], "block": BLOCK, "num_warps": WARPS}
+    compiled = _kernel()[(programs,)](flat, rows.bits[index], size, programs, rounds, **options)
+    _known[key] = known_to_the_driver(compiled)
+    return row
+
+
+# How the driver starts the kernels that are compiled, for each device, dtype, and what Triton knows
+# of the arguments; None where Triton starts them.
+_known: dict[tuple[torch.device, torch.dtype, bool, bool], Known | None] = {}
 
 
 @functools.cache
@@ -86,28 +147,34 @@ def _kernel() -> Any:
 
 @functools.cache
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel gives the right answer on a device, which is tried once."""
+    """Whether the kernel is right on a device: tried once, in both ways to start it."""
     try:
-        pair = read(torch.tensor(KNOWN, dtype=dtype, device=device))
-        return pair is not None and (float(pair[0]), float(pair[1])) == KNOWN_RANGE
+        with torch.inference_mode(False), torch.no_grad():
+            known = torch.tensor(KNOWN, dtype=dtype, device=device)
+        rows = [read(known), read(known)]
+        return all(row is not None and tuple(map(float, row)) == KNOWN_RANGE for row in rows)
     except Exception:  # no Triton, no compiler for it, or an unknown GPU
         return False
 
 
-def _next_row(device: torch.device, integer: torch.dtype) -> tuple[Tensor, traceable.Pair]:
-    """Memory for one result: two integers, and the numbers that share their bits.
-
-    Each row is used once. It is prepared in the stream in which it is used.
-    """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    rows = _local.__dict__.setdefault("rows", {})
+def _rows(device: torch.device, integer: torch.dtype, stream: int) -> _Rows:
+    """Memory that has a row left, for this thread."""
+    kept: dict[Any, _Rows] = _local.__dict__.setdefault("rows", {})
     key = device, integer, stream
-    if not rows.get(key):
-        with torch.inference_mode(False), torch.no_grad():
-            start = torch.tensor([torch.iinfo(integer).max, 0], dtype=integer, device=device)
-            bits = start.expand(ROWS, 2).clone()
-            numbers = bits.view(NUMBERS[integer])
-        pairs = (tuple(pair.unbind()) for pair in numbers.unbind())
-        rows[key] = list(zip(bits.unbind(), pairs, strict=True))
-    row: tuple[Tensor, traceable.Pair] = rows[key].pop()
-    return row
+    rows = kept.get(key)
+    if rows is None or rows.used == ROWS:
+        rows = kept[key] = _Rows(device, integer)
+    return rows
+
+
+def joined(rows: Sequence[Row]) -> list[Tensor]:
+    """The numbers of many rows, in order, in as few tensors of shape ``[n, 2]`` as there can be."""
+    found: list[Tensor] = []
+    # Rows of one block that follow each other have the same distance to their place in the list.
+    runs = itertools.groupby(
+        enumerate(rows), lambda pair: (id(pair[1].numbers), pair[1].index - pair[0])
+    )
+    for _, run in runs:
+        (_, first), *others = run
+        found.append(first.numbers[first.index : first.index + 1 + len(others)])
+    return found

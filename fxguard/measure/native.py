@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["abs_min_max", "all_finite", "is_built", "is_observed", "packed", "reading_or"]
+__all__ = [
+    "abs_min_max",
+    "all_finite",
+    "is_built",
+    "is_observed",
+    "launch",
+    "packed",
+    "reading_or",
+]
 
 LIBRARY = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
     sys.platform, "libtorch_cpu.so"
@@ -56,6 +64,8 @@ class _NotBuilt:
     @staticmethod
     def all_finite(numbers: bytearray) -> bool:
         raise NotImplementedError
+
+    launch = None
 
 
 def _bound() -> Any:
@@ -102,5 +112,9 @@ packed: Callable[[object], bytearray | None] = _functions.packed
 
 # Whether no second number of a pair is NaN or inf.
 all_finite: Callable[[bytearray], bool] = _functions.all_finite
+
+# Starts a kernel through the CUDA driver and returns its answer, 0 where all is well; None if the
+# extension is not built.
+launch: Callable[..., int] | None = _functions.launch
 
 is_built = _functions is not _NotBuilt

@@ -27,7 +27,9 @@ def numbers(pair: Any) -> tuple[float, float]:
 
 
 @DTYPES
-@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 2048, 10_000])
+@pytest.mark.parametrize(
+    "size", [1, 7, gpu.BLOCK - 1, gpu.BLOCK, gpu.BLOCK + 1, 2 * gpu.BLOCK, 20_000]
+)
 def test_no_element_is_left_out(
     dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

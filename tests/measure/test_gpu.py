@@ -60,7 +60,8 @@ for dtype, integer in gpu.BITS.items():
     known = {"most": torch.iinfo(integer).max, "block": gpu.BLOCK}
     source = ASTSource(fn=read_range, signature=signature, constexprs=known)
     for capability in map(int, sys.argv[1:]):
-        code = compile(source, target=GPUTarget("cuda", capability, 32)).asm
+        options = {"num_warps": gpu.WARPS}
+        code = compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
         assert "atom" in code["ptx"]
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             pathlib.Path(file.name).write_bytes(code["cubin"])
@@ -69,7 +70,9 @@ for dtype, integer in gpu.BITS.items():
             told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         print(dtype, capability, told.split("Function read_range:")[1].splitlines()[1].strip())
 """
-REGISTERS = 64  # at most, of 65,536: a multiprocessor runs eight programs of 128 threads at once
+# At most, of 65,536 for the programs of 512 threads that a multiprocessor runs at once.
+REGISTERS = {"torch.float64": 128}
+OTHERS = 64
 
 
 def test_the_kernel_compiles_for_real_gpus() -> None:
@@ -79,7 +82,7 @@ def test_the_kernel_compiles_for_real_gpus() -> None:
     assert len(lines) == len(GENERATIONS) * len(gpu.BITS)
     for line in lines:
         used = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", line)}
-        assert 0 < used["REG"] <= REGISTERS, line
+        assert 0 < used["REG"] <= REGISTERS.get(line.split()[0], OTHERS), line
         assert used["STACK"] == used["LOCAL"] == 0, line
 
 
