@@ -384,7 +384,7 @@ class Batch:
         return run.statistics if run.postponed is None else None
 
     def read(self) -> None:
-        """Bring the numbers to the host: one transfer for each graph, and the only wait.
+        """Bring the numbers to the host, in one transfer for each graph.
 
         They may not stay on the device, because a CUDA graph writes its next numbers to the same
         place.
