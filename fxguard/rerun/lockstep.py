@@ -174,8 +174,9 @@ class Lockstep(Interpreter):
             others = self.other_of(node.args, node)
             self.keep(node, *parts(self.run_bodies(node, kind, joined(args, others), kwargs)))
             return
-        wants = self.second.wants(self, node, differs)
         call = self.call_of(node)
+        differs = differs or any(self.is_moved(self.env[operand]) for operand in call.written)
+        wants = self.second.wants(self, node, differs)
         if wants and call.written:
             self.materialize(call.written)
         before = RandomState.now((args, kwargs)) if wants and call.random else None
@@ -252,11 +253,36 @@ class Lockstep(Interpreter):
             memory = memory_of(low)
             if memory is None:
                 raise NotJudged(f"a tensor of type {type(low).__name__} is written")
-            flat = torch.empty(0, dtype=low.dtype, device=low.device)
-            copy = self.second.copy_of(flat.set_(low.untyped_storage()))
+            shift, copy = self.moved(low, memory)
             for alias, value in self.env.items():
                 if alias not in self.others:
-                    self.keep(alias, value, _in_memory(value, low, memory, copy))
+                    self.keep(alias, value, _in_memory(value, low, memory, shift, copy))
+
+    def moved_in(self, memory: int | None) -> Node | None:
+        """A node whose second form is another piece of memory than this; None if there is none.
+
+        A view whose own elements do not differ is still one of a memory that does.
+        """
+        for node in self.others if memory is not None else ():
+            value = self.env[node]
+            if isinstance(value, Tensor) and memory_of(value) == memory:
+                return node
+        return None
+
+    def is_moved(self, low: Any) -> bool:
+        """Whether the memory of a value has a second form."""
+        return is_float(low) and self.moved_in(memory_of(low)) is not None
+
+    def moved(self, low: Tensor, memory: int) -> tuple[int, Tensor]:
+        """The second form of a piece of memory: how far elements are moved there, and a tensor."""
+        node = self.moved_in(memory)
+        if node is not None:
+            value, other = self.env[node], self.others[node]
+            if not isinstance(other, Tensor) or other.stride() != value.stride():
+                raise NotJudged("memory with a second form in another order is written")
+            return other.storage_offset() - value.storage_offset(), other
+        flat = torch.empty(0, dtype=low.dtype, device=low.device)
+        return 0, self.second.copy_of(flat.set_(low.untyped_storage()))
 
 
 class Ended(Exception):  # noqa: N818 - a signal, not an error
@@ -290,13 +316,13 @@ def _both(start: Start, second: SecondForm) -> tuple[Any, Any]:
         return Lockstep(without_marks(start.run.graph_module), second).run_both(given)
 
 
-def _in_memory(value: Any, low: Tensor, memory: int, copy: Tensor) -> Any:
+def _in_memory(value: Any, low: Tensor, memory: int, shift: int, copy: Tensor) -> Any:
     """The counterpart of a value in the copy of its memory."""
 
     def moved(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.dtype != low.dtype or memory_of(x) != memory:
             return x
-        return copy.as_strided(x.size(), x.stride(), x.storage_offset())
+        return copy.as_strided(x.size(), x.stride(), x.storage_offset() + shift)
 
     return pytree.tree_map(moved, value)
 

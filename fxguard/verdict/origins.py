@@ -19,6 +19,7 @@ from fxguard.graph.tables import (
     LOSSES,
     MIX_AND_ADD,
     MIXES,
+    OVERWRITES,
     UNINITIALISED,
     WRITES_PARTS,
 )
@@ -29,6 +30,7 @@ from fxguard.verdict.bounds import Bounds
 __all__ = ["Blame", "Verdict", "find_origins"]
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
+WRITES = OVERWRITES | WRITES_PARTS
 MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
 
 
@@ -111,13 +113,26 @@ def _rests(steps: Sequence[Step], written: Mapping[int, int]) -> set[tuple[int, 
     for now, before in written.items():
         todo, seen = [now], {now}
         while todo:
-            step = makers.get(todo.pop())
-            if step is not None and step.kind in WRITES_PARTS:
+            value = todo.pop()
+            step = makers.get(value)
+            if step is not None and _writes_a_part(step, value, makers):
                 todo += seen.symmetric_difference(seen.union(step.inputs))
                 seen.update(step.inputs)
         if before in seen:
             rests.add((now, before))
     return rests
+
+
+def _writes_a_part(step: Step, value: int, makers: Mapping[int, Step]) -> bool:
+    """Whether a value is memory of which only a part was written, and nothing read.
+
+    A view that is overwritten is the first that the step makes; the memory behind it follows. Or
+    that memory is measured once it is read, as a view of what it was and of what was written.
+    """
+    if step.kind == "view":
+        written = [makers[part].kind for part in step.inputs[1:] if part in makers]
+        return bool(written) and WRITES.issuperset(written)
+    return step.kind in WRITES_PARTS or (step.kind in OVERWRITES and value != step.outputs[0])
 
 
 class _Tracing:

@@ -21,6 +21,7 @@ from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.other_values import Perturbed, perturbed
 from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 from fxguard.testing.watch import as_module
@@ -298,3 +299,21 @@ def test_where_nothing_differs_nothing_is_held() -> None:
     low, other = step.run_both([X])
     assert low is other
     assert not step.others
+
+
+def test_a_view_that_does_not_differ_is_written_in_memory_that_does() -> None:
+    """The second form of the memory is written as well, although the view's elements are equal."""
+
+    def model(memory: Tensor, new: Tensor) -> Tensor:
+        part = memory[:2]
+        part.copy_(new)
+        return memory * 2
+
+    memory = torch.tensor([1.0, 2.0, torch.nan])
+    graph = symbolic_trace(model)
+    low, other = Lockstep(graph, Perturbed({}, below=True)).run_both(
+        [memory, torch.tensor([3.0, 4.0])],
+        [perturbed(memory, below=True), torch.tensor([3.0, 4.0])],
+    )
+    assert low[:2].tolist() == other[:2].tolist() == [6.0, 8.0]
+    assert other[2].isfinite()

@@ -38,6 +38,35 @@ def one_by_one(cache: Tensor, new: Tensor) -> Tensor:
     return cache[:, :WRITTEN]
 
 
+def by_a_copy(cache: Tensor, new: Tensor) -> Tensor:
+    cache[:, :WRITTEN].copy_(new)
+    return cache[:, :WRITTEN]
+
+
+def by_a_narrow_copy(cache: Tensor, new: Tensor) -> Tensor:
+    cache.narrow(1, 0, WRITTEN).copy_(new)
+    return cache.narrow(1, 0, WRITTEN)
+
+
+def by_an_output(cache: Tensor, new: Tensor) -> Tensor:
+    with torch.no_grad():
+        torch.mul(new, 2.0, out=cache[:, :WRITTEN])
+    return cache[:, :WRITTEN]
+
+
+def by_copies_to_a_view_of_a_view(cache: Tensor, new: Tensor) -> Tensor:
+    for sample, row in zip(cache.unbind(), new, strict=True):
+        sample[:WRITTEN].copy_(row)
+    return cache[:, :WRITTEN]
+
+
+def copied_between_graphs(cache: Tensor, new: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    cache[:, :WRITTEN].copy_(new)
+    torch._dynamo.graph_break()
+    return cache[:, :WRITTEN]
+
+
 def between_graphs(cache: Tensor, new: Tensor) -> Tensor:
     torch._dynamo.graph_break()
     cache[:, :WRITTEN] = new
@@ -69,6 +98,16 @@ def averaged(cache: Tensor, new: Tensor) -> Tensor:
     """Its next value depends on the one before, so NaN stays for ever."""
     cache.mul_(0.9).add_(0.1 * new.mean())
     return new
+
+
+def averaged_in_part(cache: Tensor, new: Tensor) -> Tensor:
+    cache[:, :WRITTEN].mul_(0.9).add_(0.1 * new)
+    return new
+
+
+def copied_and_read(cache: Tensor, new: Tensor) -> Tensor:
+    cache[:, :WRITTEN].copy_(new)
+    return cache.mean(1, keepdim=True)
 
 
 def bad_when_written(cache: Tensor, new: Tensor) -> Tensor:
@@ -108,8 +147,10 @@ def found_in(step: Step, *, held: bool, filled_with: float = torch.nan) -> list[
 
 UNREAD = [
     *(by_a_slice, by_index_copy, by_indices, one_by_one, between_graphs, masked_by_where),
+    *(by_a_copy, by_a_narrow_copy, by_an_output, by_copies_to_a_view_of_a_view),
+    copied_between_graphs,
 ]
-READ = [masked_by_a_product, read_whole, read_too_far, averaged]
+READ = [masked_by_a_product, read_whole, read_too_far, averaged, averaged_in_part, copied_and_read]
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["given", "buffer"])
