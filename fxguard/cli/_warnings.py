@@ -4,7 +4,8 @@ A warning names the function that gives it, or one so many calls above. Operatio
 model are called by fxguard, by TorchDynamo or by the code of a graph, so that the place is not the
 script's, and Python's filters decide by the wrong place. Each warning that is about to be shown
 passes here, and the filters decide again, by the place in plain Python. What is given while a graph
-is captured that nobody asked for is dropped: the operation gives its warning when it runs.
+is captured that nobody asked for is dropped: the operation gives its warning when it runs. What is
+given in a second run is dropped, too: the first run has given it.
 
 The parts of Python's ``warnings`` in use (3.10 to 3.13):
 
@@ -16,6 +17,7 @@ The parts of Python's ``warnings`` in use (3.10 to 3.13):
 
 from __future__ import annotations
 
+import os.path
 import re
 import sys
 import threading
@@ -23,6 +25,7 @@ import warnings
 from types import FrameType, ModuleType
 from typing import Any
 
+import fxguard
 from fxguard.capture.plain_stack import Call, plain_calls, running_calls
 from fxguard.capture.quiet import DROPPING, captures_quietly
 
@@ -31,6 +34,11 @@ __all__ = ["Warnings"]
 # Modules that stand between a script and its operations. Whatever the filters say, warnings that
 # name them are handed on to be judged by their real place.
 BETWEEN = re.compile(r"fxguard\.|torch\.overrides$")
+
+# What runs under a file of these packages is a second run.
+AGAIN = tuple(
+    os.path.join(os.path.dirname(fxguard.__file__), name) for name in ("rerun", "verdict")
+)
 
 
 class Warnings:
@@ -76,7 +84,7 @@ class Warnings:
         if landed is None:  # of ``warn_explicit``, which names any place
             self._original(message)
             return
-        if captures_quietly():
+        if captures_quietly() or _is_of_second_run(frame):
             _forget(message, landed)
             return
         place = _plain_place(frame, landed)
@@ -107,6 +115,15 @@ def _frame_of(message: warnings.WarningMessage, frame: FrameType | None) -> Fram
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_of_second_run(frame: FrameType | None) -> bool:
+    """Whether fxguard looks for a cause now, or runs something again for it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(AGAIN):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _plain_place(frame: FrameType | None, landed: FrameType) -> Call | None:

@@ -16,7 +16,6 @@ __all__ = [
     "assignment_of",
     "comes_from",
     "function_called_in",
-    "names_at",
     "source_of",
     "statement_at",
     "statement_node",
@@ -90,17 +89,6 @@ def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
     nodes = () if tree is None else ast.walk(tree)
     found = [each for each in nodes if isinstance(each, _FUNCTIONS) and each.name in names]
     return found[0] if len(found) == 1 else None
-
-
-def names_at(source: Source) -> frozenset[str]:
-    """All names of the function around a line: of variables, arguments and attributes."""
-    tree = tree_of(source.file)
-    scopes = [] if tree is None else list(_scopes_at(tree, source.line))
-    if not scopes:
-        return frozenset()
-    nodes = list(ast.walk(scopes[-1]))
-    variables = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return frozenset(variables | {node.arg for node in nodes if isinstance(node, ast.arg)})
 
 
 def tree_of(file: str) -> ast.Module | None:

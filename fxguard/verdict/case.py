@@ -6,6 +6,7 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fxguard.formats import FORMATS, is_mask
@@ -14,13 +15,27 @@ from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.plan.plan import Step
 from fxguard.verdict.assigned import comes_from, statement_at
 from fxguard.verdict.causes import lost_eps, number_beyond
-from fxguard.verdict.named import operand_text, variable_in
+from fxguard.verdict.named import operand_text, other_text, variable_in, variables_in
 from fxguard.verdict.positive import cut_at_zero, free_parameters, made_at, other_pole
 from fxguard.verdict.surroundings import Surroundings, is_scaling, names_of
 
-__all__ = ["Case"]
+__all__ = ["DOMAINS", "Case"]
 
 MOST_NAMES = 4  # of parameters
+MOST_STEPS = 16  # back from an operand
+BY_ROUNDINGS = 1e-3  # how far outside of a domain roundings may lead
+HOPELESS = 1e10  # no number of a healthy training is as large
+LARGEST_WHOLE = 256  # up to which bfloat16 holds all whole numbers
+WIDE = ("float32", "float64")
+
+# The domains of operations: their ends.
+DOMAINS = {
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
+    **dict.fromkeys(("logit", "ndtri"), (0.0, 1.0)),
+    "acosh": (1.0, math.inf),
+    "log1p": (-1.0, math.inf),
+    "sqrt": (0.0, math.inf),
+}
 # What a model's last layer may be: its numbers have no sign by themselves.
 LAYERS = frozenset(
     [
@@ -33,6 +48,43 @@ LAYERS = frozenset(
 def _titled(step: Step) -> str:
     """``relu (model.py:25)``."""
     return plain(step.kind) + (f" ({step.source.place})" if step.source else "")
+
+
+def _bare(text: str) -> str:
+    """Without the parentheses that only a method needs."""
+    is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
+    return text[1:-1] if is_whole else text
+
+
+def _free_letter(step: Step, letter: str) -> str:
+    """A letter, or a word, for an operand; another letter where the program has such a variable."""
+    taken = variables_in("" if step.source is None else statement_at(step.source))
+    return letter if letter not in taken else next((x for x in "uvzrst" if x not in taken), letter)
+
+
+class _Inner(Mapping[str, str]):
+    """The operands of the operations behind an operand, or of the operation itself, by its name."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self.around = around
+
+    def __getitem__(self, name: str) -> str:
+        around = self.around
+        todo, seen = [around.step], list[Step]()
+        while todo and len(seen) < MOST_STEPS:
+            step = todo.pop(0)
+            if plain(step.kind) == name:
+                return _bare(_operand_of(step)) or _free_letter(step, "x")
+            seen.append(step)
+            makers = map(around.maker_of, step.inputs)
+            todo += [each for each in makers if each is not None and each not in seen]
+        return _free_letter(around.step, "x")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 def _operand_of(step: Step) -> str:
@@ -95,7 +147,15 @@ class Case:
     @property
     def wider(self) -> str:
         """Dtypes with a larger range."""
-        return "float32 or bfloat16" if self.dtype == "float16" else "float32"
+        is_enough = self.dtype == "float16" and not self.reads_whole_numbers()
+        return "float32 or bfloat16" if is_enough else "float32"
+
+    @property
+    def why_not_bfloat16(self) -> str:
+        """Why :attr:`wider` leaves out a dtype whose range is large enough; "" if it does not."""
+        is_left_out = self.dtype == "float16" and self.reads_whole_numbers()
+        reason = f", and bfloat16 does not tell whole numbers above {LARGEST_WHOLE} apart"
+        return reason if is_left_out else ""
 
     @property
     def widest(self) -> str:
@@ -150,9 +210,18 @@ class Case:
     @property
     def bare(self) -> str:
         """The same among the arguments of a call, where it needs no parentheses."""
-        text = self.x
-        is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
-        return text[1:-1] if is_whole else text
+        return _bare(self.x)
+
+    @property
+    def other(self) -> str:
+        """The other one of two: the exponent of a power, or y."""
+        source, step = self.around.step.source, self.around.step
+        return (source and other_text(source.code, self.name)) or _free_letter(step, "y")
+
+    @property
+    def of(self) -> Mapping[str, str]:
+        """``of[softmax]``: what the softmax behind the operand was given, ``logits``; or x."""
+        return _Inner(self.around)
 
     @property
     def divisor(self) -> str:
@@ -161,12 +230,30 @@ class Case:
         return text if text.replace(".", "_").isidentifier() else "d"
 
     @property
+    def definition(self) -> str:
+        """`` d = adj.sum(1)``: what a divisor without a name is; "" of one that has a name."""
+        text = self._written("d")
+        return "" if text == self.divisor else f" {self.divisor} = {_bare(text)}"
+
+    @property
+    def number(self) -> str:
+        """The operand at the first bad element: ``-0.3067``."""
+        operands = () if self.evidence is None else self.evidence.operands
+        return f"{operands[0].low:.4g}" if operands else "outside"
+
+    @property
+    def needed(self) -> str:
+        """The largest magnitude that the operation makes in float64: ``5.9e+28``."""
+        found = None if self.evidence is None else self.evidence.needed
+        return "" if found is None else f"{found:.2g}"
+
+    @property
     def counted(self) -> str:
         """The same for a count: ``deg``, or n."""
         return self._written("n")
 
     def _written(self, fallback: str) -> str:
-        return _operand_of(self.around.step) or fallback
+        return _operand_of(self.around.step) or _free_letter(self.around.step, fallback)
 
     @property
     def comes_from(self) -> str:
@@ -254,7 +341,38 @@ class Case:
         """It is computed of parameters that may turn negative."""
         return bool(free_parameters(self.around))
 
+    def is_returned_by(self, name: str) -> bool:
+        """Whether the operand is what a model returned, and such an operation made it there."""
+        around = self.around
+        value = around.culprit
+        step = made_at(around, value)
+        is_beyond = step is not None and not any(step is each for each in around.steps)
+        return is_beyond and step is not None and plain(step.kind) == name
+
     # Signs in the numbers.
+
+    def is_far_outside(self) -> bool:
+        """The operand is outside of the domain by more than roundings, in float64 too."""
+        operands = () if self.evidence is None else self.evidence.operands
+        if self.cause != "domain" or not operands or self.name not in DOMAINS:
+            return False
+        low, high = DOMAINS[self.name]
+        found = operands[0].low
+        return math.isfinite(found) and not low - BY_ROUNDINGS <= found <= high + BY_ROUNDINGS
+
+    def reads_whole_numbers(self) -> bool:
+        """It was given whole numbers that bfloat16 rounds: times, counts, positions."""
+        found = () if self.evidence is None else self.evidence.operands
+        return any(
+            each.dtype.startswith(("int", "uint"))
+            or (each.dtype in WIDE and abs(each.low) > LARGEST_WHOLE and each.low % 1 == 0)
+            for each in found
+        )
+
+    def is_hopeless(self) -> bool:
+        """Its result is far too large to train with in any dtype."""
+        needed = None if self.evidence is None else self.evidence.needed
+        return needed is not None and HOPELESS < needed < math.inf
 
     def reads_infinity(self) -> bool:
         """An operand is infinite."""

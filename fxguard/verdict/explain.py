@@ -15,10 +15,11 @@ from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
 from fxguard.verdict.origins import Blame, Verdict
 
-__all__ = ["beyond", "climb_to", "spread_of", "with_counts"]
+__all__ = ["beyond", "climb_to", "growth_of", "spread_of", "with_counts"]
 
 MOST_STEPS = 3  # named in a climb
 LEAST_GROWTH = 1.5  # worth telling
+SUDDEN = 1e6  # growth in one operation that is a cause, and not a part of one
 MOST_NAMES = 3  # of operations that a bad value spread to
 
 
@@ -41,6 +42,25 @@ def climb_to(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Climb, ...]:
     steps.sort(key=lambda step: step[1].after / step[1].before, reverse=True)
     kept = [pair for pair in steps if pair[1].after / pair[1].before >= LEAST_GROWTH]
     return tuple(climb for _, climb in sorted(kept[:MOST_STEPS], key=lambda pair: pair[0]))
+
+
+def growth_of(flow: DataFlow, blame: Blame, beyond: Beyond) -> str:
+    """``exp (vae.py:21), which made 8.5e+21 of 50, out of numbers up to 255``; "" if nothing grew.
+
+    The numbers are those that the walk of :func:`climb_to` ends with, such as a model's input.
+
+    Args:
+        flow: as for :func:`climb_to`.
+        blame: likewise.
+        beyond: likewise.
+    """
+    steps = [climb for _, climb in _walk(flow, blame, beyond)]
+    most = max(steps, key=lambda climb: climb.after / climb.before, default=None)
+    if most is None or most.source is None or most.after < SUDDEN * most.before:
+        return ""
+    text = f"{most.title} ({most.source.place}), which made {most.after:.2g} of {most.before:.3g}"
+    first = steps[-1].before
+    return text if first == most.before else f"{text}, out of numbers up to {first:.3g}"
 
 
 def with_counts(origin: Origin, detail: Detail) -> Origin:

@@ -19,17 +19,27 @@ from fxguard.graph.poles import (
 from fxguard.graph.tables import CASTS
 from fxguard.records import Role
 from fxguard.verdict import becomes, signs
-from fxguard.verdict.case import Case
+from fxguard.verdict.case import DOMAINS, Case
 from fxguard.verdict.rewrites import REWRITES
 from fxguard.verdict.rules import Rule
 from fxguard.verdict.rules import names_in as _names
 from fxguard.verdict.surroundings import Surroundings
 
-__all__ = ["MASKS", "MOST_FIXES", "RULES", "VARIANCE", "Rule", "fixes_for", "fixes_of_given"]
+__all__ = [
+    "GREW",
+    "MASKS",
+    "MOST_FIXES",
+    "RULES",
+    "VARIANCE",
+    "Rule",
+    "fixes_for",
+    "fixes_of_given",
+]
 
 MOST_FIXES = 3
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
 HUGE = 1e30  # numbers as large as this are rarely computed
+GREW = "look at what its operands grew from"  # how advice begins that a climb makes precise
 SENT = "look at the other ranks: one of them has sent it"
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
 
@@ -149,10 +159,10 @@ _BOUNDED = {
     "log1p": "log1p({c.x}.clamp(min=-1 + {c.near_one}))",
     "log2": "log2({c.x}.clamp(min={c.near_zero}))",
     "logit": "logit({c.bare}, eps={c.near_one})",
-    "pow": "{c.x}.clamp(min={c.near_zero}) ** y",
+    "pow": "{c.x}.clamp(min={c.near_zero}) ** {c.other}",
     "rsqrt": "rsqrt({c.bare} + {c.near_zero})",
     "sqrt": "sqrt({c.x}.clamp(min={c.near_zero}))",
-    "xlogy": "xlogy(x, y.clamp(min={c.near_zero}))",
+    "xlogy": "xlogy({c.other}, {c.x}.clamp(min={c.near_zero}))",
 }
 
 _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
@@ -164,7 +174,8 @@ _SMOOTHED = {
         "sine and cosine"
         for name in ("acos", "asin")
     },
-    "pow": "({c.bare} + {c.near_zero}) ** y: the derivative at 0 is infinite where y < 1",
+    "pow": "({c.bare} + {c.near_zero}) ** {c.other}: the derivative at 0 is infinite where the "
+    "exponent is below 1",
     "sqrt": "sqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
     "rsqrt": "rsqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
 }
@@ -179,6 +190,16 @@ _SEPARATED = {
     "svd": "add different small numbers to the diagonal: where singular values are equal, svd's "
     "vectors have no finite gradient; svdvals's values have one",
 }
+
+
+def _is_far_outside(case: Case) -> bool:
+    has_own_rule = case.name in _POSITIVE and _is_free(case)
+    return case.is_far_outside() and not (has_own_rule or signs.is_difference_with_square(case))
+
+
+def _is_hopeless_exponent(case: Case) -> bool:
+    is_free = signs.is_free_exponent(case) and not becomes.is_bounded_after(case)
+    return is_free and case.fits_float32() and case.is_hopeless()
 
 
 def _is_free(case: Case) -> bool:
@@ -206,13 +227,16 @@ RULES = (
     Rule("overflow", _EXPS, "advice",
          "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),
     Rule("overflow", _EXPS, "advice",
-         "compute it in float32, {c.name}({c.x}.float()): {c.dtype} holds {c.name}(x) up to "
-         "x = {c.largest_exponent}",
-         lambda c: signs.is_free_exponent(c) and c.fits_float32()
+         "bound {c.argument} where it is computed{c.made_at}, or scale the inputs: in float32 the "
+         "result would be {c.needed}", _is_hopeless_exponent),
+    Rule("overflow", _EXPS, "advice",
+         "compute it in float32, {c.name}({c.x}.float()): {c.dtype} holds {c.name} up to "
+         "{c.name}({c.largest_exponent})",
+         lambda c: signs.is_free_exponent(c) and c.fits_float32() and not _is_hopeless_exponent(c)
          and not becomes.is_bounded_after(c)),
     Rule("overflow", _EXPS, "advice",
          "look at what {c.argument} grew from, such as inputs that are not scaled: {c.dtype} holds "
-         "{c.name}(x) up to x = {c.largest_exponent}",
+         "{c.name} up to {c.name}({c.largest_exponent})",
          lambda c: signs.is_free_exponent(c) and not c.fits_float32()
          and not becomes.is_bounded_after(c)),
     Rule("overflow", _EXPS, "advice",
@@ -224,14 +248,15 @@ RULES = (
     Rule("overflow", _REDUCED - _TAKE_DTYPE, "advice",
          "accumulate in float32: give {c.name} what .float() makes of its operands", Case.is_half),
     Rule("overflow", CASTS, "advice",
-         "cast to {c.wider} here: {c.dtype}'s maximum is {c.limit:.5g}", Case.is_half),
+         "cast to {c.wider} here: {c.dtype}'s maximum is {c.limit:.5g}{c.why_not_bfloat16}",
+         Case.is_half),
     Rule("overflow", _KEPT_WIDE, "advice",
          "keep {c.where} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", signs.is_near_limit),
     Rule("overflow", None, "advice",
          "compute {c.name} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", Case.is_half,
          last=True),
     Rule("overflow", None, "advice",
-         "look at what its operands grew from: {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
+         GREW + ": {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
          last=True),
     # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
@@ -281,19 +306,23 @@ RULES = (
          "add an eps inside the root, sqrt(s + {c.near_zero}): at 0 the root has no derivative",
          signs.is_root_by_hand),
     Rule("zero divisor", _DIVISIONS, "advice",
-         "choose the divisor by where({c.divisor} == 0, 1, {c.divisor}) before the division, or "
-         "add an eps to it", lambda c: not c.has_other_pole(), last=True),
+         "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
+         "division, or add an eps to it", lambda c: not c.has_other_pole(), last=True),
     Rule("domain", _POSITIVE, "advice",
          "keep {c.parameters} positive, by softplus or exp: {c.x} is computed of them, and a bound "
          "has no gradient", lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
     Rule("domain", _POSITIVE, "advice",
-         "make {c.operand} positive where it is computed{c.made_at}, by softplus or exp: a bound "
-         "has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
+         "make {c.operand} positive where it is computed{c.made_at}, by softplus, exp or a "
+         "softmax: a bound has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
     Rule("domain", _POSITIVE, "advice",
          "see why {c.operand} is negative{c.made_at}: a bound, such as clamp(min=0), hides it and "
          "has no gradient there", lambda c: _is_free(c) and not c.is_of_layer()),
     Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
          signs.is_difference_with_square),
+    *(Rule("domain", _names(name), "advice",
+           f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
+           "has no gradient there", _is_far_outside)
+      for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}",
            lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True)
@@ -345,7 +374,8 @@ RULES = (
          "drop the row in which everything is masked, or unmask one position of it"),
     # Empty operands.
     Rule("empty", SPREADS, "advice",
-         "take {c.name}(..., correction=0), or more than one element"),
+         "take {c.name}(..., correction=0), or more than one element: where the last batch has one "
+         "sample, drop_last=True leaves it out"),
     Rule("empty", LOSSES_OF_TARGETS, "advice",
          'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)'),
     Rule("empty", None, "advice",

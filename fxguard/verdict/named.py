@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-__all__ = ["called_name", "operand_text", "variable_in"]
+__all__ = ["called_name", "operand_text", "other_text", "variable_in", "variables_in"]
 
 LONGEST = 30  # characters
 
 # What an operator computes, and whether its operand in question is the right one.
-OPERATORS: dict[str, tuple[type[ast.operator], bool]] = {
+OPERATORS: dict[str, tuple[type[ast.operator] | None, bool]] = {
     "div": (ast.Div, True),
     "pow": (ast.Pow, False),
+    "xlogy": (None, True),
 }
 MODULES = ("F", "math", "nn", "torch")  # as programs call them
-SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)  # these need no parentheses
+SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)  # these need no parentheses
 
 
 def operand_text(code: str, name: str) -> str:
@@ -35,10 +36,23 @@ def operand_text(code: str, name: str) -> str:
         >>> operand_text("a = torch.log(1 - p)", "log")
         '(1 - p)'
     """
-    tree = _parsed(code)
-    if tree is None:
-        return ""
-    found = {_text(node) for node in _operands(tree, name)}
+    sign, is_right = OPERATORS.get(name, (None, False))
+    return _only_text(_operands(code, name, sign, is_right=is_right))
+
+
+def other_text(code: str, name: str) -> str:
+    """The other operand of one that has two: the exponent, the dividend; a number as well.
+
+    Example:
+        >>> other_text("y = x.pow(self.p)", "pow")
+        'self.p'
+    """
+    sign, is_right = OPERATORS.get(name, (None, False))
+    return _only_text(_operands(code, name, sign, is_right=not is_right), with_numbers=True)
+
+
+def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:
+    found = {_text(node, with_numbers=with_numbers) for node in nodes}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -56,12 +70,23 @@ def variable_in(text: str) -> str:
     if tree is None:
         return ""
     found = set[str]()
+    indices = {x for node in ast.walk(tree) if isinstance(node, ast.Subscript)
+               for x in ast.walk(node.slice)}  # fmt: skip
     for node in ast.walk(tree):
+        if node in indices:
+            continue
         if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
             return ""  # a function of the program
         if isinstance(node, ast.Name) and node.id not in MODULES:
             found.add(node.id)
     return found.pop() if len(found) == 1 and "self" not in found else ""
+
+
+def variables_in(code: str) -> set[str]:
+    """The names that a statement reads or writes."""
+    tree = _parsed(code)
+    nodes = () if tree is None else ast.walk(tree)
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def _parsed(code: str) -> ast.AST | None:
@@ -73,9 +98,11 @@ def _parsed(code: str) -> ast.AST | None:
     return None
 
 
-def _operands(tree: ast.AST, name: str) -> Iterator[ast.expr]:
-    sign, is_right = OPERATORS.get(name, (None, False))
-    for node in ast.walk(tree):
+def _operands(
+    code: str, name: str, sign: type[ast.operator] | None, *, is_right: bool
+) -> Iterator[ast.expr]:
+    tree = _parsed(code)
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.BinOp) and sign is not None and isinstance(node.op, sign):
             yield node.right if is_right else node.left
         elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
@@ -105,8 +132,8 @@ def _is_module(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in MODULES
 
 
-def _text(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant) or not _is_of_names(node):
+def _text(node: ast.expr, *, with_numbers: bool) -> str:
+    if not (with_numbers or _is_of_names(node)):
         return ""
     text = ast.unparse(node)
     if len(text) > LONGEST:

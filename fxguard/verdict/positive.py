@@ -43,9 +43,14 @@ _COMBINES = frozenset(map(plain, _PASSED)) | _names(
 
 
 def made_at(around: Surroundings, value: int | None) -> Step | None:
-    """The operation that computed a value, behind moves, selections and casts; None if given."""
+    """The operation that computed a value, behind moves, selections and casts; None if given.
+
+    That of a model, whose output the value is, counts as well.
+    """
     for _ in range(MOST_STEPS):
         step = None if value is None else around.maker_of(value)
+        if step is None and value is not None:
+            return around.made_before(value)
         if step is None or not step.inputs or (step.counts and step.kind not in _PASSED):
             return step
         value = step.inputs[0]

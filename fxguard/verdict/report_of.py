@@ -24,12 +24,13 @@ from fxguard.verdict import origins as cause
 from fxguard.verdict.assigned import assignment_of
 from fxguard.verdict.case import Case
 from fxguard.verdict.causes import needed_by
-from fxguard.verdict.explain import climb_to, spread_of, with_counts
-from fxguard.verdict.fixes import fixes_for, fixes_of_given
+from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
+from fxguard.verdict.fixes import GREW, fixes_for, fixes_of_given
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.operands import operands_text
+from fxguard.verdict.positive import made_at
 from fxguard.verdict.precedents import Precedents
 from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.returned import returned_by
@@ -326,7 +327,18 @@ class _Description:
         """The graph around an operation to blame."""
         intended = self.judgment.verdict.intended
         features = self.judgment.features
-        return Surroundings(self.flow.steps, self.flow.values, blame, intended, features)
+        steps, values = self.flow.steps, self.flow.values
+        return Surroundings(steps, values, blame, intended, features, self.made_before)
+
+    def made_before(self, value: int) -> PlannedStep | None:
+        """The operation that made a value in an earlier batch of this step, such as a model's."""
+        place = self.step.before(self.flow, value)
+        if place is None or not place[0].steps:
+            return None
+        flow, value = place
+        return made_at(
+            Surroundings(flow.steps, flow.values, cause.Blame(value, 0, Severity.NAN)), value
+        )
 
     def operands(self, blame: cause.Blame) -> str:
         """The numbers at the first bad element, or why nobody has looked at them."""
@@ -366,6 +378,10 @@ class _Description:
         cause = self.opinion.cause(blame)
         nothing: tuple[Fix, ...] = ()
         fixes = or_else(nothing, fixes_for, cause, self.opinion.evidence(blame), around)
+        if fixes and fixes[0].text.startswith(GREW):
+            grown = growth_of(self.flow, blame, self.step.before)
+            told = Fix("advice", f"look at {grown}: scale the inputs, or bound its argument")
+            fixes = (told, *fixes[1:]) if grown else fixes
         if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
             return fixes
         if blame != self.first:

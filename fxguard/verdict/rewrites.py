@@ -25,11 +25,13 @@ _LOST = "zero divisor, underflow, rounding"
 REWRITES = (
     # Logarithms of exponentials, and small numbers next to 1.
     Rule(_LOST, _LOG, "exact",
-         "take log_softmax(x, dim){c.per_log} instead of {c.name}(softmax(x, dim)), and "
+         "take log_softmax({c.of[softmax]}, dim){c.per_log} "
+         "instead of {c.name}(softmax({c.of[softmax]}, dim)), and "
          "masked_fill(mask, 0) it before the product: 0 * -inf is NaN",
          becomes.is_of_masked_softmax),
     Rule(_LOST, _LOG, "exact",
-         "take log_softmax(x, dim){c.per_log} instead of {c.name}(softmax(x, dim))",
+         "take log_softmax({c.of[softmax]}, dim){c.per_log} "
+         "instead of {c.name}(softmax({c.of[softmax]}, dim))",
          lambda c: made.is_of("softmax")(c) and not becomes.is_of_masked_softmax(c)),
     Rule(_LOST, names_in("div"), "exact",
          "take log_softmax(a, dim) - log_softmax(b, dim) instead of the logarithm of their ratio",
@@ -38,10 +40,12 @@ REWRITES = (
          'take kl_div(log_softmax(x, dim), p, reduction="none") instead of '
          "p * log(p / softmax(x, dim))", becomes.is_weighted_ratio),
     Rule(_LOST, names_in("div"), "exact",
-         "take log(p) - log_softmax(x, dim) instead of log(p / softmax(x, dim))",
+         "take log(p) - log_softmax({c.of[softmax]}, dim) "
+         "instead of log(p / softmax({c.of[softmax]}, dim))",
          lambda c: becomes.is_ratio_to_softmax(c) and not becomes.is_weighted_ratio(c)),
     Rule(_LOST, _LOG, "exact",
-         "take logsigmoid(x){c.per_log} instead of {c.name}(sigmoid(x))", made.is_of("sigmoid")),
+         "take logsigmoid({c.of[sigmoid]}){c.per_log} "
+         "instead of {c.name}(sigmoid({c.of[sigmoid]}))", made.is_of("sigmoid")),
     Rule(_LOST, _LOGS, "exact",
          "take logsigmoid(-x){c.per_log} instead of log(1 - sigmoid(x))",
          made.is_one_minus("sigmoid")),
@@ -63,9 +67,10 @@ REWRITES = (
          "take 2 * (log(2) - x - softplus(-2 * x)){c.per_log} instead of log(1 - tanh(x)²)",
          made.is_one_minus_tanh_squared),
     Rule("zero divisor, rounding", names_in("atanh"), "exact",
-         "keep x instead of taking atanh(tanh(x))", made.is_of("tanh")),
+         "keep {c.of[tanh]} instead of taking atanh(tanh({c.of[tanh]}))", made.is_of("tanh")),
     Rule(_LOST, _LOG, "exact",
-         "take logsumexp(x, dim){c.per_log} instead of {c.name}(sum(exp(x), dim))",
+         "take logsumexp({c.of[exp]}, dim){c.per_log} "
+         "instead of {c.name}(sum(exp({c.of[exp]}), dim))",
          made.is_sum_of_exp("sum")),
     Rule(_LOST, _LOG, "exact",
          "take (logsumexp(x, dim) - log(n)){c.per_log} instead of {c.name}(mean(exp(x), dim)) "
@@ -109,10 +114,19 @@ REWRITES = (
          "return the logit x in place of p = sigmoid(x), which rounded to 1: logsigmoid(-x) is "
          "log(1 - p), and so takes binary_cross_entropy_with_logits", made.is_one_minus_returned),
     Rule(_LOST, _LOG, "advice",
-         "take slogdet(x).logabsdet instead of log(det(x)), and add an eps to the diagonal where "
+         "return logits from the model, without its sigmoid: logsigmoid(logits) is this logarithm, "
+         "and binary_cross_entropy_with_logits takes it",
+         lambda c: c.is_returned_by("sigmoid")),
+    Rule(_LOST, _LOG, "advice",
+         "return logits from the model, without its softmax: log_softmax(logits, dim) is this "
+         "logarithm, and cross_entropy takes it", lambda c: c.is_returned_by("softmax")),
+    Rule(_LOST, _LOG, "advice",
+         "take slogdet({c.of[det]}).logabsdet "
+         "instead of log(det({c.of[det]})), and add an eps to the diagonal where "
          "the matrix is singular", made.is_of("det")),
     # Overflows avoided by another order of operations.
-    Rule("overflow", names_in("exp"), "exact", "take softplus(x) instead of log(1 + exp(x))",
+    Rule("overflow", names_in("exp"), "exact", "take softplus({c.bare}) "
+                                               "instead of log(1 + exp({c.bare}))",
          becomes.is_softplus),
     Rule("overflow", names_in("exp"), "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
          becomes.is_sigmoid_by_hand),
@@ -123,7 +137,8 @@ REWRITES = (
     *(Rule("overflow", names_in(of), "exact", text, becomes.is_logged_by(log, of))
       for log, per in _BASES.items()
       for of, text in (
-          ("sum", f"take logsumexp(x, dim){per} instead of {log}(sum(exp(x), dim))"),
+          ("sum", f"take logsumexp({{c.of[exp]}}, dim){per} "
+                  f"instead of {log}(sum(exp({{c.of[exp]}}), dim))"),
           ("mean", f"take (logsumexp(x, dim) - log(n)){per} instead of {log}(mean(exp(x), dim)) "
                    "of n numbers"),
           ("add", f"take logaddexp(a, b){per} instead of {log}(exp(a) + exp(b))"))),
@@ -131,8 +146,8 @@ REWRITES = (
          "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
          becomes.is_logged),
     Rule("overflow", _EXPS, "exact",
-         "subtract the row's maximum first, exp(x - x.amax(dim, keepdim=True)): the division "
-         "cancels it", becomes.is_normalized),
+         "subtract the row's maximum first, exp({c.bare} - {c.x}.amax(dim, keepdim=True)): the "
+         "division cancels it", becomes.is_normalized),
     Rule("overflow", _PLAIN_PRODUCTS, "exact",
          "scale an operand before the product: (q {c.scale}) @ k instead of (q @ k) {c.scale}",
          becomes.is_scaled_after),

@@ -70,6 +70,8 @@ class Surroundings:
         blame: the origin, made by an operation.
         intended: values that are infinite on purpose.
         features: inputs that are infinite, and not on purpose.
+        made_before: gives the operation of an earlier batch, such as a model's, that made a value
+            which this batch was given.
 
     Attributes:
         step: the blamed operation.
@@ -82,6 +84,7 @@ class Surroundings:
         blame: Blame,
         intended: Collection[int] = (),
         features: Collection[int] = (),
+        made_before: Callable[[int], Step | None] = lambda value: None,
     ) -> None:
         assert blame.step is not None
         self.step = steps[blame.step]
@@ -89,7 +92,8 @@ class Surroundings:
         self.made = blame.value
         self.intended = intended
         self.features = features
-        self._steps = steps
+        self.made_before = made_before
+        self.steps = steps
 
     @classmethod
     def of_nothing(cls, kind: str, dtype: str) -> Surroundings:
@@ -104,12 +108,12 @@ class Surroundings:
 
     @cached_property
     def _maker(self) -> dict[int, Step]:
-        return {value: step for step in self._steps for value in step.outputs}
+        return {value: step for step in self.steps for value in step.outputs}
 
     @cached_property
     def _readers(self) -> dict[int, list[Step]]:
         readers: dict[int, list[Step]] = {}
-        for step in self._steps:
+        for step in self.steps:
             for value in dict.fromkeys(step.inputs):
                 readers.setdefault(value, []).append(step)
         return readers
@@ -145,7 +149,7 @@ class Surroundings:
 
     def steps_of(self, kind: str) -> list[Step]:
         """All operations of a kind."""
-        return [step for step in self._steps if step.kind == kind]
+        return [step for step in self.steps if step.kind == kind]
 
     def readers_of(self, value: int) -> list[Step]:
         """The operations that read a value."""

@@ -53,7 +53,7 @@ def suspects_in(assigned: Source, bad: Bad) -> str:
         bad: what the value holds.
 
     Example:
-        >>> line = Source("train.py", 9, "a = (a - a.mean()) / a.std()")
+        >>> line = assignment_of("a", read_at)  # a = (a - a.mean()) / a.std()
         >>> suspects_in(line, Bad(has_nan=True, has_plus=False, has_minus=False, count=1))
         'a.std() of a single element is NaN: take more elements, or std(correction=0)'
     """

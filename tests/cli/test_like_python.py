@@ -383,3 +383,16 @@ def test_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
     assert first == plain.stderr.splitlines()[0]
     assert shown == plain.stderr.splitlines()[-len(shown) :]
     assert len(shown) == 3
+
+
+def test_a_detection_repeats_no_warning(tmp_path: Path) -> None:
+    """The second runs of an operation that warned say nothing: the warning is that of Python."""
+    loss = "((h - h.mean(0)) / h.std(0)).sum().backward()"
+    program = f"{HEAD}h = nn.Linear(4, 4)(torch.randn(1, 4))\n{loss}\n"
+    (tmp_path / "train.py").write_text(program)
+    plain = run_python(tmp_path, "train.py")
+    watched = run_python(tmp_path, "-m", "fxguard", "run", "train.py")
+    assert watched.returncode == 3
+    assert "std made NaN" in watched.stderr
+    assert plain.stderr.count("degrees of freedom") == 1
+    assert watched.stderr.startswith(plain.stderr)

@@ -118,7 +118,7 @@ CASES: dict[type[torch.optim.Optimizer], tuple[Loss, str, str, str, str]] = {
     AdamWithoutEps: (one_column, 'state["v"].sqrt(), value', "zero divisor", "+ 0.0 / 0.0", "eps"),
     Normalized: (nothing, "rsqrt()", "zero divisor", "rsqrt(0.0)", "rsqrt(x + 1e-12)"),
     Variance: (torch.sum, "torch.sqrt(g**2", "domain", "sqrt(-", "sqrt(x.clamp(min=1e-12))"),
-    Exponential: (torch.sum, "torch.exp(g * 1e6)", "overflow", "exp(", "up to x = 88"),
+    Exponential: (torch.sum, "torch.exp(g * 1e6)", "overflow", "exp(", "up to exp(88)"),
     ByNumber: (one_column, "g.abs().max() / g.abs().min()", "zero divisor", " / 0.0", "eps"),
     WritesGradients: (torch.sum, "d.div_(d.norm() * 0)", "zero divisor", " / 0.0", "eps"),
     Foreach: (one_column, "torch._foreach_div", "zero divisor", "0.0 / 0.0", "eps"),

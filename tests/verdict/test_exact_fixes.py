@@ -213,8 +213,8 @@ CASES = [
     Exact("take log_softmax(x, dim) instead of log(softmax(x, dim))", {"x": X},
           broken=weighted(lambda x: x.softmax(DIM).log()),
           mended=weighted(lambda x: x.log_softmax(DIM))),
-    Exact("take log_softmax(x, dim) instead of log(softmax(x, dim)), and masked_fill(mask, 0) it "
-          "before the product: 0 * -inf is NaN", {"x": X},
+    Exact("take log_softmax(masked(x), dim) instead of log(softmax(masked(x), dim)), and "
+          "masked_fill(mask, 0) it before the product: 0 * -inf is NaN", {"x": X},
           broken=masked_entropy, mended=masked_entropy_mended),
     Exact("take log_softmax(a, dim) - log_softmax(b, dim) instead of the logarithm of their ratio",
           {"a": X, "b": 2 * X},

@@ -25,8 +25,9 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
     """A graph written as ``y = exp(x); z = sum(y, 1)!``: the blamed line ends with ``!``.
 
     Names that no line made are inputs, or weights where they begin with ``w``; inputs that begin
-    with ``g`` need a gradient. Lines are those of
-    ``model.py``, counted from 1. What is given ``-inf`` is masked, and so is what is made of it.
+    with ``g`` need a gradient. A model's sigmoid returned an input ``sigmoid_y``. Lines are
+    those of ``model.py``, counted from 1. What is given ``-inf`` is masked, and so is what is made
+    of it.
     """
     values: list[Value] = []
     numbers: dict[str, int] = {}
@@ -74,7 +75,12 @@ def around(code: str, dtype: str = "float16") -> Surroundings:
         if is_blamed:
             blame = Blame(output, len(steps) - 1, Severity.NAN)
     assert blame is not None
-    return Surroundings(steps, values, blame, intended)
+
+    def made_before(index: int) -> Step | None:
+        kind, has_kind, _ = values[index].name.partition("_")
+        return Step(kind, "", (), ()) if has_kind else None
+
+    return Surroundings(steps, values, blame, intended, made_before=made_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,9 @@ CASES = (
     Case("underflow", "p = softmax(x, -1); q = add(p, 1e-9); y = log(q)!",
          "exact: take log_softmax(x, dim)"),
     Case("underflow", "p = sigmoid(x); y = log(p)!", "exact: take logsigmoid(x)"),
+    Case("underflow", "y = log(sigmoid_p)!", "advice: return logits from the model, without its s"),
+    Case("underflow", "g = gather(softmax_p, i); y = log(g)!",
+         "advice: return logits from the model, without its softmax"),
     Case("rounding", "p = sigmoid(x); q = sub(1, p); y = log(q)!", "exact: take logsigmoid(-x)"),
     Case("rounding", "p = sigmoid(x); q = neg(p); y = log1p(q)!", "exact: take logsigmoid(-x)"),
     Case("rounding", "p = sigmoid(x); c = clamp(p, 0.999999); q = neg(c); y = log1p(q)!",
@@ -155,7 +164,7 @@ CASES = (
          "advice: square in float32, x.float().pow(2): float16 holds squares of up to 256"),
     Case("overflow", "e = exp(w)!; y = mul(x, e)", "advice: keep the weight in float32"),
     Case("overflow", "d = sub(a, b); e = exp(d)!; y = mul(x, e)",
-         "advice: compute it in float32, exp(x.float()): float16 holds exp(x) up to x = 11"),
+         "advice: compute it in float32, exp(x.float()): float16 holds exp up to exp(11)"),
     Case("overflow", "e = exp(x)!", "advice: look at what its argument grew from",
          dtype="float32"),
     Case("overflow", "y = cumsum(x, 1)!", "advice: accumulate in float32: cumsum(..., dtype="),
@@ -208,6 +217,15 @@ CASES = (
     Case("domain", "s = pow(m, 2); r = pow(q, 2); d = sub(r, s); y = sqrt(d)!",
          "advice: bound the argument"),
     Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!", "advice: bound the argument"),
+    Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!",
+         "advice: see why its operand is -3 in sub (model.py:2): a bound, sqrt(x.clamp(min=",
+         numbers=(-3.0,)),
+    Case("domain", "s = pow(m, 2); d = sub(1, s); y = sqrt(d)!", "advice: bound the argument",
+         numbers=(-1e-5,)),
+    Case("domain", "y = acos(x)!", "advice: see why its operand is 1.5: a bound, acos(x.clamp(",
+         numbers=(1.5,)),
+    Case("domain", "y = acos(x)!", "advice: bound the argument: acos(x", numbers=(1.0001,)),
+    Case("domain", "y = atanh(x)!", "advice: see why its operand is -1.7", numbers=(-1.7,)),
     Case("zero divisor", "y = layer_norm(x, 64, 0)!", "advice: give layer_norm an eps above 0"),
     Case("zero divisor", "y = reciprocal(x)!", "advice: choose the divisor by"),
     Case("zero divisor", "y = rsqrt(x)!", "advice: bound the argument: rsqrt(x + 1e-12)",
@@ -273,7 +291,7 @@ CASES = (
          "exact: take logsumexp(log_softmax(w, dim) + x, dim)"),
     Case("underflow", "m = masked_fill(x, k, -1e4); s = add(x, w); p = softmax(s, -1); "
          "q = add(p, 1e-9); y = log2(q)!; z = mul(p, y)",
-         "exact: take log_softmax(x, dim) / log(2) instead of log2(softmax(x, dim))"),
+         "exact: take log_softmax(s, dim) / log(2) instead of log2(softmax(s, dim))"),
     Case("underflow", "q = softmax(x, -1); r = div(p, q)!; l = log(r); y = mul(p, l)",
          "exact: take kl_div(log_softmax(x, dim), p"),
     Case("underflow", "q = softmax(x, -1); r = div(w, q)!; l = log(r)",
@@ -352,6 +370,35 @@ def test_what_inherits_an_infinity_is_sent_back() -> None:
 
     assert fixes(-65524.0, masked_row=False).startswith("look at what made its operand infinite")
     assert fixes(-65524.0, masked_row=True).startswith("mask with masked_fill")
+
+
+def test_an_exponential_that_no_dtype_helps() -> None:
+    """Its argument is bounded, and float32 is not proposed; it is where that holds a result."""
+
+    def fix(needed: float) -> str:
+        x = Operand(11.5, 11.5, dtype="float16")
+        seen = Evidence("exp", "float16", (0,), math.inf, (x,), 1e5, needed=needed)
+        graph = around("h = linear(x, w); e = exp(h)!; y = mul(x, e)")
+        return fixes_for("overflow", seen, graph)[0].text
+
+    bounded = "bound its argument where it is computed in linear (model.py:1), or scale the inputs"
+    assert fix(5.9e28) == f"{bounded}: in float32 the result would be 5.9e+28"
+    assert fix(1e5).startswith("compute it in float32")
+
+
+def test_whole_numbers_are_not_cast_to_bfloat16() -> None:
+    """It rounds those above 256; float32 holds them. Fractions may be cast to either."""
+
+    def fix(number: float, dtype: str) -> str:
+        x = Operand(number, number, dtype=dtype)
+        seen = Evidence("half", "float16", (0,), math.inf, (x,), number, needed=number)
+        return fixes_for("overflow", seen, around("h = half(x)!"))[0].text
+
+    for number, dtype in ((77805.0, "int64"), (77805.0, "float32")):
+        assert fix(number, dtype).startswith(
+            "cast to float32 here: float16's maximum is 65504, and"
+        )
+    assert fix(77805.5, "float32").startswith("cast to float32 or bfloat16 here")
 
 
 def test_a_sum_of_the_numerator_counts_no_mask() -> None:

@@ -214,6 +214,42 @@ def test_what_a_layer_returns_is_made_positive() -> None:
     assert text.startswith("make S positive where it is computed in linear (")
 
 
+# What a model returned to a loss
+
+
+def loss_fix(last: Callable[[], nn.Module], loss: Callable[[Tensor], Tensor]) -> str:
+    """The first fix of a loss of what a model returns that ends in a module."""
+    model, found = nn.Sequential(nn.Linear(2, 3), last()), list[fxguard.Report]()
+    nn.init.constant_(model[0].weight, -100.0)
+    with fxguard.watch(model, on_detect=found.append):
+        loss(model(torch.arange(4.0).view(2, 2))).mean().backward()
+    return found[0].origins[0].fixes[0].text
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        (nn.Sigmoid, "return logits from the model, without its sigmoid: logsigmoid(logits)"),
+        (nn.ReLU, "make y positive where it is computed, by softplus(...) + 1e-3 in place of relu"),
+        (nn.Identity, "make y positive where it is computed in linear ("),
+    ],
+)
+def test_a_logarithm_of_what_a_model_returned(last: Callable[[], nn.Module], says: str) -> None:
+    """The operation that made it there is known."""
+    assert loss_fix(last, lambda y: -torch.log(y)).startswith(says)
+
+
+def test_a_softmax_that_a_model_returned() -> None:
+    """Its logarithm is that of one class."""
+
+    def last() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))
+
+    torch.manual_seed(0)
+    text = loss_fix(last, lambda y: -torch.log(y))
+    assert text.startswith("return logits from the model, without its softmax: log_softmax(logits")
+
+
 # Backwards
 
 
@@ -227,7 +263,7 @@ def test_a_quotient_that_forward_made_nan_is_said_to_be_masked() -> None:
     w = torch.tensor([[1.0, 1.0], [0.0, 0.0]], requires_grad=True)
     origin = origin_of(kept, w)
     assert cause_text(origin).startswith(": 0 / 0 in the forward: its result is masked")
-    assert origin.fixes[0].text.startswith("choose the divisor by where(")
+    assert origin.fixes[0].text.startswith("choose the divisor d = w.sum(-1, keepdim=True) by whe")
 
 
 def test_a_small_operand_is_no_growth() -> None:
