@@ -35,10 +35,13 @@ __all__ = [
     "is_ratio_of_exp",
     "is_ratio_of_exps",
     "is_ratio_of_same_exp",
+    "is_sum_of_densities",
     "is_sum_of_exp",
     "is_sum_of_exps",
     "is_weighted_sum_of_exp",
 ]
+
+MOST_FACTORS = 16  # that are looked at
 
 
 def _maker(case: Case) -> Step | None:
@@ -169,6 +172,23 @@ def is_weighted_sum_of_exp(by: str) -> Callable[[Case], bool]:
         return len(others) == 1 and (not by or _is(case, others[0], by))
 
     return fits
+
+
+def is_sum_of_densities(case: Case) -> bool:
+    """It is a sum of products or quotients with an exponential: w * exp(x) / s."""
+    step = _maker(case)
+    if step is None or plain(step.kind) not in ("mean", "sum"):
+        return False
+    todo = list(step.inputs[:1])
+    for _ in range(MOST_FACTORS):
+        maker = made_by(case.around, todo.pop()) if todo else None
+        if maker is None:
+            continue
+        if plain(maker.kind) == "exp":
+            return True
+        if plain(maker.kind) in ("div", "mul"):
+            todo += maker.inputs if plain(maker.kind) == "mul" else maker.inputs[:1]
+    return False
 
 
 def is_log_of_product_with_exp(case: Case) -> bool:

@@ -222,7 +222,7 @@ RULES = (
          lambda case: signs.norm_follows(case) and not signs.only_norm_follows(case)),
     # Overflows avoided by another dtype or a bound on an argument; never a bound on the result.
     Rule("overflow", None, "advice",
-         "square in float32, x.float().pow(2): {c.dtype} holds squares of up to "
+         "square in float32, {c.x}.float().pow(2): {c.dtype} holds squares of up to "
          "{c.largest_root:.3g}", signs.is_square),
     Rule("overflow", _EXPS, "advice",
          "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),

@@ -27,6 +27,7 @@ def _names(text: str) -> frozenset[str]:
 _PASSED = MOVES | SELECTS | CASTS
 _CLAMPS = _names("clamp clamp_min clip hardtanh")
 _RELUS = _names("relu relu6 threshold")
+_PRODUCTS = _names("baddbmm bmm einsum matmul mm mul")
 _POLES = _names("log log10 log2 reciprocal rsqrt")
 
 # Their results are negative for no operand.
@@ -113,9 +114,30 @@ def free_parameters(around: Surroundings) -> list[str]:
             continue
         if step.counts and plain(step.kind) not in _COMBINES:
             return []
+        if _multiplies_parameters(around, step):
+            return []  # the sign of one of them is not that of the product
         for position, read in enumerate(step.inputs):
             todo.append((read, is_subtracted != _is_subtracted(step, position)))
     return list(names)
+
+
+def _multiplies_parameters(around: Surroundings, step: Step) -> bool:
+    """Whether parameters are in both factors of a product."""
+    if plain(step.kind) not in _PRODUCTS or len(set(step.inputs)) < 2:
+        return False
+    return all(_leads_to_parameter(around, value) for value in step.inputs)
+
+
+def _leads_to_parameter(around: Surroundings, value: int) -> bool:
+    todo, seen = [value], set[int]()
+    while todo and len(seen) < MOST_STEPS:
+        each = todo.pop()
+        if around.values[each].role is Role.WEIGHT:
+            return True
+        seen.add(each)
+        step = around.maker_of(each)
+        todo += [read for read in (() if step is None else step.inputs) if read not in seen]
+    return False
 
 
 def _is_subtracted(step: Step, position: int) -> bool:

@@ -13,6 +13,7 @@ from fxguard.batch.frames import FrameView
 from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
+from fxguard.graph.source_lines import source_of_caller
 from fxguard.measure.details import Detail
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
@@ -22,6 +23,7 @@ from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict import origins as cause
 from fxguard.verdict.assigned import assignment_of
+from fxguard.verdict.call_site import variable_given
 from fxguard.verdict.case import Case
 from fxguard.verdict.causes import needed_by
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
@@ -303,12 +305,20 @@ class _Description:
         if blame.step is not None:
             return Case("", None, self.around(blame)).comes_from
         found = self.assigned(blame)
-        return "" if found is None else f"`{found[0]}` comes from {found[1]}"
+        if found is None:
+            return ""
+        is_argument = self.judgment.name_of(blame.value).startswith("argument ")
+        start = f"it is made from `{found[0]}`, which" if is_argument else f"`{found[0]}`"
+        return f"{start} comes from {found[1]}"
 
     def assigned(self, blame: cause.Blame) -> tuple[str, Source] | None:
         """The variable that an operation was given as an input, and its assignment."""
         source = self.origin(blame).frame.source
         name = self.judgment.name_of(blame.value).removeprefix("input ").strip("`")
+        if name.startswith("argument ") and self.view.model is not None:
+            source = source_of_caller()  # the model has not returned to it yet
+            forward = type(self.view.model).forward
+            name = "" if source is None else variable_given(name, forward, source)
         if source is None or not name.isidentifier():
             return None
         found = assignment_of(name, source)

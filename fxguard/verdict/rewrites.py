@@ -10,6 +10,7 @@ from __future__ import annotations
 from fxguard.graph.poles import PRODUCTS, SUMS
 from fxguard.verdict import becomes, signs
 from fxguard.verdict import expressions as made
+from fxguard.verdict.case import Case
 from fxguard.verdict.rules import Rule, names_in
 
 __all__ = ["REWRITES"]
@@ -21,6 +22,17 @@ _EXPS = names_in("cosh exp exp2 expm1 sinh")
 _BASES = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
 _PLAIN_PRODUCTS = PRODUCTS - names_in("addbmm addmm addmv addr baddbmm")
 _LOST = "zero divisor, underflow, rounding"
+
+
+def _is_sum_of_densities(case: Case) -> bool:
+    own_rules = (
+        made.is_weighted_sum_of_exp(""),
+        made.is_log_of_products,
+        made.is_sum_of_exp("sum"),
+        made.is_sum_of_exp("mean"),
+    )
+    return made.is_sum_of_densities(case) and not any(fits(case) for fits in own_rules)
+
 
 REWRITES = (
     # Logarithms of exponentials, and small numbers next to 1.
@@ -91,6 +103,9 @@ REWRITES = (
     Rule(_LOST, _LOG, "advice",
          "work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim) instead of "
          "log(sum(w * prod(x, dim), dim))", made.is_log_of_products),
+    Rule(_LOST, _LOG, "advice",
+         "work with logarithms: logsumexp of the exponents and the logarithms of what they are "
+         "multiplied with, in place of log(sum(... * exp(...), dim))", _is_sum_of_densities),
     Rule("zero divisor, underflow", _LOG, "exact",
          "take xlogy(p, q){c.per_log} instead of p * {c.name}(q): it is 0 where p is",
          becomes.is_weighted_given),

@@ -14,7 +14,7 @@ from fxguard.batch.late_writes import LateWrite
 from fxguard.findings import Fix
 from fxguard.formats import limit_of
 from fxguard.graph.poles import plain
-from fxguard.graph.source_lines import Place
+from fxguard.graph.source_lines import Place, source_at
 from fxguard.records import Source
 from fxguard.rerun.first_bad import FirstBad
 from fxguard.verdict.causes import cause_of
@@ -225,7 +225,9 @@ def _inside(case: StepCase) -> StepFinding | None:
     if evidence is None:
         return StepFinding(made, place=found.place)
     cause = cause_of(evidence)
-    fixes = fixes_for(cause, evidence, Surroundings.of_nothing(evidence.kind, evidence.dtype))
+    source = None if found.place is None else source_at(found.place)
+    around = Surroundings.of_nothing(evidence.kind, evidence.dtype, source)
+    fixes = fixes_for(cause, evidence, around)
     if cause == "zero divisor" and found.made_by == ("norm", "norm"):
         fixes = _advice(
             "take 1 for this ratio where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"

@@ -11,7 +11,7 @@ from functools import cached_property
 from fxguard.graph.poles import DEFAULT_EPS, plain
 from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role, Severity
+from fxguard.records import Role, Severity, Source
 from fxguard.verdict.origins import Blame
 
 __all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
@@ -96,15 +96,16 @@ class Surroundings:
         self.steps = steps
 
     @classmethod
-    def of_nothing(cls, kind: str, dtype: str) -> Surroundings:
+    def of_nothing(cls, kind: str, dtype: str, source: Source | None = None) -> Surroundings:
         """The surroundings of an operation of which only the numbers are known.
 
         Args:
             kind: kind of the operation.
             dtype: dtype of its result.
+            source: its line, if that is known.
         """
         value = Value(Role.MADE, "", dtype)
-        return cls([Step(kind, "", (), (0,))], [value], Blame(0, 0, Severity.NAN))
+        return cls([Step(kind, "", (), (0,), source=source)], [value], Blame(0, 0, Severity.NAN))
 
     @cached_property
     def _maker(self) -> dict[int, Step]:

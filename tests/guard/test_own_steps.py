@@ -116,7 +116,7 @@ CASES: dict[type[torch.optim.Optimizer], tuple[Loss, str, str, str, str]] = {
     Lamb: (nothing, "trust_ratio = w.norm() / update.norm()", "zero divisor", " / 0.0",
            "where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"),
     AdamWithoutEps: (one_column, 'state["v"].sqrt(), value', "zero divisor", "+ 0.0 / 0.0", "eps"),
-    Normalized: (nothing, "rsqrt()", "zero divisor", "rsqrt(0.0)", "rsqrt(x + 1e-12)"),
+    Normalized: (nothing, "rsqrt()", "zero divisor", "rsqrt(0.0)", "rsqrt((g ** 2).mean() + 1e-12"),
     Variance: (torch.sum, "torch.sqrt(g**2", "domain", "sqrt(-", "sqrt(x.clamp(min=1e-12))"),
     Exponential: (torch.sum, "torch.exp(g * 1e6)", "overflow", "exp(", "up to exp(88)"),
     ByNumber: (one_column, "g.abs().max() / g.abs().min()", "zero divisor", " / 0.0", "eps"),

@@ -15,6 +15,7 @@ from fxguard.testing.watch import as_module
 from fxguard.verdict.assigned import assignment_of, comes_from
 from fxguard.verdict.named import variable_in
 from fxguard.verdict.suspects import Bad, suspects_in
+from support.programs import run_python
 
 # Each program reads `x` in the line with READ, and the line with HERE assigned it, if one does.
 PROGRAMS = {
@@ -219,3 +220,50 @@ def test_what_can_have_made_a_value_is_named(
     text = suspects_in(Source(str(file), 1, code.splitlines()[0]), bad)
     assert text.startswith(said)
     assert bool(text) == bool(said)
+
+
+DIFFUSION = """
+    import torch
+    from torch import nn
+    class Eps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+        def forward(self, t, x):
+            return self.fc(x) * t
+    model = Eps()
+    alpha = torch.tensor([0.5, -0.1])[:, None]
+    noise = torch.randn(2, 4)
+    noisy = alpha.sqrt() * torch.randn(2, 4) + noise
+    loss = ({call} - noise).pow(2).mean()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            "model(2.0, noisy)",
+            "it is made from `noisy`, which comes from train.py:13: noisy",
+        ),
+        (
+            "model(x=noisy, t=2.0)",
+            "it is made from `noisy`, which comes from train.py:13: noisy",
+        ),
+        ("model(2.0, noisy + noise)", ""),  # one of two
+        ("model(*[2.0, noisy])", ""),
+    ],
+)
+def test_an_argument_of_the_model_is_the_variable_of_its_caller(
+    call: str, says: str, tmp_path: Path
+) -> None:
+    """The statement that assigned it is quoted, with what in it can be NaN."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(DIFFUSION.format(call=call)))
+    lines = run_python(tmp_path, "-m", "fxguard", "run", "train.py").stderr.splitlines()
+    assert lines[0].startswith("argument `x` of Eps.forward: 4 NaN")
+    told = [line for line in lines if "comes from train.py" in line]
+    assert bool(told) == bool(says)
+    if says:
+        assert told[0].startswith(f"  {says}")
+        assert any("fix: look at alpha.sqrt() (train.py:13): sqrt is NaN" in x for x in lines[:5])

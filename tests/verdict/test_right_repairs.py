@@ -189,6 +189,7 @@ class Noise(nn.Module):
         (lambda m, x: 2 * m.q_pos, "q_pos"),
         (lambda m, x: m.q_pos - m.r, "q_pos"),  # r has to be small, not large
         (lambda m, x: 3 * m.q_pos + F.softplus(m.r), "q_pos"),
+        (lambda m, x: m.q_pos * m.r - 0, ""),  # of two negative ones it is positive
         (lambda m, x: m.fc(x) - 9, ""),
         (lambda m, x: m.q_pos - x, ""),
     ],
