@@ -11,6 +11,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from fxguard.capture.plain_stack import Call, plain_calls
+from fxguard.graph.syntax import ONE_AT_A_TIME
 
 __all__ = ["hide_frames"]
 
@@ -80,12 +81,13 @@ def _code_at(file: str, line: int, name: str) -> CodeType:
     start, end = len(text) - len(text.lstrip()), len(text.encode())
     if text.lstrip().startswith("return ") and text.endswith(")"):
         start += len("return ")  # Python underlines the call
-    tree = ast.parse("__fxguard_raise()")
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.expr)):
-            node.lineno = node.end_lineno = line
-            node.col_offset, node.end_col_offset = start, max(end, start)
-    code = compile(tree, file, "exec")
+    with ONE_AT_A_TIME:
+        tree = ast.parse("__fxguard_raise()")
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.stmt, ast.expr)):
+                node.lineno = node.end_lineno = line
+                node.col_offset, node.end_col_offset = start, max(end, start)
+        code = compile(tree, file, "exec")
     changes: dict[str, Any] = {"co_name": name}
     if sys.version_info >= (3, 11):
         changes["co_qualname"] = name

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from torch.fx import GraphModule, Node
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
 from fxguard.graph.source_lines import is_internal, lines_of_trace
+from fxguard.graph.syntax import tree_of_file
 from fxguard.graph.tables import REPEATABLE
 
 __all__ = ["leave_try_block_of_last", "leave_try_blocks"]
@@ -126,9 +126,8 @@ class _Tried(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _tried_lines(file: str) -> tuple[_Tried, ...]:
     """The lines of a file that a handler or a ``finally`` block covers."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # not Python, or unreadable
+    tree = tree_of_file(file)
+    if tree is None:
         return ()
     kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
     return tuple(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
 import math
 import os.path
 import sys
@@ -17,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.capture.instances import instances_of
 from fxguard.graph.source_lines import is_internal, source_at
+from fxguard.graph.syntax import tree_of_file
 
 __all__ = ["schedule_of"]
 
@@ -75,7 +75,8 @@ def _lines_that_set_it() -> Iterator[tuple[str, int]]:
             files.setdefault(frame.f_code.co_filename)
         frame = frame.f_back
     for file in files:
-        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+        tree = tree_of_file(file)
+        for node in () if tree is None else ast.walk(tree):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
             if isinstance(node, (ast.Assign, ast.AugAssign)) and any(map(_is_rate, targets)):
                 yield file, node.lineno

@@ -84,7 +84,8 @@ def watch(model: Module, **options: Unpack[InstrumentOptions]) -> Watching:
         What to put behind ``with``; the block gets the model's :class:`Guard`.
 
     Warns:
-        RuntimeWarning: when it was called without a ``with``, so that nothing is checked.
+        RuntimeWarning: when it was called without a ``with``, so that nothing is checked; and when
+            a block ends in which no forward of the model ran.
 
     Raises:
         FxguardError: when the arguments cannot work, or the model is watched already.
@@ -118,10 +119,23 @@ def _watched(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Gu
         raise UsageError(f"this {type(inner).__name__} is watched already")
     losses = Losses()
     guard.watch_steps(losses)
+    calls = guard.recorder.next_number
     try:
         yield guard
+        if guard.recorder.next_number == calls:
+            _warn_of_no_forward(type(inner).__name__)
     finally:
         guard.stop_watching_steps()
         losses.close()
         if is_ours:
             remove(inner)
+
+
+def _warn_of_no_forward(name: str) -> None:
+    """Say that nothing was checked: a script may call methods that run parts of the model."""
+    warnings.warn(
+        f"this block of fxguard.watch ran no forward of {name}, so its operations were not "
+        "checked; if the script calls other methods or parts of it, `fxguard run` checks those",
+        RuntimeWarning,
+        stacklevel=5,
+    )

@@ -10,6 +10,7 @@ import ast
 import linecache
 from collections.abc import Iterator, Sequence
 
+from fxguard.graph.syntax import tree_of_file
 from fxguard.records import Source
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "source_of",
     "statement_at",
     "statement_node",
-    "tree_of",
 ]
 
 LONGEST = 100  # characters of a statement of several lines
@@ -44,7 +44,7 @@ def assignment_of(name: str, read_at: Source) -> Source | None:
         name: of the variable, ``sigma``.
         read_at: the line that reads it.
     """
-    tree = tree_of(read_at.file)
+    tree = tree_of_file(read_at.file)
     if tree is None:
         return None
     scopes = list(_scopes_at(tree, read_at.line))
@@ -75,7 +75,7 @@ def statement_at(source: Source) -> str:
 
 def statement_node(source: Source) -> ast.stmt | None:
     """The same as a syntax tree; None if it has a body, or cannot be read."""
-    tree = tree_of(source.file)
+    tree = tree_of_file(source.file)
     nodes = () if tree is None else ast.walk(tree)
     around = [each for each in nodes if isinstance(each, _SIMPLE) and _holds(each, source.line)]
     return around[-1] if around else None
@@ -83,20 +83,12 @@ def statement_node(source: Source) -> ast.stmt | None:
 
 def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
     """The function of the same file that a statement calls; None if there are none, or several."""
-    tree = tree_of(file)
+    tree = tree_of_file(file)
     calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
     names = {x.id if isinstance(x, ast.Name) else getattr(x, "attr", "") for x in calls}
     nodes = () if tree is None else ast.walk(tree)
     found = [each for each in nodes if isinstance(each, _FUNCTIONS) and each.name in names]
     return found[0] if len(found) == 1 else None
-
-
-def tree_of(file: str) -> ast.Module | None:
-    """The syntax tree of a file; None if it cannot be read."""
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
 
 
 def _holds(node: ast.AST, line: int) -> bool:

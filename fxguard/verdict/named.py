@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from fxguard.graph.syntax import tree_of
+
 __all__ = ["called_name", "operand_text", "other_text", "variable_in", "variables_in"]
 
 LONGEST = 30  # characters
@@ -90,12 +92,8 @@ def variables_in(code: str) -> set[str]:
 
 
 def _parsed(code: str) -> ast.AST | None:
-    for text in (code, f"{code}\n    pass", f"{code.rstrip(',')}"):
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-    return None
+    texts = (code, f"{code}\n    pass", f"{code.rstrip(',')}")
+    return next((tree for tree in map(tree_of, texts) if tree is not None), None)
 
 
 def _operands(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from fxguard.graph.syntax import tree_of_file
 from fxguard.records import Source
-from fxguard.verdict.assigned import source_of, tree_of
+from fxguard.verdict.assigned import source_of
 
 __all__ = ["writes_of_parameters"]
 
@@ -23,7 +24,7 @@ _HARMLESS = frozenset(["detach_", "requires_grad_", "retain_grad_", "zero_"])
 
 def writes_of_parameters(file: str) -> tuple[Source, ...]:
     """The statements in loops over parameters that write them; () if there are too many to help."""
-    tree = tree_of(file)
+    tree = tree_of_file(file)
     loops = () if tree is None else (x for x in ast.walk(tree) if isinstance(x, ast.For))
     found = {each.lineno: each for loop in loops for each in _writes_in(loop)}
     return tuple(source_of(each, file) for each in found.values()) if len(found) <= MOST else ()

@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from fxguard.graph.syntax import tree_of
+
 __all__ = ["operand_in"]
 
 SIGNS: dict[str, type[ast.operator]] = {
@@ -33,9 +35,8 @@ def operand_in(code: str, what: str) -> str:
     found = re.fullmatch(r"input\[(\d)\] of (\w+)", what)
     if found is None or found[2] not in SIGNS:
         return ""
-    try:
-        tree = ast.parse(code)
-    except SyntaxError:  # a part of a statement
+    tree = tree_of(code)
+    if tree is None:  # a part of a statement
         return ""
     pairs = list(_operands(tree, SIGNS[found[2]]))
     index = int(found[1])

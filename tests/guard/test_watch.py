@@ -475,8 +475,39 @@ def test_a_watch_that_nobody_enters_says_so() -> None:
 
         @fxguard.watch(net)
         def train() -> bool:
-            return fxguard.guard_of(net).batch_number == 0
+            is_new = fxguard.guard_of(net).batch_number == 0
+            net(inputs()[0])
+            return is_new
 
         assert train()
         assert train()
         gc.collect()
+
+
+class Encoder(nn.Module):
+    """A model whose script calls methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+def test_a_block_without_a_forward_says_so() -> None:
+    """Its methods run parts that nobody checks; a block that raises says nothing more."""
+    model = Encoder()
+    message = "ran no forward of Encoder"
+    with pytest.warns(RuntimeWarning, match=message) as told, fxguard.watch(model):
+        model.encode(torch.full((2, 3), torch.nan))
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with fxguard.watch(model):
+            model(torch.ones(2, 3))
+        with pytest.raises(KeyError), fxguard.watch(model):
+            raise KeyError
