@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from fxguard.comparison._evaluated import in_float64
 from fxguard.comparison._judged import reason_of_kernel
+from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.comparison._recorded import copied
 from fxguard.comparison._runs import ModelRun
 from fxguard.comparison._sides import Key, Side
@@ -61,6 +62,8 @@ class _OnItsOwn(SecondForm):
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         named = self.side.named.get((self.graph, step.place(node)))
+        if gives_memory(ran):
+            return with_zeros(ran.result)
         results = [x for x in leaves(ran.result) if is_float(x)]
         if named is None or named.key in self.paired or ran.call.written or not results:
             return ran.result

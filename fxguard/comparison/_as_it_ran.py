@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxguard.batch.kept_run import versions_of
 from fxguard.comparison._graphs import Graphs
-from fxguard.comparison._rounding import apart, error_of, unit_of
+from fxguard.comparison._rounding import apart, error_of, is_same, unit_of
 from fxguard.comparison._runs import KeptRun, ModelRun, unchanged
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float
@@ -57,7 +56,7 @@ def _compared(kept: KeptRun, name: str) -> Iterator[Compared]:
     for position, (output, eager, high) in enumerate(zip(kept.outputs, low, wide, strict=True)):
         if not is_float(output) or now[position] != kept.output_versions[position]:
             continue
-        if torch.equal(output, eager):
+        if is_same(output, eager):
             continue
         if draws:
             raise NotJudged("it draws random numbers, and compiled it may draw others")

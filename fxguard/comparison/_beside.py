@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.comparison._aligned import Aligned
+from fxguard.comparison._culprits import Culprits
 from fxguard.comparison._evaluated import as_dtypes_of, evaluated, in_float64, shares_memory
 from fxguard.comparison._judged import Judge, Sides
+from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.comparison._recorded import Made, Recorded, copied, values_of
-from fxguard.comparison._sides import Key, Named, Side
+from fxguard.comparison._rounding import is_same
+from fxguard.comparison._sides import Key, Named
 from fxguard.graph.nodes import leaves
-from fxguard.graph.wide_form import NotJudged, Ran, is_float
+from fxguard.graph.wide_form import NotJudged, Ran, is_float, widened
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.trace.elements import Compared
 
@@ -51,6 +54,7 @@ class Beside(SecondForm):
         self.recorded = recorded
         self.aligned = aligned
         self.judge = judge
+        self.culprits = Culprits(aligned)
         self.found: list[Compared] = []
         self.not_compared: dict[str, str] = {}
         self.differing: dict[str, str] = {}
@@ -88,6 +92,8 @@ class Beside(SecondForm):
         key = self.graph, step.place(node)
         if any(name in self._whole for name, _ in step.inside):
             return ran.result
+        if gives_memory(ran):
+            with_zeros(ran.result)
         named = self.aligned.b.named.get(key)
         partner = self.aligned.of_b.get(key)
         made = None if partner is None else self.recorded[partner[0]].next_of(partner[1])
@@ -95,13 +101,16 @@ class Beside(SecondForm):
             if named is not None and made is not None:
                 self._shapes_differ(named, made, ran)
             return self._alone(step, node, ran, args, kwargs)
-        self._compare(step, node, ran, args, kwargs, named, made)
+        if not gives_memory(ran):
+            self._compare(step, node, ran, args, kwargs, named, made)
         return self._as_in_a(step, ran, args, kwargs, made)
 
     # A's value in place of B's.
 
     def _alone(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         """The result of an operation that only B has, on A's values."""
+        if gives_memory(ran):
+            return widened(ran.result, torch.float64)
         if not ran.has_floats and not ran.call.written:
             return ran.result
         if ran.call.written or shares_memory(ran):
@@ -128,7 +137,7 @@ class Beside(SecondForm):
                 mine = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
                 for one, other in zip(mine, values, strict=True):
                     # Operations that only B has made it in float64, and A rounds it.
-                    if is_float(one) and (ran.call.written or not torch.equal(one, other)):
+                    if is_float(one) and (ran.call.written or not is_same(one, other)):
                         one.copy_(other)
         except Exception as error:
             raise NotJudged(f"{ran.call.kind} does not run on A's values") from error
@@ -161,7 +170,9 @@ class Beside(SecondForm):
         found = replace(
             found, title=named.title, kind=named.kind, module=named.module, source=named.source
         )
-        culprit = None if weights or not found.reason else self._culprit(step, node, made)
+        culprit = None
+        if found.reason and not weights:
+            culprit = self.culprits.behind(self.graph, step, node, made.node)
         if culprit is not None:
             alone, side = culprit
             found = replace(
@@ -171,14 +182,20 @@ class Beside(SecondForm):
                 module=alone.module,
                 source=alone.source,
                 only_in=side,
-                reason=f"{side} alone has it, and {named.title} then reads other values",
+                reason=f"{self._alone_in(side)}, and {named.title} then reads other values",
             )
+        if not found.reason and any(_tell(x) for x in made.values):
+            self.culprits.clear(self.graph, step, node, made.node)
         if named.is_step or found.reason:
             if judged.is_program and (culprit is not None or key not in self.aligned.alike):
                 self.suspects[len(self.found)] = key
             if weights:
                 self.reweighed[len(self.found)] = key
             self.found.append(found)
+
+    def _alone_in(self, side: str) -> str:
+        other = self.aligned.b if side == "A" else self.aligned.a
+        return f"{side} alone has it" if other.is_whole else f"it is in a graph of {side} alone"
 
     def _shapes_differ(self, named: Named, made: Made, ran: Ran) -> None:
         shapes = [
@@ -230,59 +247,10 @@ class Beside(SecondForm):
                 return False
         return True
 
-    def _culprit(self, step: Lockstep, node: Node, made: Made) -> tuple[Named, Any] | None:
-        """The first operation that only one model has and that an operation depends on."""
-        both = self.aligned
-        graph, (inside, _) = both.of_b[self.graph, step.place(node)]
-        alone = first_alone(node, self.graph, step.inside, both.b, both.of_b)
-        if alone is not None:
-            return alone, "B"
-        alone = first_alone(made.node, graph, inside, both.a, both.of_a)
-        return None if alone is None else (alone, "A")
 
-
-def first_alone(
-    reader: Node, graph: int, inside: Any, side: Side, paired: Mapping[Key, Key]
-) -> Named | None:
-    """The first operation without a partner that reaches a reader, by data or by a write.
-
-    Args:
-        reader: an operation, or the output of a graph.
-        graph: the number of its graph.
-        inside: the bodies around it.
-        side: the operations of its model.
-        paired: the operations that have a partner.
-    """
-    todo, seen = list(reader.all_input_nodes), set()
-    found: list[Named] = []
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        key: Any = side.origin(graph, inside, node)
-        alone = side.named.get(key)
-        # What TorchDynamo passes as a number is no operation of the model.
-        if alone is not None and key not in paired and alone.kind != "item":
-            found.append(alone)
-            todo += node.all_input_nodes
-        # Operations without a partner that read it before the reader does: one of them may write
-        # it.
-        todo += [
-            user
-            for user in node.users
-            if user.op.startswith("call")
-            and (graph, (inside, user.name)) not in paired
-            and user.name != reader.name
-            and (graph, (inside, user.name)) in side.named
-            and (reader.op == "output" or _comes_before(user, reader))
-        ]
-    order = list(side.named)
-    return min(found, key=lambda each: order.index(each.key), default=None)
-
-
-def _comes_before(node: Node, reader: Node) -> bool:
-    return node.graph is reader.graph and node < reader
+def _tell(x: Any) -> bool:
+    """Whether a result says anything about operands: that of ``zeros_like`` does not."""
+    return is_float(x) and bool((x != x.flatten()[:1]).any())
 
 
 def _same_shapes(made: Made, step: Lockstep, ran: Ran) -> bool:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch.fx import Node
 
 from fxguard.comparison._aligned import Aligned
 from fxguard.comparison._ends import Inside
 from fxguard.comparison._rounding import apart, are_one_program, in_double, rms_of
 from fxguard.comparison._sides import Key, Named, Side
-from fxguard.graph.operations import read_node
+from fxguard.comparison._writers import writers_of
 from fxguard.trace.elements import Compared
 
 __all__ = ["Blame"]
@@ -168,9 +167,9 @@ class Blame:
         for node in named.node.all_input_nodes:
             found.append(side.origin(graph, inside, node))
             found += [
-                (graph, (inside, user.name))
-                for user in node.users
-                if _writes(user, node) and user.name != name and user < named.node
+                (graph, (inside, writer.name))
+                for writer in writers_of(node)
+                if writer.name != name and writer < named.node
             ]
         # What is inside of an operation that runs other graphs returns its results.
         for other in side.named:
@@ -192,10 +191,6 @@ def _shapes(turns: list[list[Tensor]]) -> Any:
 def _size(turns: list[list[Tensor]]) -> float:
     """The root mean square of the first tensor that an operation makes."""
     return rms_of(in_double(turns[0][0])) if turns and turns[0] else 0.0
-
-
-def _writes(user: Node, node: Node) -> bool:
-    return user.op.startswith("call") and node in read_node(user, user.graph.owning_module).written
 
 
 def _titles(all_named: Any) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor
 from fxguard.batch.kept_run import versions_of
 from fxguard.comparison._aligned import Aligned
 from fxguard.comparison._arguments import Arguments
-from fxguard.comparison._beside import Beside, first_alone
+from fxguard.comparison._beside import Beside
+from fxguard.comparison._culprits import first_alone
 from fxguard.comparison._judged import Judge
 from fxguard.comparison._recorded import Recorded, nodes_of, recorded
 from fxguard.comparison._rounding import apart, beyond, unit_of
@@ -158,6 +159,8 @@ def _outputs(
 ) -> Iterator[Compared]:
     """What operations of only one model changed right before the last graph returned."""
     if len(returned) != len(b.runs) or len(returned[-1]) != len(kept[-1].outputs):
+        return
+    if not (both.a.is_whole and both.b.is_whole):  # what ran between graphs is in both, perhaps
         return
     last_a, last_b = len(kept) - 1, len(returned) - 1
     graphs = kept[-1].run.graph_module.graph, b.runs[-1].run.graph_module.graph

@@ -16,6 +16,7 @@ from fxguard.comparison._rounding import (
     apart,
     beyond,
     error_of,
+    is_same,
     share_of_rounding,
     unit_of,
 )
@@ -133,7 +134,7 @@ class Judge:
             worst = max((apart(a, b).relative for a, b, _ in floats), default=0.0)
             if worst > self.tolerance:
                 reason = f"its own error of {worst:.2g} is over the tolerance of {self.tolerance:g}"
-        same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b, _ in floats)
+        same = all(a.dtype == b.dtype and is_same(a, b) for a, b, _ in floats)
         if same or not floats:
             return reason, None, is_program
         made, ran, node = sides.made, sides.ran, sides.node

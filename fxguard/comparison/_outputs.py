@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,10 +26,10 @@ from fxguard.measure.at_hand import dtype_of
 from fxguard.trace.batch_diff import COARSER, TOLERANCES
 from fxguard.trace.elements import Compared
 
-__all__ = ["OutputPair", "compare_outputs", "paired_outputs"]
+__all__ = ["OutputPair", "Tolerance", "compare_outputs", "paired_outputs"]
 
 TIMES = 4  # the tolerance of ranges: single elements are further apart than ranges
-UNITS = 4  # the tolerance of an output, in units of roundoff
+UNITS = 4  # the tolerance of an output, in units of roundoff of each model
 # What numbers in two programs may have been rounded by, in units of roundoff of the finer dtype.
 OF_NUMBERS = 8
 
@@ -57,6 +58,14 @@ class OutputPair:
         return IN_TWO_DTYPES in self.inexact
 
     @property
+    def moved_by(self) -> float:
+        """How far it moves with those roundings, root mean square, relative to its size."""
+        if self.moved is None or self.wide_a is None or not is_float(self.wide_a):
+            return 0.0
+        size = rms_of(self.wide_a)
+        return rms_of(self.moved) / size if size else 0.0
+
+    @property
     def is_one_program(self) -> bool:
         """Whether both programs make the same of the same inputs and weights."""
         return self._is_within(OF_NUMBERS * self.same_within[0])
@@ -73,6 +82,26 @@ class OutputPair:
         if self.moved is not None and is_float(self.wide_a):
             moved = self.moved + rms_of(self.moved)
         return are_one_program(self.wide_a, self.wide_b, unit, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far apart an output may be, root mean square, relative to that of A.
+
+    By default each model may be off by 4 units of roundoff, and by what outputs move when each
+    weight that only one model has is off by as many. These add up as independent errors do.
+    """
+
+    units: tuple[float, float]  # of roundoff, of A and B
+    given: float | None = None  # by the user, for every output
+
+    def of(self, pair: OutputPair) -> float:
+        if self.given is not None:
+            return self.given
+        return UNITS * math.hypot(*self.units, pair.moved_by)
+
+    def is_exceeded(self, pair: OutputPair) -> bool:
+        return not distance_of(pair.a, pair.b) <= self.of(pair)
 
 
 def paired_outputs(
@@ -128,7 +157,7 @@ def compare_outputs(
     said: dict[int, str],
     all_compared: bool,
     tolerance: float | None,
-    output_tolerance: float,
+    output_tolerance: Tolerance,
     reference: Program | None,
 ) -> Iterator[Compared]:
     """How far apart the outputs are, and whether that is significant.
@@ -149,7 +178,7 @@ def compare_outputs(
         all_compared: whether every operation was compared.
         tolerance: how far apart outputs may be that float64 did not judge; None for the error that
             the dtypes explain.
-        output_tolerance: how far apart each output may be, root mean square.
+        output_tolerance: how far apart each output may be.
         reference: the side that has more digits, in float64 with its own weights.
     """
     if a.outputs and b.outputs and len(a.outputs) != len(b.outputs):  # neither has raised
@@ -162,13 +191,13 @@ def compare_outputs(
             reason = f"shapes differ: {list(one.shape)} in A, {list(other.shape)} in B"
             yield Compared(pair.title, "output", reason=reason)
             continue
-        distance = distance_of(one, other)
+        distance, allowed_apart = distance_of(one, other), output_tolerance.of(pair)
         judged, accepted, reason = True, False, ""
         total = apart(one, other) if is_float(one) and is_float(other) else None
         if pair.is_judged:
             if not blamed:
                 reason = said.get(number, "")
-        elif distance > output_tolerance:
+        elif distance > allowed_apart:
             dtypes = dtype_of(one), dtype_of(other)
             allowed = TIMES * max(TOLERANCES.get(dtype, COARSER) for dtype in dtypes)
             allowed = allowed if tolerance is None else tolerance
@@ -192,7 +221,7 @@ def compare_outputs(
             total=total,
             errors=errors,
             distance=distance,
-            tolerance=None if accepted else output_tolerance if is_float(one) else 0.0,
+            tolerance=None if accepted else allowed_apart if is_float(one) else 0.0,
             is_judged=judged,
             reason=reason,
         )

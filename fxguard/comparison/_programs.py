@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from fxguard.comparison._arguments import Arguments
 from fxguard.comparison._evaluated import with_eps_of
+from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.comparison._recorded import copied, values_of
 from fxguard.comparison._runs import ModelRun, unchanged
 from fxguard.comparison._sides import Key, standing
@@ -80,6 +81,8 @@ class Choosing(WideForm):
         return result
 
     def _result(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        if gives_memory(ran):
+            return widened(with_zeros(ran.result), torch.float64)
         made = [x for x in leaves(ran.result) if isinstance(x, Tensor)]
         chooses = any(not is_float(x) for x in made) and not ran.call.written
         if chooses and ran.before is None and not ran.call.casts:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxguard.batch.events import GraphRun
+from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call, read_node
@@ -83,6 +84,8 @@ class Recorder(SecondForm):
         self._state = RandomState.now((args, kwargs)) if is_random else None
 
     def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        if gives_memory(ran):
+            with_zeros(ran.result)
         values = values_of(ran.result, ran.call, step.env.__getitem__)
         if self.writes:
             values = copied(values)

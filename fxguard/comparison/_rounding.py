@@ -17,6 +17,7 @@ __all__ = [
     "beyond",
     "distance_of",
     "error_of",
+    "is_same",
     "share_of_rounding",
     "unit_of",
 ]
@@ -79,6 +80,13 @@ def are_one_program(a: Tensor, b: Tensor, unit: float, moved: Tensor | float = 0
     a, b = in_double(a), in_double(b)
     allowed = unit * (a.abs() + rms_of(a)) + SAME_PROGRAM * size_of(a) + OF_WEIGHTS * moved
     return not bool((gap_of(a, b) > allowed).any())
+
+
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """``torch.equal``, which has no kernel for complex numbers of two halves."""
+    if a.dtype == b.dtype == torch.complex32:
+        a, b = a.to(torch.complex64), b.to(torch.complex64)
+    return torch.equal(a, b)
 
 
 def in_double(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from fxguard.comparison._aligned import Aligned
 from fxguard.comparison._blame import Blame
 from fxguard.comparison._ends import Ends
 from fxguard.comparison._graphs import Graphs
-from fxguard.comparison._outputs import OutputPair
-from fxguard.comparison._rounding import apart, distance_of, unit_of
+from fxguard.comparison._outputs import OutputPair, Tolerance
+from fxguard.comparison._rounding import apart, unit_of
 from fxguard.comparison._sides import Key
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.trace.elements import Compared
@@ -29,7 +29,7 @@ class Settled:
     rewritten: frozenset[str] = frozenset()
 
 
-def settled(both: Aligned, graphs: Graphs, ends: Ends, output_tolerance: float) -> Settled:
+def settled(both: Aligned, graphs: Graphs, ends: Ends, output_tolerance: Tolerance) -> Settled:
     """Decide by what the models return.
 
     If both programs return the same in float64, of the same inputs and weights, they are one
@@ -47,11 +47,7 @@ def settled(both: Aligned, graphs: Graphs, ends: Ends, output_tolerance: float) 
     pairs = ends.pairs
     differing = ends.differing
     beyond = [pair for pair in differing if not pair.is_within_roundings]
-    open_ = [
-        pair
-        for pair in pairs
-        if not pair.is_judged and not distance_of(pair.a, pair.b) <= output_tolerance
-    ]
+    open_ = [pair for pair in pairs if not pair.is_judged and output_tolerance.is_exceeded(pair)]
     if not pairs or (open_ and not differing):
         return Settled(list(_with_shapes(graphs)), frozenset())
     asks = bool(differing) and bool(graphs.suspects or beyond)

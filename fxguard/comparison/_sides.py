@@ -56,6 +56,7 @@ class Side:
     # the weight, or the number of the model's input.
     inputs: tuple[dict[str, Hashable], ...]
     made: dict[int, Hashable]  # what each tensor is that a graph read or returned, by identity
+    is_whole: bool  # whether every operation is in a graph, and none ran between graphs
 
     def origin(self, graph: int, inside: Any, node: Node) -> Hashable:
         """What produced the value of a node."""
@@ -77,7 +78,7 @@ class Side:
 def side_of(model: ModelRun) -> Side:
     """The operations of a model that has run."""
     inputs, made = _inputs(model)
-    return Side(_named(model.runs), inputs, made)
+    return Side(_named(model.runs), inputs, made, not model.between)
 
 
 def _named(runs: Sequence[KeptRun]) -> dict[Key, Named]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.fx.experimental.optimization as optimization
 from torch import Tensor, nn
+from torch.ao import quantization
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -120,10 +121,10 @@ def weight_norm(forgets: bool) -> Two:
 class LowRank(nn.Module):
     """A linear layer with an adapter."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.base = nn.Linear(8, 6).requires_grad_(False)
-        self.down, self.up = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(6, 2))
+        self.base = nn.Linear(8, width).requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(width, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.base(x)
@@ -218,6 +219,52 @@ def one_convolution() -> Two:
     return a, b, IMAGE
 
 
+class Block(nn.Module):
+    """A residual block, with its norms or without."""
+
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList([norm(8) if normed else nn.Identity() for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.norms[1](self.two(self.norms[0](self.one(x)).relu()))
+        return functional.relu(x + made)
+
+
+def fused_modules() -> Two:
+    a = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3), norm(4), nn.Flatten()),
+        *(nn.Linear(64, 6), norm(6, nn.BatchNorm1d)),
+    ).eval()
+    pairs = [["0", "1", "2"], ["3", "4"], ["6", "7"]]
+    return a, quantization.fuse_modules(copy.deepcopy(a), pairs), IMAGE
+
+
+def residual_by_fx() -> Two:
+    a = nn.Sequential(*convolved()[:3], *(Block(True) for _ in range(2)), nn.Flatten()).eval()
+    a.append(nn.Linear(288, 3))
+    return a, optimization.fuse(copy.deepcopy(a)), IMAGE
+
+
+def without_parametrizations(parametrized: Callable[[nn.Module], nn.Module]) -> Two:
+    """After some steps of training."""
+    a, b = (
+        nn.Sequential(parametrized(nn.Linear(8, 6)), nn.Tanh(), parametrized(nn.Linear(6, 4)))
+        for _ in range(2)
+    )
+    optimizer = torch.optim.SGD(a.parameters(), 0.1)
+    for _ in range(3):
+        a(ROWS).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    b.load_state_dict(a.state_dict())
+    a.eval(), b.eval()
+    for layer in b[0], b[2]:
+        parametrize.remove_parametrizations(layer, "weight")
+    return a, b, ROWS
+
+
 HARMLESS: dict[str, Callable[[], Two]] = {
     "a norm into a convolution, by torch": by_torch,
     "a norm into a convolution, by torch.fx": by_fx,
@@ -233,6 +280,10 @@ HARMLESS: dict[str, Callable[[], Two]] = {
     "a scale into an embedding": embedded,
     "a convolution as a linear layer of the same name": another_shape,
     "three branches in one convolution": one_convolution,
+    "norms one behind the other": fused_modules,
+    "norms of residual blocks, by torch.fx": residual_by_fx,
+    "spectral norm": lambda: without_parametrizations(parametrizations.spectral_norm),
+    "orthogonal": lambda: without_parametrizations(parametrizations.orthogonal),
 }
 
 
@@ -284,19 +335,6 @@ def test_what_was_forgotten_is_found(make: Callable[[], Two], module: str) -> No
         assert found.first.module in module.split("|"), str(found)
 
 
-class Block(nn.Module):
-    """A residual block, with its norms or without."""
-
-    def __init__(self, normed: bool) -> None:
-        super().__init__()
-        self.one, self.two = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
-        self.norms = nn.ModuleList([norm(8) if normed else nn.Identity() for _ in range(2)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.norms[1](self.two(self.norms[0](self.one(x)).relu()))
-        return functional.relu(x + made)
-
-
 def blocks(wrong: str) -> Two:
     a = nn.Sequential(nn.Conv2d(3, 8, 3), *(Block(True) for _ in range(3))).eval()
     b = nn.Sequential(copy.deepcopy(a[0]), *(Block(False) for _ in range(3))).eval()
@@ -320,6 +358,34 @@ def test_the_one_norm_that_was_folded_wrongly() -> None:
     assert found.first is not None
     assert found.first.module == "2.one", str(found)
     assert found.first.weights
+
+
+def attention(*adapted: str) -> nn.Module:
+    def attends(s: Any, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(5, 2, 4).transpose(0, 1) for layer in (s.q, s.k, s.v))
+        made: Tensor = functional.scaled_dot_product_attention(q, k, v)
+        return s.o(made.transpose(0, 1).reshape(5, 8))  # type: ignore[no-any-return]
+
+    layers = {name: LowRank(8) if name in adapted else nn.Linear(8, 8) for name in "qkvo"}
+    return Does(attends, **layers)
+
+
+@pytest.mark.parametrize("wrong", ["q", "v"])
+def test_the_one_adapter_that_was_merged_wrongly(wrong: str) -> None:
+    """The layer beside it reads the same, was merged as well, and is not named."""
+    torch.manual_seed(0)
+    a, b = attention("q", "v"), attention()
+    with torch.no_grad():
+        for name in "qkvo":
+            mine, theirs = b.get_submodule(name), a.get_submodule(name)
+            mine.load_state_dict(getattr(theirs, "base", theirs).state_dict())
+            if name in "qv":
+                scale = 1.0 if name == wrong else 2.0
+                mine.weight += scale * (theirs.up @ theirs.down)  # type: ignore[operator]
+    for one, other in ((a, b), (b, a)):
+        found = fxguard.compare(one, other, ROWS, gradients=False)
+        assert found.first is not None
+        assert found.first.module.split(".")[0] == wrong, str(found)
 
 
 def test_a_weight_that_nothing_makes_up_for() -> None:

@@ -48,7 +48,7 @@ def test_roundings_that_add_up(tmp_path: Path) -> None:
         b(x.bfloat16()).double() - want
     ).square().mean().sqrt() / want.square().mean().sqrt()
     assert found.outputs[0].distance == pytest.approx(float(distance))
-    assert found.outputs[0].tolerance == 4 * torch.finfo(torch.bfloat16).eps / 2
+    assert found.outputs[0].tolerance == pytest.approx(4 * torch.finfo(torch.bfloat16).eps / 2)
     assert found.verdict[0].startswith("A and B differ in precision: output 0 is ")
     assert found.verdict[0].endswith("% apart (root mean square), its tolerance is 1.6 %")
     assert "no operation is at fault" in found.verdict[1]
@@ -63,6 +63,16 @@ def test_roundings_that_add_up(tmp_path: Path) -> None:
     assert fxguard.compare(a, copy.deepcopy(a), x, output_tolerance=0).outcome == "agree"
     with pytest.raises(fxguard.FxguardError, match="0 or more"):
         fxguard.compare(a, b, x, output_tolerance=-1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_models_of_one_dtype_both_round(dtype: torch.dtype) -> None:
+    """So they may be further apart than one of them is from float64."""
+    a = Does(lambda s, x: x * s.weight).to(dtype)
+    alike = fxguard.compare(a, copy.deepcopy(a), torch.ones(4, dtype=dtype)).outputs[0]
+    exact = fxguard.compare(a, copy.deepcopy(a).double(), torch.ones(4)).outputs[0]
+    assert exact.tolerance == pytest.approx(4 * torch.finfo(dtype).eps / 2)
+    assert alike.tolerance == pytest.approx(math.sqrt(2) * exact.tolerance)
 
 
 def test_choices_that_roundings_made() -> None:
@@ -184,6 +194,36 @@ def test_kernels_that_cancel_inside_are_healthy(kernel: str, size: float) -> Non
     assert fxguard.compare(a, wrong, x).outcome == "operation"
 
 
+IN_HALF: dict[str, Any] = {
+    "instance_norm": lambda x: functional.instance_norm(x.view(2, 16, 64)),
+    "lp_pool1d": lambda x: functional.lp_pool1d(x.view(2, 16, 64), 2.0, 4),
+    "special_i0": torch.special.i0,
+}
+
+
+@pytest.mark.parametrize("kernel", IN_HALF)
+@pytest.mark.parametrize("size", [0.1, 1.0, 2.0])
+def test_kernels_in_float16_are_healthy(kernel: str, size: float) -> None:
+    """Squares, means and series in float16, of numbers that it holds."""
+    a = Does(lambda s, x: IN_HALF[kernel](x * s.weight))
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * size
+    assert not fxguard.compare(a, copy.deepcopy(a).half(), x).differs
+
+
+@pytest.mark.parametrize(
+    ("kernel", "size", "reason"),
+    [("lp_pool1d", 1e-4, "B is further from float64"), ("special_i0", 10.0, "overflow in B")],
+)
+def test_kernels_that_leave_the_range_of_float16(kernel: str, size: float, reason: str) -> None:
+    """The kernel is wrong there, and not the bound: squares become 0, results infinite."""
+    a = Does(lambda s, x: IN_HALF[kernel](x * s.weight))
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * size
+    found = fxguard.compare(a, copy.deepcopy(a).half(), x).first
+    assert found is not None
+    assert found.kind == kernel
+    assert found.reason.startswith(reason)
+
+
 def test_attention_in_float64() -> None:
     """Roundings of float64 move results too."""
     torch.manual_seed(0)
@@ -205,6 +245,109 @@ def test_outputs_that_nothing_can_follow() -> None:
     assert found.outcome == "not compared"
     assert math.isclose(found.outputs[0].distance or 0.0, 5e-6, rel_tol=0.1)
     assert fxguard.compare(a, b, x, output_tolerance=1e-4).agrees
+
+
+def all_at_once(s: Any, x: Tensor) -> Tensor:
+    made = x * s.weight
+    return torch.empty_like(made).copy_(made.relu())
+
+
+def part_by_part(s: Any, x: Tensor) -> Tensor:
+    made = x * s.weight
+    room = made.new_empty(made.shape[0], 2 * made.shape[1])
+    room[:, : made.shape[1]] = made
+    room[:, made.shape[1] :] = made.relu()
+    return room
+
+
+def joined(s: Any, x: Tensor) -> Tensor:
+    return torch.cat([x * s.weight, (x * s.weight).relu()], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize(("one", "other"), [(all_at_once,) * 2, (part_by_part, joined)])
+def test_memory_that_is_written_later_holds_no_numbers(
+    one: Any, other: Any, dtype: torch.dtype
+) -> None:
+    """Two models get other contents of it, and a smaller dtype may not hold them."""
+    x = torch.linspace(-1, 1, 16).view(4, 4)
+    for a, b in ((one, one), (one, other), (other, one)):
+        for _ in range(2):  # what was freed is what is given next
+            torch.full((4, 8), 1e30), torch.full((4, 4), math.nan)
+            found = fxguard.compare(Does(a), Does(b).to(dtype), x)
+            assert found.agrees, str(found)
+    wrong = Does(lambda s, x: one(s, x) + 1e-2)
+    assert fxguard.compare(Does(one), wrong.to(dtype), x).outcome == "operation"
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_complex_numbers_of_two_halves() -> None:
+    """They are compared, though torch has no kernel that tells whether two tensors are equal."""
+    a = Does(lambda s, x: torch.view_as_complex(x * s.weight).abs()).half()
+    b = Does(lambda s, x: torch.view_as_complex(x * s.weight * 1.1).abs()).half()
+    x = drawn(4, 2).half()
+    assert fxguard.compare(a, copy.deepcopy(a), x).agrees
+    assert fxguard.compare(a, b, x).outcome == "operation"
+
+
+class Outside(nn.Module):
+    """A linear layer that no graph has."""
+
+    def __init__(self, linear: nn.Linear, factor: float) -> None:
+        super().__init__()
+        self.linear, self.factor = linear, factor
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.linear(x) * self.factor
+        return made
+
+
+class Step(nn.Module):
+    """A residual step around a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.layer(self.norm(x).tanh())
+        return made
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_what_one_model_runs_between_graphs(wrong: int) -> None:
+    """Named is what makes other values, and not what is in a graph of the other model alone."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    table = nn.Linear(8, 8)
+    a = nn.Sequential(table, *map(Step, layers))
+
+    def outside(wrong: int) -> nn.Module:
+        factors = [1 + 0.1 * (number == wrong) for number in range(3)]
+        parts = [Outside(*each) for each in zip(layers, factors, strict=True)]
+        return nn.Sequential(Outside(table, 1), *map(Step, parts))
+
+    x = drawn(4, 8)
+    assert not fxguard.compare(a, outside(-1), x).differs
+    for one, other, side in ((a, outside(wrong), "A"), (outside(wrong), a, "B")):
+        found = fxguard.compare(one, other, x)
+        assert found.first is not None
+        assert found.first.title == f"{wrong + 1}.layer linear", str(found)
+        assert found.first.only_in == side
+        assert found.first.reason.startswith(f"it is in a graph of {side} alone, and ")
+
+
+def test_what_no_value_in_between_tells() -> None:
+    """Where the other model runs all of it between graphs, the output is named, and no guess."""
+    torch.manual_seed(0)
+    layers = {name: nn.Linear(8, 8) for name in ("first", "second")}
+    a = Does(lambda s, x: s.second(s.first(x).tanh()), **layers)
+    parts = {name: Outside(x, 1 + 0.1 * (name == "second")) for name, x in layers.items()}
+    found = fxguard.compare(a, Does(a.does, **parts), drawn(4, 8))
+    assert found.outcome == "operation"
+    assert [each.title for each in found.operations if each.is_significant] == []
+    assert found.outputs[0].reason.endswith("not every operation was compared")
 
 
 def euclidean(x: Tensor) -> Tensor:

@@ -255,6 +255,12 @@ def permuted_heads(s: Any, x: Tensor) -> Tensor:
     return (p @ v).transpose(1, 2).reshape(2, 6, 8)
 
 
+def written_through_a_view(s: Any, x: Tensor) -> Tensor:
+    made: Tensor = s.q(x)
+    made.view(-1)[:4].mul_(2)
+    return s.k(made) + s.v(made)
+
+
 def scaled_before_and_without_a_bias(s: Any, x: Tensor) -> Tensor:
     return functional.linear(attended_scaled_before(s, x), s.o.weight)
 
@@ -325,6 +331,9 @@ WRONG = {
     ),
     "a transposed weight": Wrong(
         lambda s, x: x @ s.table, lambda s, x: x @ s.table.t(), "matmul|t"
+    ),
+    "a write through a view": Wrong(
+        lambda s, x: s.k(s.q(x)) + s.v(s.q(x)), written_through_a_view, "mul|view"
     ),
     "a sum in place of a mean": Wrong(lambda s, x: s.q(x).mean(1), lambda s, x: s.q(x).sum(1), ""),
 }
