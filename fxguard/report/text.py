@@ -44,7 +44,7 @@ BLOWN_UP = Fix("advice", "a smaller learning rate, a warm-up, or clipped gradien
 CAUSES = {
     "domain": "outside its domain",
     "empty": "too few elements to compute it from",
-    "masked row": "a row is masked entirely, all of it is -inf",
+    "masked row": "masked row, all of the row is -inf",
     "singular gradient": "its derivative is infinite there",
     "memory": "uninitialised memory",
     "no alignment": "no alignment, a target needs more frames than its input has",

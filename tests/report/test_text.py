@@ -84,7 +84,7 @@ def test_the_verdict_tells_origins_errors_and_notes_in_order() -> None:
         "weight head.weight holds NaN",
         "  weight: 4 NaN, 0 +inf, 0 -inf of 4 elements; first at [0, 0]",
         f"then mul in {BLOCK} made inf and -inf (modeling_t5.py:109) of it",
-        "softmax in head made NaN (train.py:7): a row is masked entirely, all of it is -inf",
+        "softmax in head made NaN (train.py:7): masked row, all of the row is -inf",
         "  train.py:7",
         "forward then raised IndexError: index out of range in self",
         "note: log in bias made inf (train.py:7), but it reached no output",
