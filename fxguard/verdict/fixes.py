@@ -223,7 +223,7 @@ RULES = (
     # Overflows avoided by another dtype or a bound on an argument; never a bound on the result.
     Rule("overflow", None, "advice",
          "square in float32, {c.x}.float().pow(2): {c.dtype} holds squares of up to "
-         "{c.largest_root:.3g}", signs.is_square),
+         "{c.largest_root:.3g}", lambda c: signs.is_square(c) and c.fits_float32()),
     Rule("overflow", _EXPS, "advice",
          "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),
     Rule("overflow", _EXPS, "advice",

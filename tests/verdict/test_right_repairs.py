@@ -308,3 +308,19 @@ class Told:
 def test_operands_have_the_names_of_the_program(told: Told) -> None:
     """Or none, where the line does not tell."""
     assert operand_text(told.code, told.name) == told.text
+
+
+# Squares
+
+
+def test_a_square_that_float32_does_not_hold_is_not_sent_there() -> None:
+    """What made its base so large is named, in float32 and where float16 needs more than that."""
+
+    def squared(x: Tensor) -> Tensor:
+        spread = torch.exp(x * 3)
+        return (spread - 1).pow(2)
+
+    assert "look at exp" in fix_of(squared, torch.tensor([1.0, 15.5]))
+    assert "float32" not in fix_of(squared, torch.tensor([1.0, 15.5])).partition(":")[0]
+    half = fix_of(lambda x: x.pow(2), torch.tensor([2.0, 300.0], dtype=HALF))
+    assert half.startswith("square in float32")
