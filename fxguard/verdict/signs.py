@@ -35,6 +35,8 @@ __all__ = [
 # These put together what is counted; the operand that is counted is their last one.
 _COUNTS = ("bincount", "index_add", "scatter_add", "scatter_reduce", "sum")
 
+_LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of probabilities
+
 # What the result is used for.
 
 
@@ -50,7 +52,9 @@ def is_chosen_after(case: Case) -> bool:
 def is_masked_log(case: Case) -> bool:
     """Its infinite operand is a logarithm of probabilities of which some are masked."""
     behind = case.around.behind_all_of(case.infinite_operands())
-    return case.reads_mask() and not names_of(behind).isdisjoint(("log", "log_softmax"))
+    # By hand: x - logsumexp(x), x - exp(x).sum().log().
+    behind += case.around.behind_all(step for step in behind if step.kind == "sub")
+    return case.reads_mask() and not names_of(behind).isdisjoint(_LOGARITHMS)
 
 
 def is_masked_score(case: Case) -> bool:

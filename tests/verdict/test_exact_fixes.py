@@ -126,6 +126,15 @@ def log_entropy(x: Tensor) -> Tensor:
     return (log_p.exp() * log_p).sum(DIM)
 
 
+def contrasted(x: Tensor, fill: bool) -> Tensor:
+    """A logarithm of probabilities by hand, times those that count."""
+    scores = masked(x)
+    log_p = scores - torch.logsumexp(scores, DIM, keepdim=True)
+    if fill:
+        log_p = log_p.masked_fill(MASKED, 0)
+    return ((~MASKED).to(x.dtype) * log_p).sum(DIM)
+
+
 def spread(x: Tensor) -> Tensor:
     return (x.pow(2).mean(DIM) - x.mean(DIM).pow(2)).sqrt()
 
@@ -288,6 +297,9 @@ CASES = [
     Exact("put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is "
           "NaN", {"x": X},
           broken=log_entropy, mended=masked_entropy_mended),
+    Exact("put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is "
+          "NaN", {"x": X},
+          broken=lambda x: contrasted(x, fill=False), mended=lambda x: contrasted(x, fill=True)),
     Exact("mask after this product, not before it: 0 * -inf is NaN", {"x": X},
           {"gate": P},
           broken=lambda x, gate: (masked(x * 2) * gate).softmax(DIM),
