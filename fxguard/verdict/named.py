@@ -11,11 +11,15 @@ __all__ = ["called_name", "operand_text", "other_text", "variable_in", "variable
 
 LONGEST = 30  # characters
 
-# What an operator computes, and whether its operand in question is the right one.
-OPERATORS: dict[str, tuple[type[ast.operator] | None, bool]] = {
-    "div": (ast.Div, True),
-    "pow": (ast.Pow, False),
-    "xlogy": (None, True),
+# Which operator computes it, and which of its operands is in question; else the first of a call.
+OPERATORS: dict[str, tuple[type[ast.operator] | None, int]] = {
+    "addcdiv": (None, 2),
+    "div": (ast.Div, 1),
+    "floor_divide": (ast.FloorDiv, 1),
+    "fmod": (None, 1),
+    "pow": (ast.Pow, 0),
+    "remainder": (ast.Mod, 1),
+    "xlogy": (None, 1),
 }
 MODULES = ("F", "math", "nn", "torch")  # as programs call them
 SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)  # these need no parentheses
@@ -38,8 +42,8 @@ def operand_text(code: str, name: str) -> str:
         >>> operand_text("a = torch.log(1 - p)", "log")
         '(1 - p)'
     """
-    sign, is_right = OPERATORS.get(name, (None, False))
-    return _only_text(_operands(code, name, sign, is_right=is_right))
+    sign, position = OPERATORS.get(name, (None, 0))
+    return _only_text(_operands(code, name, sign, position))
 
 
 def other_text(code: str, name: str) -> str:
@@ -49,8 +53,8 @@ def other_text(code: str, name: str) -> str:
         >>> other_text("y = x.pow(self.p)", "pow")
         'self.p'
     """
-    sign, is_right = OPERATORS.get(name, (None, False))
-    return _only_text(_operands(code, name, sign, is_right=not is_right), with_numbers=True)
+    sign, position = OPERATORS.get(name, (None, 0))
+    return _only_text(_operands(code, name, sign, 0 if position else 1), with_numbers=True)
 
 
 def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:
@@ -97,18 +101,17 @@ def _parsed(code: str) -> ast.AST | None:
 
 
 def _operands(
-    code: str, name: str, sign: type[ast.operator] | None, *, is_right: bool
+    code: str, name: str, sign: type[ast.operator] | None, position: int
 ) -> Iterator[ast.expr]:
     tree = _parsed(code)
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.BinOp) and sign is not None and isinstance(node.op, sign):
-            yield node.right if is_right else node.left
+            yield node.right if position else node.left
         elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
-            yield node.value if is_right else node.target
+            yield node.value if position else node.target
         elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
             if called_name(node) != name:
                 continue
-            position = 1 if is_right else 0
             given = list(node.args)
             if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
                 given.insert(0, node.func.value)

@@ -297,6 +297,11 @@ class Told:
         Told("for row in x / total:", "div", "total"),
         Told("a = torch.log(1 - p)", "log", "(1 - p)"),
         Told("a = x.log_()", "log", "x"),
+        Told("p.addcdiv_(m, denom, value=-lr)", "addcdiv", "denom"),
+        Told("p = torch.addcdiv(p, m, state.v)", "addcdiv", "state.v"),
+        Told("a = torch.remainder(x, period)", "remainder", "period"),
+        Told("a = x % period", "remainder", "period"),
+        Told("a = x // n", "floor_divide", "n"),
         Told("a = x / y + u / v", "div", ""),  # which of them is not known
         Told("a = x / 8", "div", ""),
         Told("a = self.act(x)", "log", ""),
