@@ -115,13 +115,13 @@ def fixes_of_given(
         elif suspects:
             text = f"{suspects}; fxguard has not seen it run"
         elif is_log:
-            text += "; -inf is what log(0) and atanh(-1) give, and log1p of a count is finite"
+            text += "; -inf is what log(0), log1p(-1) and atanh(-1) give; of a count take log1p"
         elif is_inf and not written:
-            text += "; +inf is what x / 0 gives, and a sum or a product that is too large"
+            text += "; +inf is what x / 0, -log(0) and atanh(1) give, and what is too large"
         elif largest > HUGE and not written:
             text += f"; with numbers as {largest:.2g}, NaN may be memory never written: torch.empty"
         elif has_nan and not written:
-            text += "; NaN is what 0 / 0 gives, and log of a negative number"
+            text += "; NaN is a missing value, and what 0 / 0 and log of a negative number give"
     elif role is Role.BUFFER and is_inf:
         made = "log(0) gives -inf" if is_log else "a division by zero gives inf"
         text = f"look at where {name} was computed: {made}; a checkpoint may hold it bad"

@@ -19,6 +19,13 @@ __all__ = ["gradient_text", "operands_text"]
 LONGEST = 170  # characters
 
 
+# An element of their results is made from all of an operand, not from a row.
+READS_ALL = (
+    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+    *("gru", "lstm", "multi_head_attention_forward", "rnn_relu", "rnn_tanh"),
+)
+
+
 def operands_text(evidence: Evidence) -> str:
     """The operands of an operation at the first bad element of its result, in one line.
 
@@ -94,7 +101,8 @@ def _expression(evidence: Evidence) -> str:
         return f"{name} of {_elements(first.count)} is NaN"
     if first.low == first.high == -math.inf:
         return f"all {_elements(first.count)} of the row are -inf"
-    what = "zeros" if first.low == first.high == 0 else f"a row {_range(first)}"
+    whole = "numbers" if name in READS_ALL else "a row"
+    what = "zeros" if first.low == first.high == 0 else f"{whole} {_range(first)}"
     text = f"{name} of {what} ({_elements(first.count)})"
     eps = lost_eps(evidence)
     return text if eps is None else f"{text}, eps {eps:g} is 0 in {evidence.dtype}"
