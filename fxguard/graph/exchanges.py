@@ -61,6 +61,7 @@ KINDS = {
     "all_gather_into_tensor": _GATHERS,
     "all_gather_coalesced": _Kind(("input_tensor_list",), ("output_tensor_lists",)),
     "distributed.gather": _Kind(("tensor",), ("gather_list",)),
+    "gather_single": _Kind(("tensor",), ("gather_tensor",)),  # since torch 2.15
     "distributed.scatter": _Kind(("scatter_list",), ("tensor",)),
     "reduce_scatter": _Kind(("input_list",), ("output",)),
     "reduce_scatter_single": _SCATTERS_SUMS,
