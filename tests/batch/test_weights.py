@@ -144,6 +144,7 @@ def hooks() -> Callable[[], int]:
         gc.collect()  # models of other tests
         return len(optimizers._global_optimizer_post_hooks)
 
+    torch._dynamo.reset()  # it may keep what other tests compiled, and so their models
     start = count()
     return lambda: count() - start
 
