@@ -33,6 +33,7 @@ __all__ = [
     "collect",
     "gathered",
     "is_observed",
+    "otherwise",
     "read",
     "waited_for",
 ]
@@ -77,8 +78,11 @@ def abs_min_max(value: Any) -> Pair:
         measured: a healthy model must not raise because a tensor supports few operations.
     """
     found = read(value)
-    if found is not None:
-        return found
+    return otherwise(value) if found is None else found
+
+
+def otherwise(value: Any) -> traceable.Pair | gpu.Row:
+    """The same of a value that C cannot read."""
     try:
         return _abs_min_max(value)
     except Exception:

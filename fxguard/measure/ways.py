@@ -49,7 +49,7 @@ class Way:
 
 
 TRACEABLE = Way("traceable", traceable.abs_min_max, traceable.collect, is_traceable=True)
-EAGER = Way("eager", native.reading_or(eager.abs_min_max), eager.collect, is_traceable=False)
+EAGER = Way("eager", native.reading_or(eager.otherwise), eager.collect, is_traceable=False)
 INDUCTOR = Way(
     "inductor",
     inductor.abs_min_max,

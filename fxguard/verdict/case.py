@@ -6,7 +6,6 @@ Knows nothing of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fxguard.formats import FORMATS, is_mask
@@ -62,7 +61,7 @@ def _free_letter(step: Step, letter: str) -> str:
     return letter if letter not in taken else next((x for x in "uvzrst" if x not in taken), letter)
 
 
-class _Inner(Mapping[str, str]):
+class _Inner:
     """The operands of the operations behind an operand, or of the operation itself, by its name."""
 
     def __init__(self, around: Surroundings) -> None:
@@ -79,12 +78,6 @@ class _Inner(Mapping[str, str]):
             makers = map(around.maker_of, step.inputs)
             todo += [each for each in makers if each is not None and each not in seen]
         return _free_letter(around.step, "x")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 def _operand_of(step: Step) -> str:
@@ -219,7 +212,7 @@ class Case:
         return (source and other_text(source.code, self.name)) or _free_letter(step, "y")
 
     @property
-    def of(self) -> Mapping[str, str]:
+    def of(self) -> _Inner:
         """``of[softmax]``: what the softmax behind the operand was given, ``logits``; or x."""
         return _Inner(self.around)
 

@@ -325,8 +325,7 @@ def test_a_square_that_float32_does_not_hold_is_not_sent_there() -> None:
         spread = torch.exp(x * 3)
         return (spread - 1).pow(2)
 
-    assert "look at exp" in fix_of(squared, torch.tensor([1.0, 15.5]))
-    assert "float32" not in fix_of(squared, torch.tensor([1.0, 15.5])).partition(":")[0]
+    assert fix_of(squared, torch.tensor([1.0, 15.5])).startswith("look at exp")
     half = fix_of(lambda x: x.pow(2), torch.tensor([2.0, 300.0], dtype=HALF))
     assert half.startswith("square in float32")
 
