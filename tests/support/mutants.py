@@ -1,0 +1,154 @@
+"""How much the tests see: random small faults in the core of fxguard, and which test fails.
+
+    python tests/support/mutants.py map FOLDER             # which lines each test runs: long
+    python tests/support/mutants.py run FOLDER --count 24  # faults, each with the tests of its line
+    python tests/support/mutants.py show FOLDER            # how many were found, and the others
+
+``FOLDER`` lies outside of the repository. ``map`` belongs to one state of the sources, and is made
+anew after they change. ``run`` draws the mutants of :mod:`support.mutations` by a seed, leaves out
+those that ``FOLDER`` has results of, and runs the tests that run the mutated lines, the fastest
+first, up to the first failure. That test then has to pass without the fault.
+
+A mutant that no test finds is a test to write, or a condition that decides nothing, or equivalent.
+
+mutmut puts a function in front of each one, which TorchDynamo and the search for the user's line
+would see. cosmic-ray and mutatest start pytest for each mutant: with torch and all tests, minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.lines_run import FOLDER  # noqa: E402
+from support.mutant_trials import Known, Worker  # noqa: E402
+from support.mutations import Mutant, mutants_of  # noqa: E402
+
+CORE = ("verdict", "plan", "graph", "rerun", "batch", "guard", "passes")
+TESTED_BY = (*CORE, "whole")
+FAST = "not slow and not campaign"
+IMPORTED = (
+    *("torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed"),
+    *("transformers", "hypothesis", "numpy", "pytest"),
+)
+
+
+# What is in the folder.
+
+
+def tests_in(folder: Path) -> list[Known]:
+    """The tests that passed when the map was made."""
+    seconds: dict[str, float] = {}
+    lines: dict[str, Counter[str]] = {}
+    for file in sorted((folder / "lines").glob("*.jsonl")):
+        for text in file.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(text)
+            if entry["passed"]:
+                seconds[entry["test"]] = entry["seconds"]
+            run = lines.setdefault(entry["test"], Counter())
+            for name, bits in entry["lines"].items():
+                run[name] |= bits
+    return [Known(name, seconds[name], dict(lines[name])) for name in seconds]
+
+
+def results_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last result of each mutant."""
+    file = folder / "results.jsonl"
+    texts = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {result["mutant"]: result for result in map(json.loads, texts)}
+
+
+# The three commands.
+
+
+def make_map(folder: Path, paths: Sequence[str]) -> int:
+    """Run the fast tests of the core, and note which lines of fxguard each runs."""
+    lines = folder / "lines"
+    lines.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, FOLDER: str(lines)}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    paths = paths or [f"tests/{name}" for name in TESTED_BY]
+    options = ["-p", "support.lines_run", "-p", "no:cacheprovider", "-q", "-m", FAST, *paths]
+    return subprocess.run([sys.executable, "-m", "pytest", *options], env=env, cwd=ROOT).returncode
+
+
+def run(folder: Path, options: argparse.Namespace) -> int:
+    """Judge mutants, in several processes."""
+    every: list[Mutant] = []
+    for name in options.of:
+        for file in sorted((ROOT / "fxguard" / name).glob("*.py")):
+            text = file.read_text(encoding="utf-8")
+            every += mutants_of(file.relative_to(ROOT / "fxguard").as_posix(), text)
+    chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
+    before = results_in(folder)
+    done = {name for name, result in before.items() if not options.again or result["by"]}
+    todo = [mutant for mutant in chosen if str(mutant) not in done]
+    tests = tests_in(folder)
+    print(f"{len(every)} mutants, {len(todo)} to judge, {len(tests)} tests", flush=True)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    workers = []
+    for number in range(options.workers):
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            work(folder, number, todo[number :: options.workers], tests, options.seconds)
+            os._exit(0)
+    statuses = [os.waitpid(worker, 0)[1] for worker in workers]
+    return max(statuses) or show(folder)
+
+
+def work(folder: Path, number: int, todo: list[Mutant], tests: list[Known], limit: float) -> None:
+    """What one process does."""
+    worker = Worker(folder / f"worker{number}")
+    worker.prepare()
+    for mutant in todo:
+        chosen = sorted((t for t in tests if t.runs(mutant)), key=lambda t: t.cost(mutant))
+        result = worker.judge(mutant, chosen, limit)
+        with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def show(folder: Path) -> int:
+    """Print how many mutants were found, and each that was not."""
+    results = results_in(folder)
+    for result in results.values():
+        if result["outcome"] in ("alive", "no test"):
+            print(f"{result['outcome']} after {result['tests']} tests: {result['mutant']}")
+    counts = Counter(result["outcome"] for result in results.values())
+    print(f"{len(results)} mutants: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
+    return 0
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=("map", "run", "show"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("paths", nargs="*", help="of map: tests; default: those of the core")
+    parser.add_argument("--of", nargs="+", default=CORE, help="packages; default: the core")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60, help="of tests for one mutant")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="those alive once more")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    if options.command == "map":
+        return make_map(folder, options.paths)
+    return run(folder, options) if options.command == "run" else show(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
