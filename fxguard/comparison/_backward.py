@@ -14,7 +14,7 @@ from fxguard.comparison._rounding import apart, beyond, unit_of
 from fxguard.comparison._sides import Named
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
-from fxguard.rerun.backward_in_dtype import backward_of
+from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.trace.elements import Compared
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from fxguard.batch import observer
+from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo, let_go
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.finalizers import when_gone
@@ -19,10 +20,13 @@ from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.guard._hooks import hook_state
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
-from fxguard.guard.plugins import Hear
 from fxguard.plan.plan import Plan
 
-__all__ = ["Captures"]
+__all__ = ["Captures", "Hear"]
+
+# Called with each run of a captured graph and what it returned, or None if it raised, before the
+# run is added to the batch.
+Hear = Callable[[GraphRun, Sequence[Any] | None], None]
 
 # If hooks are new at each call, the model would be captured at each call. Beyond this number of
 # captures it is left to Python and the observer.

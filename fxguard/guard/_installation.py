@@ -17,7 +17,7 @@ from fxguard.errors import UsageError
 from fxguard.guard._pickled import REDUCE, reduce_plain
 from fxguard.guard._stand_in import stand_in_for
 from fxguard.guard.instrumented import GUARD, INSTALLED, Installed
-from fxguard.guard.plugins import Methods
+from fxguard.guard.methods import Methods
 
 __all__ = ["Installation"]
 

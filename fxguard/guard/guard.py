@@ -32,7 +32,7 @@ from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import calling_line
 from fxguard.guard._backward import BackwardPasses
-from fxguard.guard._captures import Captures
+from fxguard.guard._captures import Captures, Hear
 from fxguard.guard._coverage import (
     NOTHING_YET,
     Coverage,
@@ -51,7 +51,7 @@ from fxguard.guard.instrumented import INSTALLED, find_installed
 from fxguard.guard.keeper import Keeper, kept_in
 from fxguard.guard.losses import Losses
 from fxguard.guard.options import Options
-from fxguard.guard.plugins import Hear, Plugins
+from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import merged, selftest_of
 from fxguard.plan.plan import Plan

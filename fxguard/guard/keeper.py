@@ -17,7 +17,7 @@ from fxguard.guard._captures import Captures
 from fxguard.guard._installation import Installation
 from fxguard.guard._names import Names
 from fxguard.guard.instrumented import INSTALLED, find_installed
-from fxguard.guard.plugins import Methods
+from fxguard.guard.methods import Methods
 
 __all__ = ["Keeper", "kept_in"]
 

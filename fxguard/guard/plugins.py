@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from torch.nn import Module
-
-from fxguard.batch.events import GraphRun
+from fxguard.guard._captures import Hear
+from fxguard.guard.methods import Methods
 from fxguard.guard.recorder import MakeJudge
 
-__all__ = ["Hear", "Methods", "Plugins"]
-
-# Called with each run of a captured graph and what it returned, or None if it raised, before the
-# run is added to the batch.
-Hear = Callable[[GraphRun, Sequence[Any] | None], None]
-
-
-class Methods:
-    """The methods of a model that a guard replaces: each call of one is a batch.
-
-    A subclass can also change other attributes of the model while the guard is installed. A copy of
-    the model has a deep copy of this object.
-    """
-
-    names: tuple[str, ...] = ("forward",)
-
-    def before_install(self, model: Module) -> None:
-        """Called when the model is plain and the guard is about to be installed."""
-
-    def after_install(self, model: Module) -> None:
-        """Called when the guard is in front of the model's methods."""
-
-    def before_uninstall(self, model: Module) -> None:
-        """Called before the guard is removed; it expects its functions where it put them."""
-
-    def after_uninstall(self, model: Module) -> None:
-        """Called when the guard has been removed."""
+__all__ = ["Plugins"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from fxguard.graph import nodes
 from fxguard.measure.ways import TRACEABLE
 from fxguard.passes.checks import with_checks
 from fxguard.passes.faults import Planting
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Plan
 from fxguard.records import Role, Severity
-from fxguard.verdict import origins
 from fxguard.verdict.judge import Judgment
 
 __all__ = ["merged", "selftest_of"]
@@ -99,7 +99,7 @@ def merged(results: Sequence[SelfTest], between: int) -> SelfTest:
 @torch.no_grad()
 def _blames(
     graph: GraphModule, plan: Plan, compiled: Callable[..., Any], inputs: list[Any]
-) -> tuple[origins.Blame, ...]:
+) -> tuple[Blame, ...]:
     """What the NaN of one run is blamed on."""
     given = [x.clone() if isinstance(x, Tensor) else x for x in inputs]  # a graph may write them
     *_, statistics = compiled(*given)
@@ -110,7 +110,7 @@ def _blames(
     batch.read()
     flow = assemble(batch)
     blames = Judgment(batch, flow, lambda step: False).verdict.both
-    return tuple(origins.Blame(flow.keys[b.value].value, b.step, b.severity) for b in blames)
+    return tuple(Blame(flow.keys[b.value].value, b.step, b.severity) for b in blames)
 
 
 def made_up_inputs(

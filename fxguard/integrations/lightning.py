@@ -14,8 +14,9 @@ from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import guard_of, remove
 from fxguard.guard.instrumented import check_can_instrument, find_guard
 from fxguard.guard.losses import Losses
+from fxguard.guard.methods import Methods
 from fxguard.guard.options import InstrumentOptions, Options
-from fxguard.guard.plugins import Methods, Plugins
+from fxguard.guard.plugins import Plugins
 
 __all__ = ["FxguardCallback"]
 

@@ -25,10 +25,10 @@ from fxguard.rerun.backward_in_dtype import (
     Came,
     LookBack,
     Made,
-    backward_of,
     cancels,
     gradient_rows,
 )
+from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.failure import SHARE, Failure, Failures, share_of
 from fxguard.rerun.lockstep import Lockstep

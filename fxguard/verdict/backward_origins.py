@@ -13,11 +13,11 @@ from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
 from fxguard.graph.source_lines import source_of_trace
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Place, Step
 from fxguard.records import GRADIENT, Frame, Range, Row, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.edges import BackwardOf, Gradients
-from fxguard.verdict import origins
 from fxguard.verdict.backward import (
     Suspect,
     cause_of_backward,
@@ -236,7 +236,7 @@ def _fixes(
     if known is None or not known[1].outputs:
         return ()
     index, step = known
-    blame = origins.Blame(step.outputs[0], index, Severity.NAN)
+    blame = Blame(step.outputs[0], index, Severity.NAN)
     around = Surroundings(backward.plan.steps, backward.plan.values, blame)
     is_zero = seen.forward is not None and cause_of(seen.forward) == "zero divisor"
     if cause == "singular gradient" and is_zero and plain(step.kind) in ("div", "reciprocal"):

@@ -11,9 +11,10 @@ from fxguard.findings import Climb, Origin
 from fxguard.formats import limit_of
 from fxguard.graph.tables import CASTS
 from fxguard.measure.details import Detail
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
-from fxguard.verdict.origins import Blame, Verdict
+from fxguard.verdict.origins import Verdict
 
 __all__ = ["beyond", "climb_to", "growth_of", "spread_of", "with_counts"]
 

@@ -19,6 +19,7 @@ from fxguard.formats import LIMITS, limit_of
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS
 from fxguard.measure.at_hand import dtype_of, own_arithmetic, range_of
 from fxguard.measure.details import Detail, describe
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.details import detail_of
@@ -131,7 +132,7 @@ class Judgment:
             return name
         return f"{name} of {reader.kind}" + (f" in {reader.module}" if reader.module else "")
 
-    def beyond_autocast(self, blame: origins.Blame) -> list[int]:
+    def beyond_autocast(self, blame: Blame) -> list[int]:
         """Finite operands of an operation that autocast cast to a dtype that cannot hold them."""
         operands = beyond(self.flow, blame, self.abs_max)
         return operands if operands and self._was_autocast(blame.value) else []
@@ -260,14 +261,14 @@ class Judgment:
             if step.infinite_literal or not (adds or step.kind in CASTS):
                 continue
             if adds and verdict.intended.isdisjoint(step.inputs):
-                detail = self.detail(origins.Blame(value, 0, Severity.INF))
+                detail = self.detail(Blame(value, 0, Severity.INF))
                 if detail is not None and detail.posinf_count:
                     overflowed.add(value)
             if is_nan and self.turned_infinite(value):
                 overflowed.add(value)
         return overflowed
 
-    def detail(self, blame: origins.Blame) -> Detail | None:
+    def detail(self, blame: Blame) -> Detail | None:
         """The details of a blamed tensor, if they can still be seen."""
         key = self.flow.keys[blame.value]
         if blame.step is None:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from fxguard.batch.dataflow import DataFlow
 from fxguard.measure.details import Detail
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import FramePlan
 from fxguard.records import Range, RowRole
-from fxguard.verdict.origins import Blame
 
 __all__ = ["turn_in_loop", "turn_of", "turn_text"]
 

@@ -12,9 +12,10 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.graph.tables import ADDITIONS, CASTS, LIMITERS, LOSSES, MOVES, RANDOM, SELECTS
 from fxguard.measure.details import Detail
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
 from fxguard.records import Role, Severity
-from fxguard.verdict.origins import Blame, Verdict
+from fxguard.verdict.origins import Verdict
 
 __all__ = ["features", "made_masks"]
 

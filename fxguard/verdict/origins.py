@@ -23,24 +23,16 @@ from fxguard.graph.tables import (
     UNINITIALISED,
     WRITES_PARTS,
 )
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Range, Role, Severity
 from fxguard.verdict.bounds import Bounds
 
-__all__ = ["Blame", "Verdict", "find_origins"]
+__all__ = ["Verdict", "find_origins"]
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 WRITES = OVERWRITES | WRITES_PARTS
 MASK_ROLES = (Role.INPUT, Role.BUFFER, Role.CONSTANT)  # a mask may be any of these
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """One origin: a step that made a bad value, or a weight or input that held one."""
-
-    value: int
-    step: int | None  # None for a weight, buffer, constant or input
-    severity: Severity  # inf or NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
 from fxguard.graph.source_lines import source_of_caller
 from fxguard.measure.details import Detail
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Role, Row, Severity, Source
@@ -187,7 +188,7 @@ class _Glance(Judgment):
         """Unknown."""
         return None
 
-    def detail(self, blame: cause.Blame) -> Detail | None:
+    def detail(self, blame: Blame) -> Detail | None:
         """Unknown."""
         return None
 
@@ -224,7 +225,7 @@ class _Description:
         origins = (blame for blame in judgment.verdict.origins if blame.step is not None)
         self.first = next(origins, None)  # the operation for which a fix is to be tried
 
-    def origin(self, blame: cause.Blame) -> Origin:
+    def origin(self, blame: Blame) -> Origin:
         """Name a blamed value."""
         if blame.step is not None:
             what = self.flow.steps[blame.step].kind
@@ -239,7 +240,7 @@ class _Description:
                 label = row.label
         return Origin(frame, blame.severity.problem, what, label)
 
-    def noted(self, blame: cause.Blame) -> Origin:
+    def noted(self, blame: Blame) -> Origin:
         """An origin whose bad values reach no output."""
         opinion = self.opinion.absorbed[blame]
         cause, evidence = self.opinion.cause(blame), self.opinion.evidence(blame)
@@ -251,7 +252,7 @@ class _Description:
             first_bad=None if evidence is None else evidence.number,
         )
 
-    def explained(self, blame: cause.Blame) -> Origin:
+    def explained(self, blame: Blame) -> Origin:
         """An origin with the details of its tensor, what led to it and its consequences."""
         flow, verdict = self.flow, self.judgment.verdict
         dtype, is_inf = flow.values[blame.value].dtype, blame.severity is Severity.INF
@@ -291,7 +292,7 @@ class _Description:
             turn=turn_in_loop(detail) or origin.turn,
         )
 
-    def words(self, blame: cause.Blame, name: str) -> str:
+    def words(self, blame: Blame, name: str) -> str:
         """The cause with this name as it is printed."""
         if blame.step is None:
             return ""
@@ -300,7 +301,7 @@ class _Description:
             name, case.evidence, of_mask=case.reads_mask(), lost_eps=case.lost_number()
         )
 
-    def comes_from(self, blame: cause.Blame) -> str:
+    def comes_from(self, blame: Blame) -> str:
         """Where the operand, or a value that was given, got its value in the script."""
         if blame.step is not None:
             return Case("", None, self.around(blame)).comes_from
@@ -311,7 +312,7 @@ class _Description:
         start = f"it is made from `{found[0]}`, which" if is_argument else f"`{found[0]}`"
         return f"{start} comes from {found[1]}"
 
-    def assigned(self, blame: cause.Blame) -> tuple[str, Source] | None:
+    def assigned(self, blame: Blame) -> tuple[str, Source] | None:
         """The variable that an operation was given as an input, and its assignment."""
         source = self.origin(blame).frame.source
         name = self.judgment.name_of(blame.value).removeprefix("input ").strip("`")
@@ -324,7 +325,7 @@ class _Description:
         found = assignment_of(name, source)
         return None if found is None or found.line == source.line else (name, found)
 
-    def suspects(self, blame: cause.Blame, detail: Detail) -> str:
+    def suspects(self, blame: Blame, detail: Detail) -> str:
         """What may have made an input that nobody saw being made."""
         found = or_else(None, self.assigned, blame)
         if found is None:
@@ -333,7 +334,7 @@ class _Description:
         bad = Bad(has_nan, has_plus, detail.neginf_count > 0, detail.numel)
         return or_else("", suspects_in, found[1], bad)
 
-    def around(self, blame: cause.Blame) -> Surroundings:
+    def around(self, blame: Blame) -> Surroundings:
         """The graph around an operation to blame."""
         intended = self.judgment.verdict.intended
         features = self.judgment.features
@@ -346,11 +347,9 @@ class _Description:
         if place is None or not place[0].steps:
             return None
         flow, value = place
-        return made_at(
-            Surroundings(flow.steps, flow.values, cause.Blame(value, 0, Severity.NAN)), value
-        )
+        return made_at(Surroundings(flow.steps, flow.values, Blame(value, 0, Severity.NAN)), value)
 
-    def operands(self, blame: cause.Blame) -> str:
+    def operands(self, blame: Blame) -> str:
         """The numbers at the first bad element, or why nobody has looked at them."""
         evidence = self.opinion.evidence(blame)
         if evidence is not None:
@@ -358,7 +357,7 @@ class _Description:
         reason = self.opinion.no_cause(blame)
         return NO_CAUSE + reason if reason else ""
 
-    def fixes_of_given(self, blame: cause.Blame, detail: Detail, origin: Origin) -> tuple[Fix, ...]:
+    def fixes_of_given(self, blame: Blame, detail: Detail, origin: Origin) -> tuple[Fix, ...]:
         """What to do about a value with these details that was already bad."""
         source = origin.frame.source
         readers = (step for step in self.flow.steps if blame.value in step.inputs)
@@ -379,7 +378,7 @@ class _Description:
             suspects=self.suspects(blame, detail),
         )
 
-    def fixes(self, blame: cause.Blame) -> tuple[Fix, ...]:
+    def fixes(self, blame: Blame) -> tuple[Fix, ...]:
         """What to do about an origin."""
         if blame.step is None:
             value = self.flow.values[blame.value]
@@ -401,7 +400,7 @@ class _Description:
         harmless = [keys[other.value] for other in absorbed if other.step is not None]
         return with_tried(fixes, tried(self.judgment.batch, keys[blame.value], harmless))
 
-    def autocast(self, blame: cause.Blame) -> tuple[Row, ...]:
+    def autocast(self, blame: Blame) -> tuple[Row, ...]:
         """The operands that autocast turned into infinities, as rows of the operation."""
         beyond = self.judgment.beyond_autocast(blame)
         rows = self.flow.frames[self.position(blame)].rows if beyond else ()
@@ -416,12 +415,12 @@ class _Description:
             for value, known in values.items()
         )
 
-    def position(self, blame: cause.Blame) -> int:
+    def position(self, blame: Blame) -> int:
         """Index of the frame that shows an origin first."""
         return position_of(self.flow, self.view, blame)
 
 
-def position_of(flow: DataFlow, view: FrameView, blame: cause.Blame) -> int:
+def position_of(flow: DataFlow, view: FrameView, blame: Blame) -> int:
     """Index of the first shown frame that shows an origin."""
     for position, frame in enumerate(flow.frames):
         if not view.shows(frame):
@@ -438,7 +437,7 @@ def position_of(flow: DataFlow, view: FrameView, blame: cause.Blame) -> int:
     return len(flow.frames) - 1
 
 
-def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: cause.Blame) -> Iterator[int]:
+def _came_of(flow: DataFlow, verdict: cause.Verdict, blame: Blame) -> Iterator[int]:
     """The value of an origin, and the bad values that it came from."""
     yield blame.value
     for value in () if blame.step is None else flow.steps[blame.step].inputs:

@@ -12,6 +12,7 @@ from fxguard.batch.keys import Key
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged
+from fxguard.plan.blame import Blame
 from fxguard.records import Severity
 from fxguard.rerun.consequences import Replaced, if_other, if_repaired
 from fxguard.rerun.differences import Difference
@@ -19,7 +20,7 @@ from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.forgiving import or_else
-from fxguard.verdict.origins import Blame, Verdict
+from fxguard.verdict.origins import Verdict
 from fxguard.verdict.surroundings import Surroundings
 
 __all__ = ["FAILURES", "Opinion", "SecondOpinion"]

@@ -10,9 +10,9 @@ from functools import cached_property
 
 from fxguard.graph.poles import DEFAULT_EPS, plain
 from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity, Source
-from fxguard.verdict.origins import Blame
 
 __all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 

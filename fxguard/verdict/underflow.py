@@ -17,6 +17,7 @@ from fxguard.formats import FORMATS
 from fxguard.graph.lost_elements import KEEPS_ZEROS, Lost
 from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.graph.tables import CASTS
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import WHOLE_GRAPH, Place, Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Severity
@@ -27,7 +28,6 @@ from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.causes import lost_eps
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.operands import operands_text
-from fxguard.verdict.origins import Blame
 from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames, position_of
 
 __all__ = ["ReportOfUnderflow"]

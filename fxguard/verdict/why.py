@@ -16,11 +16,11 @@ from fxguard.batch.keys import Key
 from fxguard.findings import Growth, Origin
 from fxguard.formats import FORMATS, PARTS
 from fxguard.graph.evidence import Evidence
+from fxguard.plan.blame import Blame
 from fxguard.records import Role
 from fxguard.rerun.other_samples import bad_rows, returned_on_others, samples_of
 from fxguard.rerun.other_ways import Outcome, in_dtype, in_eager_mode, leading_to, on_others
 from fxguard.verdict.forgiving import or_else
-from fxguard.verdict.origins import Blame
 from fxguard.verdict.second_opinion import FAILURES
 
 __all__ = ["Why", "number_at", "why_of"]

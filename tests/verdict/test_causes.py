@@ -15,11 +15,11 @@ from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS
 from fxguard.graph.tables import UNINITIALISED
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity
 from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.operands import LONGEST, operands_text
-from fxguard.verdict.origins import Blame
 from fxguard.verdict.surroundings import Surroundings
 
 INF, NAN = math.inf, math.nan

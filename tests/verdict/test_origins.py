@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fxguard import NonFiniteError, guard_of, instrument
+from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Range, Role, Severity
-from fxguard.verdict.origins import Blame, Verdict, find_origins
+from fxguard.verdict.origins import Verdict, find_origins
 
 FINITE, INF, NAN = Severity
 
