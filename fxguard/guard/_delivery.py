@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.amp.grad_scaler import GradScaler
+from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
@@ -22,6 +22,7 @@ from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
+from fxguard.guard._known_steps import KnownSteps
 from fxguard.guard._loss_scale import LossScale
 from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
@@ -64,7 +65,6 @@ class Delivery:
         heard: called with each report after it was handed on.
         withheld: the reports that are withheld in the script; None if none is.
         withholds: whether this model's reports may be.
-        scalers: those that scaled the last loss; None if nobody followed it.
         not_searched: why no operation was found for bad gradients, and how often.
         warns_of_idle_globs: whether a warning is still due for globs of ``ignore`` that name
             nothing in the first batch.
@@ -78,7 +78,6 @@ class Delivery:
         self.heard: Callable[[Report], object] = lambda report: None
         self.withheld: Withheld | None = None
         self.withholds = False
-        self.scalers: Iterable[GradScaler] | None = None
         self.not_searched: Counter[str] = Counter()
         self._loss_scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
@@ -99,6 +98,25 @@ class Delivery:
         if writer is not None:
             self._receivers.append(self.traces.report)
         self._receivers += receivers_for(options, stream)
+
+    @property
+    def steps(self) -> KnownSteps:
+        """What is known of the model's steps."""
+        return self.recorder.steps
+
+    @property
+    def model(self) -> Module | None:
+        """The model; None for the graphs of a backend, or if the model is gone."""
+        return self.recorder.model
+
+    @property
+    def last_batch(self) -> Batch | None:
+        """The last batch that has ended; None before the first."""
+        return self.recorder.last_batch
+
+    def note(self, origin: Origin) -> None:
+        """Keep a finding that did no harm, once for each operation."""
+        self.recorder.notes.setdefault(origin.message, origin)
 
     @property
     def trace_path(self) -> Path | None:
@@ -259,7 +277,7 @@ class Delivery:
         for leaf in leaves:
             role, _, name = leaf.name.partition(" ")
             if role == Role.WEIGHT.value:
-                self.recorder.bad_gradients.setdefault(name, number)
+                self.steps.bad_gradients.setdefault(name, number)
 
     def stepped(self, optimizer: Optimizer, weights: Iterator[SteppedWeight]) -> None:
         """Trace a step of an optimizer, if that was asked for."""
@@ -301,7 +319,7 @@ class Delivery:
 
     def loss_scale(self, kept: Sequence[KeptRun]) -> float | None:
         """The scale of the loss whose gradients reached these runs; None if there is none."""
-        return self._loss_scale.now(self.scalers, kept)
+        return self._loss_scale.now(self.steps.scalers, kept)
 
     def _gathering(self, asks: bool) -> contextlib.AbstractContextManager[Gather]:
         """Gather sharded weights for a second run; all ranks have to make this call."""
@@ -321,14 +339,14 @@ class Delivery:
         )
         if report is None and scale is not None:
             made = next((each.message for each in notes if each.is_operation), "")
-            self.recorder.excused = Excused(
+            self.steps.excused = Excused(
                 number, scale, made, has_scaler=self.options.loss_scale is None
             )
         for origin in () if report is None else report.origins:
             if origin.operands.startswith(NOT_KNOWN):
                 self.not_searched[origin.operands.removeprefix(NOT_KNOWN)] += 1
         for origin in notes:
-            self.recorder.notes.setdefault(origin.message, origin)
+            self.note(origin)
         step = self.recorder.optimizer_step
         if report is None:
             return None

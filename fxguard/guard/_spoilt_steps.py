@@ -17,9 +17,9 @@ from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_of_caller
 from fxguard.guard._backward import BackwardPasses
-from fxguard.guard._delivery import Delivery
 from fxguard.guard._learning_rate import schedule_of
 from fxguard.guard._scaled_step import ScaledStep
+from fxguard.guard._step_reports import StepReports
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.details import describe as look_at
 from fxguard.rerun.first_bad import FirstBad
@@ -36,18 +36,18 @@ class SpoiltSteps:
     """Describes steps that made weights of one model bad, and has them reported.
 
     Args:
-        delivery: delivers the model's reports.
+        reports: who reports on the model.
         backward: its backward passes; None if nobody looks at them.
         writes: what the script has written since the last backward.
     """
 
     def __init__(
         self,
-        delivery: Delivery,
+        reports: StepReports,
         backward: BackwardPasses | None,
         writes: Callable[[], LateWrites],
     ) -> None:
-        self.delivery = delivery
+        self.reports = reports
         self.writes = writes
         self.backward = backward
         self._backwards = 0  # that had ended when the last step was made
@@ -72,7 +72,7 @@ class SpoiltSteps:
             if gradient is not None:
                 weights = [replace(first, gradient=gradient.clone()), *more]
         spoilt_in = self._spoilt_in.get(weights[0].name)
-        brought_in = self.delivery.recorder.bad_gradients.get(weights[0].name)
+        brought_in = self.reports.steps.bad_gradients.get(weights[0].name)
         self._note(weights, f"{name}'s step")
         source = source_of_caller()
 
@@ -87,7 +87,7 @@ class SpoiltSteps:
                     why_not_inside=UNKNOWN_THEN if own is None else own.why_not,
                     saw_gradients=self.backward is not None,
                     backwards=self._passes(),
-                    excused=None if _is_called_by_scaler() else self.delivery.recorder.excused,
+                    excused=None if _is_called_by_scaler() else self.reports.steps.excused,
                     scaled_by=self._scaled_by(optimizer),
                     changed_by=self.writes().of_gradient(weights[0].weight),
                     schedule=or_else("", schedule_of, optimizer),
@@ -98,7 +98,7 @@ class SpoiltSteps:
                 number,
             )
 
-        self.delivery.weights_spoilt(describe, brought_in=brought_in)
+        self.reports.weights_spoilt(describe, brought_in=brought_in)
 
     def loss_comes(self, *, is_scaled: bool) -> None:
         """Called when the backward of a loss may begin."""
@@ -112,7 +112,7 @@ class SpoiltSteps:
         self._has_stepped = True
         stepped = {id(x) for group in optimizer.param_groups for x in group["params"]}
         self._forget_gradients(lambda weight: id(weight) in stepped)
-        self.delivery.recorder.excused = None
+        self.reports.steps.excused = None
         self._backwards = self._count()
 
     def before_step(self, optimizer: Optimizer, weights: Sequence[SteppedWeight]) -> None:
@@ -124,31 +124,31 @@ class SpoiltSteps:
         name, source = class_name(type(optimizer)), source_of_caller()
         self._note(weights, "a write before the step")
         writes = self.writes().of_weight(weights[0].weight)
-        self.delivery.weights_spoilt(
+        self.reports.weights_spoilt(
             lambda number: origin_of_write(name, weights, writes, source, number)
         )
 
     def restored(self, names: Iterable[str]) -> None:
         """Called with weights that are good again."""
         for name in names:
-            self.delivery.recorder.spoilt.pop(name, None)
+            self.reports.steps.spoilt.pop(name, None)
 
     def _note(self, weights: Sequence[SteppedWeight], by: str) -> None:
-        last = self.delivery.recorder.last
+        last = self.reports.last_batch
         if last is None:
             return
         for weight in weights:
-            number = self.delivery.recorder.bad_gradients.get(weight.name, last.batch.number)
-            self.delivery.recorder.spoilt[weight.name] = number, by
-            self._spoilt_in[weight.name] = last.batch.number
+            number = self.reports.steps.bad_gradients.get(weight.name, last.number)
+            self.reports.steps.spoilt[weight.name] = number, by
+            self._spoilt_in[weight.name] = last.number
 
     def _note_scaled(self, optimizer: Optimizer) -> None:
         """Note a step whose gradients were still multiplied by the scale of a GradScaler.
 
         A script that has written gradients may have divided them.
         """
-        recorder = self.delivery.recorder
-        if recorder.scaled_step is not None or recorder.last is None or not self._are_scaled:
+        steps, last = self.reports.steps, self.reports.last_batch
+        if steps.scaled_step is not None or last is None or not self._are_scaled:
             return
         if is_own(optimizer) or _is_called_by_scaler():
             return
@@ -158,22 +158,22 @@ class SpoiltSteps:
         scale = self._scaled_by(optimizer)
         if scale > 1:
             name = class_name(type(optimizer))
-            recorder.scaled_step = ScaledStep(name, recorder.last.batch.number, scale)
+            steps.scaled_step = ScaledStep(name, last.number, scale)
 
     def _forget_reset(self) -> None:
         """Forget bad gradients that the script has set to zero, or to something finite, since."""
-        known = len(self.delivery.recorder.bad_gradients)
+        known = len(self.reports.steps.bad_gradients)
         self._forget_gradients(lambda weight: weight.grad is None or _is_finite(weight.grad))
-        if len(self.delivery.recorder.bad_gradients) < known:
+        if len(self.reports.steps.bad_gradients) < known:
             self._backwards = self._count()  # what they brought is gone
 
     def _forget_gradients(self, is_over: Callable[[Tensor], bool]) -> None:
-        recorder = self.delivery.recorder
-        if recorder.bad_gradients and recorder.model is not None:
-            weights = dict(recorder.model.named_parameters())
-            for name in [*recorder.bad_gradients]:
+        bad, model = self.reports.steps.bad_gradients, self.reports.model
+        if bad and model is not None:
+            weights = dict(model.named_parameters())
+            for name in [*bad]:
                 if name not in weights or is_over(weights[name]):
-                    del recorder.bad_gradients[name]
+                    del bad[name]
 
     def _count(self) -> int:
         return 0 if self.backward is None else self.backward.count
@@ -187,7 +187,7 @@ class SpoiltSteps:
             return 1.0
         scales = [
             float(scaler.get_scale())
-            for scaler in self.delivery.scalers or ()
+            for scaler in self.reports.steps.scalers or ()
             if _still_scales(scaler, optimizer)
         ]
         return max(scales, default=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch.nn import Module
@@ -12,12 +12,13 @@ from fxguard.batch.weights import Snapshot, StandingTensors
 from fxguard.findings import Fix, Origin
 from fxguard.graph.nodes import class_name
 from fxguard.graph.source_lines import source_at
+from fxguard.guard._known_steps import KnownSteps
 from fxguard.guard._step_hooks import step_that_runs
 from fxguard.records import Role
 from fxguard.report.report import Report
 from fxguard.verdict.parameter_loops import writes_of_parameters
 from fxguard.verdict.report_of import Finished
-from fxguard.verdict.step_rules import Excused, told_writes
+from fxguard.verdict.step_rules import told_writes
 
 __all__ = ["with_last_good"]
 
@@ -45,10 +46,7 @@ def with_last_good(
     standing: StandingTensors,
     *,
     held_as: str,
-    watched: bool,
-    spoilt: Mapping[str, tuple[int, str]],
-    excused: Excused | None,
-    writes: LateWrites | None,
+    steps: KnownSteps,
 ) -> Report:
     """The report, with the batch since which each bad weight is bad.
 
@@ -59,14 +57,12 @@ def with_last_good(
         model: the model that has the weights.
         standing: the model's weights and buffers.
         held_as: the name of the model, with which the names in the report begin; "" for none.
-        watched: whether the steps of its optimizers are watched.
-        spoilt: weights that a watched step wrote something bad into, which was reported: the batch
-            before that step, and who wrote it.
-        excused: the last backward, if only the loss scale made its gradients bad.
-        writes: what the script has written since the last backward; None if nobody watches it.
+        steps: what is known of its training steps.
     """
     if model is None:
         return report
+    writes = None if steps.writes is None else steps.writes()
+    spoilt, excused = steps.spoilt, steps.excused
     if last is None or last.batch.ended is None:
         return _with_writers(report, model, held_as, writes)
     if last.report is not None or last.batch.number >= report.batch_number:
@@ -82,7 +78,7 @@ def with_last_good(
     turned = good & set(_written_since(bad, last.batch.ended, model, standing, writes))
     if not turned:
         return report
-    advice = WATCHED if watched else NOT_WATCHED
+    advice = WATCHED if steps.are_watched else NOT_WATCHED
     running = step_that_runs()
     if running is not None:
         rate = running.param_groups[0].get("lr")

@@ -12,10 +12,10 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import LOSS
 from fxguard.batch.loss import Loss
 from fxguard.guard._backward import BackwardPasses
-from fxguard.guard._delivery import Delivery
 from fxguard.guard._names import Names
 from fxguard.guard._optimizer import OptimizerSteps
 from fxguard.guard._spoilt_steps import SpoiltSteps, may_be_scaled
+from fxguard.guard._step_reports import StepReports
 from fxguard.guard.losses import Losses
 
 __all__ = ["WholeStep"]
@@ -29,23 +29,23 @@ class WholeStep:
     Args:
         losses: losses of the watched stretch of a script, which may involve other models.
         names: the names in the model.
-        delivery: delivers its reports.
+        reports: who reports on it.
         backward: its backward passes; None if nobody looks at them.
     """
 
     def __init__(
-        self, losses: Losses, names: Names, delivery: Delivery, backward: BackwardPasses | None
+        self, losses: Losses, names: Names, reports: StepReports, backward: BackwardPasses | None
     ) -> None:
         self.losses = losses
         self.names = names
-        self.delivery = delivery
+        self.reports = reports
         self.backward = backward
-        self._spoilt = SpoiltSteps(delivery, backward, lambda: losses.writes)
-        delivery.recorder.writes = lambda: losses.writes
+        self._spoilt = SpoiltSteps(reports, backward, lambda: losses.writes)
+        reports.steps.writes = lambda: losses.writes
         self._optimizers = OptimizerSteps(
             names.tensors,
             self._largest_gradient,
-            delivery.stepped,
+            reports.stepped,
             self._spoilt.by_step,
             self._spoilt.before_step,
             self._spoilt.restored,
@@ -60,12 +60,12 @@ class WholeStep:
     def close(self) -> None:
         """Stop watching optimizers."""
         self._optimizers.close()
-        self.delivery.scalers = None
-        self.delivery.recorder.writes = None
+        self.reports.steps.scalers = None
+        self.reports.steps.writes = None
 
     def loss_comes(self, loss: Loss, roots: Iterable[Tensor]) -> None:
         """Called when gradients may come to these tensors, computed from outputs of the model."""
-        self.delivery.scalers = loss.scalers
+        self.reports.steps.scalers = loss.scalers
         roots = tuple(roots)
         self._spoilt.loss_comes(is_scaled=bool(loss.scalers) and all(map(may_be_scaled, roots)))
         if self.backward is not None:
@@ -80,7 +80,7 @@ class WholeStep:
 
     def judge_loss(self, loss: Loss) -> None:
         """Report what is wrong with a loss."""
-        self.delivery.judge_loss(loss)
+        self.reports.judge_loss(loss)
 
     def _largest_gradient(self) -> float:
         return 0.0 if self.backward is None else self.backward.largest

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
 from fxguard.graph.source_lines import warn_user
-from fxguard.guard._delivery import Delivery
+from fxguard.guard._step_reports import StepReports
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.lost_gradients import origin_of_lost
 
@@ -24,11 +24,11 @@ class ZeroGradients:
     fourth, the sixteenth, …
 
     Args:
-        delivery: delivers the model's reports.
+        reports: who reports on the model.
     """
 
-    def __init__(self, delivery: Delivery) -> None:
-        self.delivery = delivery
+    def __init__(self, reports: StepReports) -> None:
+        self.reports = reports
         self.warns = True
         self._count = 0  # of backward passes with zero gradients
 
@@ -39,18 +39,18 @@ class ZeroGradients:
             return
         self._count += 1
         runs = list(kept) if _is_power_of_four(self._count) else []
-        if not runs or self.delivery.loss_scale(runs) is not None:
+        if not runs or self.reports.loss_scale(runs) is not None:
             return  # a scaler keeps doubling its scale as long as it can
         nothing: Origin | None = None
         origin = or_else(nothing, origin_of_lost, runs, weights)
         if origin is None:
             return
-        options = self.delivery.options
+        options = self.reports.options
         if options.underflow is not None and not options.trace_batch_nums:
-            self.delivery.gradients_lost(origin, runs[-1].batch_number)
+            self.reports.gradients_lost(origin, runs[-1].batch_number)
             return
         self.warns = False
-        self.delivery.recorder.notes.setdefault(origin.message, origin)
+        self.reports.note(origin)
         warn_user(origin.message)
 
 

@@ -329,14 +329,14 @@ class Guard:
             losses: the losses of a stretch of a script.
         """
         self.whole_step = WholeStep(losses, self.names, self.delivery, self.backward)
-        self.recorder.steps_are_watched = True
+        self.recorder.steps.are_watched = True
 
     def stop_watching_steps(self) -> None:
         """Watch only the model again."""
         if self.whole_step is not None:
             self.whole_step.close()
             self.whole_step = None
-            self.recorder.steps_are_watched = False
+            self.recorder.steps.are_watched = False
 
     # One batch.
 

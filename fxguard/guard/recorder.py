@@ -16,14 +16,14 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.fingerprints import Fingerprints
 from fxguard.batch.frames import FrameView
-from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Loss
 from fxguard.batch.model_reference import reference_to
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
+from fxguard.guard._known_steps import KnownSteps
 from fxguard.guard._last_frames import LastFrames
-from fxguard.guard._scaled_step import ScaledStep, with_scaled_step
+from fxguard.guard._scaled_step import with_scaled_step
 from fxguard.guard._turned_bad import with_last_good
 from fxguard.guard._underflows import Underflows
 from fxguard.guard.options import Options
@@ -36,7 +36,6 @@ from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.fingerprints import take_fingerprints
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.verdict.report_of import Finished, Judge, ReportOf, glance
-from fxguard.verdict.step_rules import Excused
 
 __all__ = ["MakeJudge", "Recorder"]
 
@@ -67,8 +66,7 @@ class Recorder:
     - ``notes`` only grows, by single operations on a dict.
     - ``stages`` changes by single operations on a dict.
     - ``judge`` may be called by several threads at the same time.
-    - ``optimizer_step`` is set by the user, ``steps_are_watched`` by the guard, ``spoilt`` by
-      what watches steps.
+    - ``optimizer_step`` is set by the user, ``steps`` by what watches steps.
 
     Args:
         options: what the user asked for.
@@ -89,18 +87,7 @@ class Recorder:
         self.held_as = held_as
         self.next_number = 0
         self.optimizer_step: int | None = None
-        self.steps_are_watched = False
-        # Weights that a watched step wrote something bad into: the batch before it, and by whom.
-        self.spoilt: dict[str, tuple[int, str]] = {}
-        # The last backward, if only the loss scale made its gradients bad.
-        self.excused: Excused | None = None
-        # Weights into whose gradients a backward since the last step brought something bad, with
-        # the number of its batch.
-        self.bad_gradients: dict[str, int] = {}
-        # The first step that read gradients which a GradScaler had not unscaled.
-        self.scaled_step: ScaledStep | None = None
-        # What the script has written since the last backward; None if nobody watches it.
-        self.writes: Callable[[], LateWrites] | None = None
+        self.steps = KnownSteps()
         self._lock = threading.Lock()
         self.last: Finished | None = None
         self.view = FrameView(model, options.granularity == "op")
@@ -292,16 +279,13 @@ class Recorder:
             self.model,
             self.standing,
             held_as=self.held_as,
-            watched=self.steps_are_watched,
-            spoilt=self.spoilt,
-            excused=self.excused,
-            writes=None if self.writes is None else self.writes(),
+            steps=self.steps,
         )
         return replace(judged, report=self.with_scaled_step(report))
 
     def with_scaled_step(self, report: Report) -> Report:
         """The report, whose best fix is about the step that scaled gradients were left to."""
-        return with_scaled_step(report, self.scaled_step, self.growth.since_first)
+        return with_scaled_step(report, self.steps.scaled_step, self.growth.since_first)
 
     def frame_count(self, batch: Batch) -> int:
         """How many frames a batch has at least, without assembling them."""
