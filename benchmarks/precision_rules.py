@@ -32,13 +32,13 @@ from torch.fx import Interpreter, Node
 import fxguard
 from fxguard.batch.events import GraphRun
 from fxguard.capture.keeping import numbered
+from fxguard.forecasting._graphs import Operation
+from fxguard.forecasting._reference import reference_of
+from fxguard.forecasting._trials import Trials
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.options import Options
 from fxguard.passes.unmark import without_marks
-from fxguard.precision._graphs import Operation
-from fxguard.precision._reference import reference_of
-from fxguard.precision._trials import Trials
 from fxguard.rerun.start import Start
 from harness.quiet import quieten
 from harness.tables import table

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from fxguard.batch.frames import frames_of as frames_of
     from fxguard.comparison.compare import compare as compare
+    from fxguard.comparison.elements import Compared as Compared
+    from fxguard.comparison.result import Comparison as Comparison
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
     from fxguard.debug_utils import detect_overflow as detect_overflow
     from fxguard.debug_utils import get_abs_min_max as get_abs_min_max
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from fxguard.findings import Climb as Climb
     from fxguard.findings import Origin as Origin
     from fxguard.findings import SelfTest as SelfTest
+    from fxguard.forecasting.forecast import forecast as forecast
+    from fxguard.forecasting.keep_float32 import keep_float32 as keep_float32
     from fxguard.guard.backend import backend as backend
     from fxguard.guard.guard import Guard as Guard
     from fxguard.guard.instrument import guard_of as guard_of
@@ -54,8 +58,6 @@ if TYPE_CHECKING:
     from fxguard.guard.watch import watch as watch
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.plan.plan import Plan as Plan
-    from fxguard.precision.forecast import forecast as forecast
-    from fxguard.precision.keep_float32 import keep_float32 as keep_float32
     from fxguard.records import Frame as Frame
     from fxguard.records import Row as Row
     from fxguard.records import Source as Source
@@ -63,10 +65,8 @@ if TYPE_CHECKING:
     from fxguard.report.forecast import Forecast as Forecast
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
     from fxguard.report.report import Report as Report
-    from fxguard.trace.comparison import Comparison as Comparison
     from fxguard.trace.diff import Diff as Diff
     from fxguard.trace.diff import diff as diff
-    from fxguard.trace.elements import Compared as Compared
     from fxguard.trace.file import load_trace as load_trace
     from fxguard.trace.trace import Trace as Trace
     from fxguard.trace.trace import TracedBatch as TracedBatch
@@ -79,8 +79,8 @@ logging.getLogger("fxguard").addHandler(logging.NullHandler())
 _HOME = {
     "BatchLimitReached": "errors",
     "Climb": "findings",
-    "Compared": "trace.elements",
-    "Comparison": "trace.comparison",
+    "Compared": "comparison.elements",
+    "Comparison": "comparison.result",
     "Diff": "trace.diff",
     "DebugUnderflowOverflow": "debug_utils",
     "Forecast": "report.forecast",
@@ -101,13 +101,13 @@ _HOME = {
     "compare": "comparison.compare",
     "detect_overflow": "debug_utils",
     "diff": "trace.diff",
-    "forecast": "precision.forecast",
+    "forecast": "forecasting.forecast",
     "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",
     "guard_of": "guard.instrument",
     "insert_checks": "passes.checks",
     "instrument": "guard.instrument",
-    "keep_float32": "precision.keep_float32",
+    "keep_float32": "forecasting.keep_float32",
     "load_trace": "trace.file",
     "remove": "guard.instrument",
     "watch": "guard.watch",

@@ -15,12 +15,12 @@ from fxguard.batch.frames import FrameView, row_of
 from fxguard.findings import Origin
 from fxguard.graph import marks
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import check_can_instrument
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.install.instrumented import check_can_instrument
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.measure.details import describe
+from fxguard.options import Options
 from fxguard.records import Severity
 from fxguard.report.report import Report
 from fxguard.report.text import HEADER, INDENT, frame_text, row_text

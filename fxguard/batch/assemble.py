@@ -8,10 +8,10 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, LookAgain, ModuleReturn
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
-from fxguard.graph.source_lines import source_at
 from fxguard.measure.traceable import decode
 from fxguard.plan.plan import merge_root, merge_single_operations
 from fxguard.records import Role, RowRole
+from fxguard.source.lines import source_at
 
 __all__ = ["assemble", "operations_of", "reached_by_failure"]
 

@@ -26,10 +26,8 @@ from fxguard.findings import BROUGHT
 from fxguard.graph import nodes
 from fxguard.graph.collectives import OWN
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.held_tensors import held_name
 from fxguard.graph.lost_elements import Lost
 from fxguard.graph.one_operation import OneOperation
-from fxguard.graph.source_lines import Place
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory, may_wait_for
 from fxguard.measure.details import Detail, describe
@@ -37,6 +35,8 @@ from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
 from fxguard.records import NOT_MEASURED, Fingerprint, Frame, Range, Role
+from fxguard.source.held_tensors import held_name
+from fxguard.source.lines import Place
 
 __all__ = ["Batch"]
 

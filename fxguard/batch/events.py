@@ -14,10 +14,10 @@ from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
 from fxguard.graph import nodes
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.source_lines import Place, source_at
 from fxguard.measure import eager, native, traceable
 from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
 from fxguard.records import Range, Role
+from fxguard.source.lines import Place, source_at
 
 __all__ = [
     "EXCHANGED",

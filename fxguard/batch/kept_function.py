@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fxguard.batch.autograd_nodes import function_of, functions_behind, metadata_of
 from fxguard.batch.frames import row_with
-from fxguard.graph.source_lines import source_of_method
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, own_arithmetic
 from fxguard.measure.func_levels import has_levels
 from fxguard.records import GRADIENT, Row, Source
+from fxguard.source.lines import source_of_method
 
 __all__ = ["FunctionHook", "KeptFunction", "keep_functions"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
-from fxguard.graph.source_lines import Place, calling_line
+from fxguard.source.lines import Place, calling_line
 
 __all__ = ["LateWrite", "LateWrites"]
 

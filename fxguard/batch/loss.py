@@ -31,10 +31,10 @@ from fxguard.batch.observer import observe
 from fxguard.batch.tape import Tape
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
-from fxguard.graph.source_lines import calling_line
 from fxguard.measure.at_hand import range_of
 from fxguard.ranks.pipelines import stage_now
 from fxguard.records import Range, Role, Severity
+from fxguard.source.lines import calling_line
 
 __all__ = ["BACKWARDS", "Loss", "Owner"]
 

@@ -34,10 +34,10 @@ from fxguard.graph.exchanges import brought_later, exchange_of
 from fxguard.graph.lost_elements import lost_alone
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call, is_move, name_of, read_call
-from fxguard.graph.source_lines import Place, calling_line
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
 from fxguard.records import Role
+from fxguard.source.lines import Place, calling_line
 
 __all__ = ["FusedObserver", "Observer", "is_watched_by_others", "unobserved"]
 

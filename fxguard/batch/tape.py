@@ -28,13 +28,13 @@ from fxguard.graph.exchanges import exchange_of
 from fxguard.graph.nodes import elements_of, leaves, memory_of
 from fxguard.graph.operations import name_of
 from fxguard.graph.random_state import RandomState, random_state_kept
-from fxguard.graph.source_lines import Place
 from fxguard.graph.tables import RANDOM
 from fxguard.graph.torch_settings import settings_now
 from fxguard.measure.at_hand import has_memory, version_of
 from fxguard.measure.func_levels import are_levels_open
 from fxguard.plan.reader import make_plan
 from fxguard.records import Role
+from fxguard.source.lines import Place
 
 __all__ = ["Tape"]
 

@@ -13,8 +13,8 @@ from torch.fx import Graph
 
 from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.source_lines import Place, source_at
 from fxguard.records import Source
+from fxguard.source.lines import Place, source_at
 
 __all__ = ["Given", "Made", "Noted", "Ref", "graph_of", "refs", "replaced"]
 

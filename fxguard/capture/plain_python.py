@@ -1,7 +1,7 @@
 """Lets TorchDynamo capture an eager model along the path of plain Python.
 
 Nobody asked for a compiler, so nobody may notice one. TorchDynamo differs from Python in ways that
-a model can see. This module undoes them, only for our own captures (:mod:`fxguard.guard._hooks`
+a model can see. This module undoes them, only for our own captures (:mod:`fxguard.install._hooks`
 handles hooks):
 
 - It answers ``torch.compiler.is_compiling()`` with True. Models then choose other code: those of
@@ -38,7 +38,7 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._dynamo.variables.torch_function import SymbolicTorchFunctionState
 
 from fxguard.batch.observer import Observer
-from fxguard.graph.source_lines import is_internal
+from fxguard.source.lines import is_internal
 
 __all__ = ["backend_of", "prepare_tracing", "traced_under_observer"]
 

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 
 from fxguard.capture._calls import GRAPH, RESUMED, TORCH, Call, running_calls
 from fxguard.capture._module_calls import is_in_hooks, line_of_forward, with_module_calls
-from fxguard.graph.source_lines import lines_of_trace
+from fxguard.source.lines import lines_of_trace
 
 __all__ = ["Call", "plain_calls", "running_calls"]
 

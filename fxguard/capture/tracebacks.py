@@ -11,7 +11,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from fxguard.capture.plain_stack import Call, plain_calls
-from fxguard.graph.syntax import ONE_AT_A_TIME
+from fxguard.source.syntax import ONE_AT_A_TIME
 
 __all__ = ["hide_frames"]
 

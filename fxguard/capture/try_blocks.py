@@ -26,9 +26,9 @@ from torch.fx import GraphModule, Node
 
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
-from fxguard.graph.source_lines import is_internal, lines_of_trace
-from fxguard.graph.syntax import tree_of_file
 from fxguard.graph.tables import REPEATABLE
+from fxguard.source.lines import is_internal, lines_of_trace
+from fxguard.source.syntax import tree_of_file
 
 __all__ = ["leave_try_block_of_last", "leave_try_blocks"]
 

@@ -19,11 +19,11 @@ from torch.nn import Module
 from fxguard.capture.dynamo import leave_to_python
 from fxguard.cli._session import write
 from fxguard.errors import FxguardError
+from fxguard.forecasting.forecast import forecast_of_step
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
-from fxguard.guard.instrumented import unwrapped
 from fxguard.guard.outermost import is_traced, pays_to_capture
-from fxguard.precision.forecast import forecast_of_step
+from fxguard.install.instrumented import unwrapped
 
 __all__ = ["FirstStep"]
 

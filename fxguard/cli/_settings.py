@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.errors import UsageError
-from fxguard.guard.options import Options
+from fxguard.options import Options
 
 __all__ = ["NAMES", "UnreadError", "nearest", "options_of", "settings_of_project"]
 

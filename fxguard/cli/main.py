@@ -21,7 +21,7 @@ from fxguard.cli._script import find_module, run_any
 from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
 from fxguard.cli._traces import add_commands
 from fxguard.formats import spelled_out
-from fxguard.guard.options import Options
+from fxguard.options import Options
 
 __all__ = ["main"]
 

@@ -15,12 +15,12 @@ from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.comparison._recorded import copied
 from fxguard.comparison._runs import ModelRun
 from fxguard.comparison._sides import Key, Side
+from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.start import Start
-from fxguard.trace.elements import Compared
 
 __all__ = ["beyond_roundings"]
 

@@ -11,6 +11,7 @@ from fxguard.batch.kept_run import versions_of
 from fxguard.comparison._graphs import Graphs
 from fxguard.comparison._rounding import apart, error_of, is_same, unit_of
 from fxguard.comparison._runs import KeptRun, ModelRun, unchanged
+from fxguard.comparison.elements import Compared
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.measure.at_hand import dtype_of
@@ -18,7 +19,6 @@ from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
-from fxguard.trace.elements import Compared
 
 __all__ = ["as_it_ran"]
 

@@ -12,11 +12,11 @@ from fxguard.comparison._beside import Beside
 from fxguard.comparison._recorded import Made
 from fxguard.comparison._rounding import apart, beyond, unit_of
 from fxguard.comparison._sides import Named
+from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.trace.elements import Compared
 
 __all__ = ["BesideBackward"]
 

@@ -19,10 +19,10 @@ from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.comparison._recorded import Made, Recorded, copied, values_of
 from fxguard.comparison._rounding import is_same
 from fxguard.comparison._sides import Key, Named
+from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, widened
 from fxguard.rerun.lockstep import Lockstep, SecondForm
-from fxguard.trace.elements import Compared
 
 __all__ = ["Beside"]
 

@@ -14,7 +14,7 @@ from fxguard.comparison._ends import Inside
 from fxguard.comparison._rounding import apart, are_one_program, in_double, rms_of
 from fxguard.comparison._sides import Key, Named, Side
 from fxguard.comparison._writers import writers_of
-from fxguard.trace.elements import Compared
+from fxguard.comparison.elements import Compared
 
 __all__ = ["Blame"]
 

@@ -15,12 +15,12 @@ from fxguard.comparison._rounding import OF_WEIGHTS, apart, gap_of, in_double, s
 from fxguard.comparison._runs import ModelRun
 from fxguard.comparison._sides import standing
 from fxguard.comparison._signs import Signed, Signs
+from fxguard.comparison.elements import Compared
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.start import Start
-from fxguard.trace.elements import Compared
 
 __all__ = ["compare_gradients", "gradients_in_float64"]
 

@@ -18,12 +18,12 @@ from fxguard.comparison._recorded import Recorded, nodes_of, recorded
 from fxguard.comparison._rounding import apart, beyond, unit_of
 from fxguard.comparison._runs import ModelRun, unchanged
 from fxguard.comparison._sides import Key, Named, placeholders, standing
+from fxguard.comparison.elements import Compared
 from fxguard.graph.operations import read_node
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
-from fxguard.trace.elements import Compared
 
 __all__ = ["Graphs", "compare_graphs"]
 

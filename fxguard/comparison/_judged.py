@@ -20,9 +20,9 @@ from fxguard.comparison._rounding import (
     share_of_rounding,
     unit_of,
 )
+from fxguard.comparison.elements import Apart, Compared
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.measure.at_hand import dtype_of
-from fxguard.trace.elements import Apart, Compared
 
 __all__ = ["Judge", "Judged", "Sides", "reason_of_kernel"]
 

@@ -21,10 +21,10 @@ from fxguard.comparison._rounding import (
     unit_of,
 )
 from fxguard.comparison._runs import ModelRun
+from fxguard.comparison.elements import Compared
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.trace.batch_diff import COARSER, TOLERANCES
-from fxguard.trace.elements import Compared
 
 __all__ = ["OutputPair", "Tolerance", "compare_outputs", "paired_outputs"]
 

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from fxguard.comparison.elements import Apart
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.func_levels import without_levels
-from fxguard.trace.elements import Apart
 
 __all__ = [
     "apart",

@@ -19,10 +19,10 @@ from fxguard.capture.dynamo import is_compiled
 from fxguard.graph.marks import flatten_call, rows_of
 from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import check_can_instrument, unwrapped
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.install.instrumented import check_can_instrument, unwrapped
 from fxguard.measure.at_hand import name_of_dtype
+from fxguard.options import Options
 from fxguard.report.report import Report
 from fxguard.rerun.differences import are_equal
 from fxguard.trace.trace import TracedBatch

@@ -12,8 +12,8 @@ from fxguard.comparison._graphs import Graphs
 from fxguard.comparison._outputs import OutputPair, Tolerance
 from fxguard.comparison._rounding import apart, unit_of
 from fxguard.comparison._sides import Key
+from fxguard.comparison.elements import Compared
 from fxguard.graph.wide_form import NotJudged, is_float
-from fxguard.trace.elements import Compared
 
 __all__ = ["Settled", "settled"]
 

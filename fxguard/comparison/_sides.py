@@ -16,10 +16,10 @@ from fxguard.comparison._recorded import nodes_of
 from fxguard.comparison._runs import KeptRun, ModelRun
 from fxguard.graph import nodes
 from fxguard.graph.operations import read_node
-from fxguard.graph.source_lines import source_of_trace
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
 from fxguard.records import Source
+from fxguard.source.lines import source_of_trace
 
 __all__ = ["Key", "Named", "Side", "Twin", "placeholders", "side_of", "standing"]
 

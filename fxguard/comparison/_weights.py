@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxguard.comparison._rounding import in_double, size_of
-from fxguard.trace.elements import Compared
+from fxguard.comparison.elements import Compared
 
 __all__ = ["difference_between", "weights_apart"]
 

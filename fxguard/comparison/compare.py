@@ -27,11 +27,11 @@ from fxguard.comparison._rounding import unit_of
 from fxguard.comparison._runs import ModelRun, buffers_kept, converter, place_of, run_model
 from fxguard.comparison._settled import settled
 from fxguard.comparison._weights import weights_apart
+from fxguard.comparison.elements import Compared
+from fxguard.comparison.result import Comparison
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import NotJudged
-from fxguard.trace.comparison import Comparison
 from fxguard.trace.diff import diff
-from fxguard.trace.elements import Compared
 
 __all__ = ["compare"]
 

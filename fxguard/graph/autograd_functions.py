@@ -14,7 +14,7 @@ import torch
 from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
-from fxguard.graph.source_lines import Place, lines_of_trace
+from fxguard.source.lines import Place, lines_of_trace
 
 __all__ = ["BACKWARD", "FORWARD", "is_function", "name_of_function"]
 

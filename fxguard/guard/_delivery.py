@@ -20,10 +20,7 @@ from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
-from fxguard.graph.source_lines import source_of_caller, warn_user
 from fxguard.guard._coverage import idle_globs
-from fxguard.guard._known_steps import KnownSteps
-from fxguard.guard._loss_scale import LossScale
 from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
 from fxguard.guard._traces import Traces
 from fxguard.guard._withheld import Withheld
@@ -37,12 +34,15 @@ from fxguard.report import terminal
 from fxguard.report.groups import by_cause
 from fxguard.report.report import Report
 from fxguard.report.text import absorbed_line
+from fxguard.source.lines import source_of_caller, warn_user
+from fxguard.steps.known_steps import KnownSteps
+from fxguard.steps.loss_scale import LossScale
+from fxguard.steps.optimizer_step import SteppedWeight, frame_of_step
+from fxguard.steps.step_rules import Excused
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, Ended, ReportOfBackward
-from fxguard.verdict.optimizer_step import SteppedWeight, frame_of_step
 from fxguard.verdict.report_of import Finished
-from fxguard.verdict.step_rules import Excused
 
 __all__ = ["Delivery", "raised_now"]
 

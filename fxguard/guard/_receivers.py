@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fxguard.findings import Origin, OriginKey
-from fxguard.graph.source_lines import warn_user
-from fxguard.guard.options import Options
+from fxguard.options import Options
 from fxguard.ranks import agreement
 from fxguard.report import terminal
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
+from fxguard.source.lines import warn_user
 from fxguard.verdict.report_of import Finished
 
 __all__ = ["Detection", "Receiver", "Seen", "receivers_for"]

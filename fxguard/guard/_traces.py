@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fxguard.batch.kept_run import KeptRun
-from fxguard.graph.source_lines import warn_user
 from fxguard.guard._receivers import Detection, Seen
 from fxguard.guard.recorder import Recorder
 from fxguard.ranks import agreement
@@ -19,6 +18,7 @@ from fxguard.records import Frame
 from fxguard.report import terminal
 from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
+from fxguard.source.lines import warn_user
 from fxguard.trace.trace import TracedBatch, place_of
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_report import frames_of_backward

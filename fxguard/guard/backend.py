@@ -21,8 +21,8 @@ from fxguard.guard._coverage import (
     not_judged_in,
 )
 from fxguard.guard._delivery import Delivery, raised_now
-from fxguard.guard.options import Granularity, OnDetect, Options
 from fxguard.guard.recorder import Recorder
+from fxguard.options import Granularity, OnDetect, Options
 from fxguard.records import Frame
 from fxguard.report.report import Report
 

@@ -30,9 +30,6 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
-from fxguard.graph.source_lines import calling_line
-from fxguard.guard._backward import BackwardPasses
-from fxguard.guard._captures import Captures, Hear
 from fxguard.guard._coverage import (
     NOTHING_YET,
     Coverage,
@@ -42,22 +39,25 @@ from fxguard.guard._coverage import (
     not_judged_in,
 )
 from fxguard.guard._delivery import Delivery, raised_now
-from fxguard.guard._installation import Installation
-from fxguard.guard._names import Names
-from fxguard.guard._stand_in import RUN_LATER
-from fxguard.guard._whole_step import WholeStep
-from fxguard.guard._zero_gradients import ZeroGradients
-from fxguard.guard.instrumented import INSTALLED, find_installed
-from fxguard.guard.keeper import Keeper, kept_in
-from fxguard.guard.losses import Losses
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import merged, selftest_of
+from fxguard.install.captures import Captures, Hear
+from fxguard.install.installation import Installation
+from fxguard.install.instrumented import INSTALLED, find_installed
+from fxguard.install.keeper import Keeper, kept_in
+from fxguard.install.names import Names
+from fxguard.install.stand_in import RUN_LATER
+from fxguard.options import Options
 from fxguard.plan.plan import Plan
 from fxguard.ranks.pipelines import infers_shapes
 from fxguard.records import Frame
 from fxguard.report.report import Report
+from fxguard.source.lines import calling_line
+from fxguard.steps.backward import BackwardPasses
+from fxguard.steps.losses import Losses
+from fxguard.steps.whole_step import WholeStep
+from fxguard.steps.zero_gradients import ZeroGradients
 
 __all__ = ["Guard", "in_backward"]
 

@@ -10,10 +10,10 @@ from torch.nn import Module
 
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
-from fxguard.guard.functions import FunctionModule, module_of
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import check_can_instrument, find_guard, find_installed
-from fxguard.guard.options import Granularity, OnDetect, Options
+from fxguard.install.functions import FunctionModule, module_of
+from fxguard.install.instrumented import check_can_instrument, find_guard, find_installed
+from fxguard.options import Granularity, OnDetect, Options
 
 __all__ = ["guard_of", "instrument", "remove"]
 

@@ -24,15 +24,15 @@ from torch.nn import Module
 from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
-from fxguard.guard._holders import name_by_holder
 from fxguard.guard._last_frames import LastFrames
-from fxguard.guard._own_calls import OwnCalls
 from fxguard.guard._withheld import Withheld
 from fxguard.guard.guard import Guard, in_backward
-from fxguard.guard.instrumented import check_kind, find_guard, unwrapped
-from fxguard.guard.losses import Losses
-from fxguard.guard.options import Options
+from fxguard.install.holders import name_by_holder
+from fxguard.install.instrumented import check_kind, find_guard, unwrapped
+from fxguard.install.own_calls import OwnCalls
+from fxguard.options import Options
 from fxguard.report.report import Report
+from fxguard.steps.losses import Losses
 
 __all__ = ["OutermostModules"]
 

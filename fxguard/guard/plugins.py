@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fxguard.guard._captures import Hear
-from fxguard.guard.methods import Methods
 from fxguard.guard.recorder import MakeJudge
+from fxguard.install.captures import Hear
+from fxguard.install.methods import Methods
 
 __all__ = ["Plugins"]
 

@@ -21,12 +21,8 @@ from fxguard.batch.model_reference import reference_to
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
-from fxguard.guard._known_steps import KnownSteps
 from fxguard.guard._last_frames import LastFrames
-from fxguard.guard._scaled_step import with_scaled_step
-from fxguard.guard._turned_bad import with_last_good
-from fxguard.guard._underflows import Underflows
-from fxguard.guard.options import Options
+from fxguard.options import Options
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.pipelines import Stage, stage_now
@@ -35,6 +31,10 @@ from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.fingerprints import take_fingerprints
 from fxguard.rerun.whole_graph import measure_postponed
+from fxguard.steps.known_steps import KnownSteps
+from fxguard.steps.scaled_step import with_scaled_step
+from fxguard.steps.turned_bad import with_last_good
+from fxguard.underflow.underflows import Underflows
 from fxguard.verdict.report_of import Finished, Judge, ReportOf, glance
 
 __all__ = ["MakeJudge", "Recorder"]

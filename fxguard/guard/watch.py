@@ -15,9 +15,9 @@ from typing_extensions import Unpack
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import instrument, remove
-from fxguard.guard.instrumented import find_guard, unwrapped
-from fxguard.guard.losses import Losses
-from fxguard.guard.options import InstrumentOptions
+from fxguard.install.instrumented import find_guard, unwrapped
+from fxguard.options import InstrumentOptions
+from fxguard.steps.losses import Losses
 
 __all__ = ["watch"]
 

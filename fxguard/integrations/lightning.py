@@ -12,11 +12,11 @@ from typing_extensions import Unpack
 
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import guard_of, remove
-from fxguard.guard.instrumented import check_can_instrument, find_guard
-from fxguard.guard.losses import Losses
-from fxguard.guard.methods import Methods
-from fxguard.guard.options import InstrumentOptions, Options
 from fxguard.guard.plugins import Plugins
+from fxguard.install.instrumented import check_can_instrument, find_guard
+from fxguard.install.methods import Methods
+from fxguard.options import InstrumentOptions, Options
+from fxguard.steps.losses import Losses
 
 __all__ = ["FxguardCallback"]
 

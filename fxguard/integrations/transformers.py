@@ -12,9 +12,9 @@ from typing_extensions import Unpack
 
 from fxguard.debug_utils import DebugUnderflowOverflow
 from fxguard.guard.instrument import guard_of, instrument
-from fxguard.guard.instrumented import find_guard
-from fxguard.guard.losses import Losses
-from fxguard.guard.options import InstrumentOptions
+from fxguard.install.instrumented import find_guard
+from fxguard.options import InstrumentOptions
+from fxguard.steps.losses import Losses
 
 __all__ = ["FxguardCallback", "use_for_debug_option"]
 

@@ -13,10 +13,10 @@ from torch.fx import GraphModule, Node
 from fxguard.graph import nodes, tables
 from fxguard.graph.higher_order import Body, is_higher_order
 from fxguard.graph.operations import is_move, read_node
-from fxguard.graph.source_lines import source_of_trace
 from fxguard.plan._values import ValueTable
 from fxguard.plan.plan import FramePlan, RowPlan, Step
 from fxguard.records import Role
+from fxguard.source.lines import source_of_trace
 
 __all__ = ["Reading"]
 

@@ -11,12 +11,12 @@ from torch.fx import Graph, Node
 from fxguard.batch.events import GraphRun
 from fxguard.graph import nodes
 from fxguard.graph.operations import read_node
-from fxguard.graph.source_lines import source_of_trace
 from fxguard.measure import traceable
 from fxguard.plan.plan import FramePlan, RowPlan
 from fxguard.records import Role
 from fxguard.rerun.node_by_node import NodeByNode
 from fxguard.rerun.start import Start
+from fxguard.source.lines import source_of_trace
 
 __all__ = ["run_until_it_raises"]
 

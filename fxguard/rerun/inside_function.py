@@ -15,10 +15,10 @@ from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import read_node
-from fxguard.graph.source_lines import source_of_trace
 from fxguard.graph.wide_form import is_float
 from fxguard.records import Source
 from fxguard.rerun.edges import Look
+from fxguard.source.lines import source_of_trace
 
 __all__ = ["Inside", "inside_of", "is_random"]
 

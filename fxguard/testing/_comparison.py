@@ -13,8 +13,8 @@ from fxguard.errors import UsageError
 from fxguard.graph.outputs import to_differentiate
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.measure.at_hand import version_of
-from fxguard.rerun.both_gradients import BothGradients
 from fxguard.rerun.start import Start
+from fxguard.testing._both_gradients import BothGradients
 from fxguard.testing.side_by_side import Deviation, SideBySide
 
 __all__ = ["Comparison"]

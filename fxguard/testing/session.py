@@ -12,9 +12,9 @@ from torch.nn import Module
 import fxguard
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import find_guard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.install.instrumented import find_guard
+from fxguard.options import Options
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 

@@ -12,16 +12,16 @@ from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
-from fxguard.graph.source_lines import source_of_trace
 from fxguard.graph.wide_form import Ran, widened
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Place, Step
 from fxguard.records import Source
-from fxguard.rerun.both_gradients import BackwardOfBoth, BothGradients
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.lockstep import Lockstep
-from fxguard.rerun.two_backwards import TwoBackwards
 from fxguard.rerun.wide_run import WideForm
+from fxguard.source.lines import source_of_trace
+from fxguard.testing._both_gradients import BackwardOfBoth, BothGradients
+from fxguard.testing._two_backwards import TwoBackwards
 
 __all__ = ["Deviation", "SideBySide"]
 

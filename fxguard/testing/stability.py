@@ -14,10 +14,10 @@ from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import Guard
 from fxguard.guard.instrument import remove
-from fxguard.guard.instrumented import find_guard, unwrapped
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
+from fxguard.options import Options
 from fxguard.testing._comparison import Comparison
 from fxguard.testing.side_by_side import Deviation
 from fxguard.testing.watch import Model, as_module

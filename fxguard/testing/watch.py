@@ -15,8 +15,8 @@ from torch.nn import Module
 
 from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrumented import check_can_instrument, find_guard, unwrapped
-from fxguard.guard.options import Options
+from fxguard.install.instrumented import check_can_instrument, find_guard, unwrapped
+from fxguard.options import Options
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 

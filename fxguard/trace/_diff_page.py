@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fxguard.records import Row
 from fxguard.report.sheet import Sheet
-from fxguard.trace._diff_text import difference_text
+from fxguard.trace.diff_text import difference_text
 from fxguard.trace.batch_diff import BatchDiff, Match
 
 __all__ = ["sheet_of"]

@@ -14,7 +14,7 @@ from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.page import page
 from fxguard.report.strict_json import strict_json
 from fxguard.trace._diff_page import sheet_of
-from fxguard.trace._diff_text import names_text, table, verdict_lines
+from fxguard.trace.diff_text import names_text, table, verdict_lines
 from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace, TracedBatch

@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fxguard.advice.causes import cause_of, is_lost, lost_eps
 from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import plain
 from fxguard.records import Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients
-from fxguard.verdict.causes import cause_of, is_lost, lost_eps
 
 __all__ = [
     "Suspect",

@@ -6,33 +6,33 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.advice.case import Case
+from fxguard.advice.causes import cause_of
+from fxguard.advice.fixes import fixes_for
+from fxguard.advice.operands import gradient_text, operands_text
+from fxguard.advice.signs import is_chosen_after
+from fxguard.advice.surroundings import Surroundings
+from fxguard.advice.words import degeneracy_in_words, words_for
 from fxguard.batch.dataflow import joined
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
-from fxguard.graph.source_lines import source_of_trace
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Place, Step
 from fxguard.records import GRADIENT, Frame, Range, Row, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.edges import BackwardOf, Gradients
+from fxguard.source.lines import source_of_trace
 from fxguard.verdict.backward import (
     Suspect,
     cause_of_backward,
     is_of_small_operand,
 )
-from fxguard.verdict.case import Case
-from fxguard.verdict.causes import cause_of
 from fxguard.verdict.explain import with_counts
-from fxguard.verdict.fixes import fixes_for
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import fix_of_factor
-from fxguard.verdict.operands import gradient_text, operands_text
-from fxguard.verdict.signs import is_chosen_after
-from fxguard.verdict.surroundings import Surroundings
-from fxguard.verdict.words import degeneracy_in_words, words_for
 
 __all__ = [
     "Backward",

@@ -15,6 +15,7 @@ from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
 from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
 from fxguard.report.report import Report
+from fxguard.reproduce.reproducible import kept_of
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import (
@@ -28,7 +29,6 @@ from fxguard.verdict.backward_origins import (
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import factor_to_blame
 from fxguard.verdict.report_of import EarlierFrames
-from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.why_backward import First, why_of_backward, why_of_compiled
 
 __all__ = [

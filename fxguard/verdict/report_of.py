@@ -6,6 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from fxguard.advice.case import Case
+from fxguard.advice.causes import needed_by
+from fxguard.advice.fixes import GREW, fixes_for, fixes_of_given
+from fxguard.advice.operands import operands_text
+from fxguard.advice.positive import made_at
+from fxguard.advice.surroundings import Surroundings
+from fxguard.advice.words import words_for
 from fxguard.batch.assemble import assemble, reached_by_failure
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
@@ -13,37 +20,30 @@ from fxguard.batch.frames import FrameView
 from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.formats import LIMITS
-from fxguard.graph.source_lines import source_of_caller
 from fxguard.measure.details import Detail
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Role, Row, Severity, Source
 from fxguard.report.report import Report
+from fxguard.reproduce.reproducible import kept_of
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
+from fxguard.source.assigned import assignment_of
+from fxguard.source.call_site import variable_given
+from fxguard.source.lines import source_of_caller
+from fxguard.source.suspects import Bad, suspects_in
+from fxguard.source.written import operand_in
 from fxguard.verdict import origins as cause
-from fxguard.verdict.assigned import assignment_of
-from fxguard.verdict.call_site import variable_given
-from fxguard.verdict.case import Case
-from fxguard.verdict.causes import needed_by
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
-from fxguard.verdict.fixes import GREW, fixes_for, fixes_of_given
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
-from fxguard.verdict.operands import operands_text
-from fxguard.verdict.positive import made_at
 from fxguard.verdict.precedents import Precedents
-from fxguard.verdict.reproducible import kept_of
 from fxguard.verdict.returned import returned_by
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
-from fxguard.verdict.surroundings import Surroundings
-from fxguard.verdict.suspects import Bad, suspects_in
 from fxguard.verdict.trials import tried, with_tried
 from fxguard.verdict.why import Why, why_of
-from fxguard.verdict.words import words_for
-from fxguard.verdict.written import operand_in
 
 __all__ = [
     "EarlierFrames",

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fxguard.advice.causes import cause_of, cause_of_given
+from fxguard.advice.surroundings import Surroundings
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.keys import Key
@@ -18,10 +20,8 @@ from fxguard.rerun.consequences import Replaced, if_other, if_repaired
 from fxguard.rerun.differences import Difference
 from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.rerun.other_values import RaisedOnOther
-from fxguard.verdict.causes import cause_of, cause_of_given
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.origins import Verdict
-from fxguard.verdict.surroundings import Surroundings
 
 __all__ = ["FAILURES", "Opinion", "SecondOpinion"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fxguard.advice.fixes import MASKS, MOST_FIXES
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix
 from fxguard.plan.plan import Step
 from fxguard.rerun.trial import Trial, in_float32
-from fxguard.verdict.fixes import MASKS, MOST_FIXES
 
 __all__ = ["tried", "with_tried"]
 

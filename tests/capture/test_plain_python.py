@@ -90,7 +90,7 @@ def test_hooks_that_come_back_are_not_captured_again() -> None:
     # Each hook is a new one: that is five states.
     assert fxguard.guard_of(model).coverage().startswith("checked 14 of 14 operations in 5 graphs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fxguard.guard._captures.MOST_CAPTURES", 5)
+        patch.setattr("fxguard.install.captures.MOST_CAPTURES", 5)
         with model.a.register_forward_hook(doubled):
             assert torch.equal(model(X), Unit()(X) * 2)
             with pytest.raises(fxguard.NonFiniteError):

@@ -13,8 +13,8 @@ from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 import fxguard
 from fxguard.capture import traced_modules
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - everybody writes F
 from torch import Tensor
 
 from fxguard.graph.one_operation import OneOperation
-from fxguard.graph.spelling import spelled
 from fxguard.graph.wide_form import NotJudged
+from fxguard.reproduce._spelling import spelled
 
 
 def x(*shape: int) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fxguard.graph.syntax import tree_of, tree_of_file
+from fxguard.source.syntax import tree_of, tree_of_file
 
 BIG = "x = " + " + ".join(f"f({number}, [a, {{b: c}}])" for number in range(200))
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 
 class Norm(torch.autograd.Function):

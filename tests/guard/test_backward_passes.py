@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fxguard
 from fxguard.batch.kept_run import KeptRun
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 from fxguard.testing import assert_finite
 from support.needs import OF_PYTHON_3_13_0
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import fxguard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 Step = Callable[[], object]
 # How a script gets its step: of a model, and the optimizer.

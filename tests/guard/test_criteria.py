@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 IGNORED = nn.CrossEntropyLoss(ignore_index=0)  # NaN if all targets are 0
 TARGETS = torch.tensor([0, 1, 2, 1])

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 TARGETS = torch.tensor([0, 1, 2, 0])
 PRIOR = torch.tensor([1.0, torch.nan, 1.0])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 X = torch.randn(8, 4)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver
 
 import fxguard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 TARGETS = torch.tensor([0, 1, 1, 0])  # class 2 does not occur
 NONE = torch.full_like(TARGETS, -100)  # all are ignored

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fxguard
-from fxguard.guard.options import InstrumentOptions, Options
+from fxguard.options import InstrumentOptions, Options
 from support.needs import OF_PYTHON_3_13_0
 
 # What a compiler's backend cannot do: it has no model to write of, and no batch of all ranks.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.rerun import own_step
+from fxguard.steps import own_step
 
 Loss = Callable[[Tensor], Tensor]
 

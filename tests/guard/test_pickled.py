@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fxguard
-from fxguard.guard.instrumented import find_guard
+from fxguard.install.instrumented import find_guard
 
 
 class Packs(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fxguard
-from fxguard.verdict.parameter_loops import writes_of_parameters
+from fxguard.source.parameter_loops import writes_of_parameters
 from support.programs import run_python
 
 

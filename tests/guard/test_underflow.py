@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard import _underflows
 from fxguard.report.load import load_report
-from fxguard.rerun import lost_elements, start
+from fxguard.rerun import start
+from fxguard.underflow import lost_elements, underflows
 from support import zoo
 from support.needs import OF_PYTHON_3_13_0, needs
 from support.same_results import assert_same, results
@@ -117,8 +117,8 @@ def test_without_the_option_nothing_runs_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_first_batch_and_every_100th(monkeypatch: pytest.MonkeyPatch) -> None:
     """What begins in between is found in the next of them."""
-    assert _underflows.EVERY == 100
-    monkeypatch.setattr(_underflows, "EVERY", 3)
+    assert underflows.EVERY == 100
+    monkeypatch.setattr(underflows, "EVERY", 3)
     found: list[fxguard.Report] = []
     net = Net(1.0).half()
     model = fxguard.instrument(net, underflow=0.5, on_detect=found.append)
@@ -130,7 +130,7 @@ def test_the_first_batch_and_every_100th(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_warning_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """``on_detect="warn"`` goes on."""
-    monkeypatch.setattr(_underflows, "EVERY", 1)
+    monkeypatch.setattr(underflows, "EVERY", 1)
     model = fxguard.instrument(Net().half(), underflow=0.5, on_detect="warn")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -420,7 +420,7 @@ def step(compile_with: str | None, **options: Any) -> list[Tensor]:
 @pytest.mark.parametrize("options", [{}, {"replay": True}])
 def test_bits_stay(compile_with: str | None, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, gradients, buffers and the random state, where every batch is looked at."""
-    monkeypatch.setattr(_underflows, "EVERY", 1)
+    monkeypatch.setattr(underflows, "EVERY", 1)
     without = step(compile_with, **options)
     looked_at = step(compile_with, underflow=0.99, **options)
     for one, other in zip(without, looked_at, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.rerun.gradients import gradients_of
-from fxguard.verdict import lost_gradients
+from fxguard.steps import lost_gradients
 
 
 class Net(nn.Module):

@@ -14,13 +14,13 @@ import pytest
 
 import fxguard
 from fxguard import Frame, Row, Trace, TracedBatch, diff
+from fxguard.comparison.elements import Compared
+from fxguard.comparison.result import Comparison
 from fxguard.findings import Origin
 from fxguard.report.display import MOST_CHARACTERS, SHOWN, page_of
 from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.terminal import coloured
-from fxguard.trace.comparison import Comparison
-from fxguard.trace.elements import Compared
 from support.needs import needs
 from support.t5_overflow import REPORT
 

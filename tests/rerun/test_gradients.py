@@ -16,9 +16,9 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import KeptRun, keep
 from fxguard.graph.wide_form import NotJudged
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import range_of
+from fxguard.options import Options
 from fxguard.rerun.edges import Gradients
 from fxguard.rerun.gradients import gradients_of
 from fxguard.testing.watch import as_module

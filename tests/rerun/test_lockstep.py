@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from fxguard.batch.events import GraphRun
 from fxguard.graph.wide_form import NotJudged, Ran
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.options import Options
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_values import Perturbed, perturbed

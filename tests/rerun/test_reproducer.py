@@ -20,8 +20,7 @@ import fxguard
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged
 from fxguard.report.load import load_report
-from fxguard.rerun import reproducer
-from fxguard.verdict import reproducible
+from fxguard.reproduce import reproducer, reproducible
 from support.loading import module_of, the_gallery
 from support.needs import needs
 

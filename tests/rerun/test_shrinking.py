@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fxguard.graph.one_operation import OneOperation
-from fxguard.rerun import shrinking
-from fxguard.rerun.shrinking import Shrinker, size_of
-from fxguard.verdict.reproducible import same_failure, same_gradient
+from fxguard.reproduce import shrinking
+from fxguard.reproduce.reproducible import same_failure, same_gradient
+from fxguard.reproduce.shrinking import Shrinker, size_of
 
 HALF = torch.float16
 

@@ -22,8 +22,8 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.options import Options
 from fxguard.rerun.repeats import same_magnitude
 from fxguard.rerun.start import Start
 from fxguard.testing import numerically_stable

@@ -16,19 +16,19 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.fx import Node
 
+from fxguard.advice.causes import cause_of
 from fxguard.batch.events import GraphRun
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.tables import ADDITIONS, END_OF_MASKS
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.options import Options
 from fxguard.passes.unmark import without_marks
 from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
-from fxguard.verdict.causes import cause_of
 
 # Numbers vanish: this share of what is not zero in float64 is zero in the dtype. Weights of tests
 # attend sharply, and nobody accuses an operation of it where nothing becomes bad.

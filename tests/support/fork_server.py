@@ -21,7 +21,7 @@ from typing import Any
 IMPORTED = (
     *("torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed"),
     *("fxguard.cli.main", "fxguard.guard.watch", "fxguard.comparison.compare", "fxguard.testing"),
-    *("fxguard.precision.forecast", "fxguard.precision.keep_float32", "fxguard.trace.file"),
+    *("fxguard.forecasting.forecast", "fxguard.forecasting.keep_float32", "fxguard.trace.file"),
 )
 
 # Files whose frames a traceback of the program does not show.

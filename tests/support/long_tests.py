@@ -55,7 +55,7 @@ SAMPLED = (
     "graph/test_higher_order.py",
     "graph/test_operations.py",
     "guard/test_backward_passes.py",
-    "precision/test_keep_float32.py",
+    "forecasting/test_keep_float32.py",
     "repository/test_famous_nans.py",
     "rerun/test_whole_graph.py",
     "verdict/test_underflow.py",
@@ -96,8 +96,8 @@ LONG = (
             "integrations/test_trainer.py",
             "measure/test_gpu.py",
             "measure/test_inductor.py",
-            "precision/test_keep_float32.py::test_on_two_ranks",
-            "precision/test_properties.py",
+            "forecasting/test_keep_float32.py::test_on_two_ranks",
+            "forecasting/test_properties.py",
             "ranks/test_backward_of_ranks.py",
             "ranks/test_distributed.py",
             "ranks/test_exchanges.py",
@@ -194,7 +194,7 @@ LONG = (
         ("length-backward of sqrt made inf-inductor",),
         OTHERS,
     ),
-    Long("precision/test_keep_float32.py::test_on_two_ranks", ("ddp",), OTHERS),
+    Long("forecasting/test_keep_float32.py::test_on_two_ranks", ("ddp",), OTHERS),
     Long("integrations/test_trainer.py::test_overflow_in_training", ("everything",), OTHERS),
     Long(
         "integrations/test_trainer.py::test_training_is_what_it_was",
@@ -239,7 +239,7 @@ LONG = (
     Long(
         "repository/test_examples.py::test_a_repaired_training_goes_on",
         ALL,
-        "precision/test_plan.py::test_the_plan_of_a_stream_that_does_not_fit",
+        "forecasting/test_plan.py::test_the_plan_of_a_stream_that_does_not_fit",
     ),
     Long(
         "rerun/test_reproducer.py::test_each_story_becomes_a_test_that_fails_for_the_same_reason",

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import fxguard
 from fxguard.records import Source
+from fxguard.source.assigned import assignment_of, comes_from
+from fxguard.source.named import variable_in
+from fxguard.source.suspects import Bad, suspects_in
 from fxguard.testing.watch import as_module
-from fxguard.verdict.assigned import assignment_of, comes_from
-from fxguard.verdict.named import variable_in
-from fxguard.verdict.suspects import Bad, suspects_in
 from support.programs import run_python
 
 # Each program reads `x` in the line with READ, and the line with HERE assigned it, if one does.

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fxguard.advice.causes import cause_of, cause_of_given
+from fxguard.advice.operands import LONGEST, operands_text
+from fxguard.advice.surroundings import Surroundings
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS
@@ -18,9 +21,6 @@ from fxguard.graph.tables import UNINITIALISED
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity
-from fxguard.verdict.causes import cause_of, cause_of_given
-from fxguard.verdict.operands import LONGEST, operands_text
-from fxguard.verdict.surroundings import Surroundings
 
 INF, NAN = math.inf, math.nan
 

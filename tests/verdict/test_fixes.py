@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from fxguard.advice.fixes import RULES, fixes_for, fixes_of_given
+from fxguard.advice.surroundings import Surroundings
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
 from fxguard.records import Role, Severity, Source
-from fxguard.verdict.fixes import RULES, fixes_for, fixes_of_given
-from fxguard.verdict.surroundings import Surroundings
 
 LIMIT = FORMATS["float16"].max
 

@@ -13,8 +13,8 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.frames import FrameView
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.options import Options
 from fxguard.records import Frame
 from fxguard.verdict.report_of import EarlierFrames, Finished, ReportOf
 

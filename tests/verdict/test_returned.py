@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.options import Options
 from fxguard.guard.outermost import OutermostModules
+from fxguard.options import Options
 
 X = torch.rand(4, 3)
 Y = torch.rand(4, 3).round()

@@ -17,8 +17,8 @@ import fxguard
 from fxguard.findings import Origin
 from fxguard.graph.alignment import no_alignment
 from fxguard.report.text import cause_text
+from fxguard.source.named import operand_text
 from fxguard.testing.watch import as_module
-from fxguard.verdict.named import operand_text
 
 HALF = torch.float16
 

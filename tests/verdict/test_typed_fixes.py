@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from fxguard.advice import fixes
 from fxguard.graph.poles import LOSSES_OF_TARGETS
-from fxguard.verdict import fixes
 
 # What a fix names has to be something that can be typed: keyword arguments of these functions.
 TAKEN = {

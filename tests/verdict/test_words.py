@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.advice.words import AT_POLES, OUTSIDE, words_for
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import DEFAULT_EPS, LAWS, SINGULAR
 from fxguard.report.text import cause_text
-from fxguard.verdict.words import AT_POLES, OUTSIDE, words_for
 
 INF = math.inf
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.verdict.written import operand_in
+from fxguard.source.written import operand_in
 
 
 @pytest.mark.parametrize(

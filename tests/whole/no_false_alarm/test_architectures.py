@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.guard.guard import Guard
-from fxguard.guard.options import Options
 from fxguard.guard.plugins import Plugins
+from fxguard.options import Options
 from support import zoo
 from support.configurations import ARCHITECTURES, SKIPPED, Architecture, inputs_of
 from support.every_operation import Comparison

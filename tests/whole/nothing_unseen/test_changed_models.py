@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard._names import Names
+from fxguard.install.names import Names
 from support.cut_models import (
     HIGH,
     LOW,

@@ -1,0 +1,175 @@
+"""Rules for fixes that compute the same in another way: logarithms, exponentials, another order.
+
+A rule is *exact* if its expression and the one that it replaces are the same function, in value and
+in gradient, also where the replaced one has no number. ``tests/verdict/test_exact_fixes.py`` runs
+each of them there. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from fxguard.advice import _expressions as made
+from fxguard.advice import becomes, signs
+from fxguard.advice._rules import Rule, names_in
+from fxguard.advice.case import Case
+from fxguard.graph.poles import PRODUCTS, SUMS
+
+__all__ = ["REWRITES"]
+
+_LOG = names_in("log log10 log2")
+_LOGS = _LOG | names_in("log1p")
+_DIVISIONS = names_in("div reciprocal")
+_EXPS = names_in("cosh exp exp2 expm1 sinh")
+_BASES = {"log": "", "log2": " / log(2)", "log10": " / log(10)"}
+_PLAIN_PRODUCTS = PRODUCTS - names_in("addbmm addmm addmv addr baddbmm")
+_LOST = "zero divisor, underflow, rounding"
+
+
+def _is_sum_of_densities(case: Case) -> bool:
+    own_rules = (
+        made.is_weighted_sum_of_exp(""),
+        made.is_log_of_products,
+        made.is_sum_of_exp("sum"),
+        made.is_sum_of_exp("mean"),
+    )
+    return made.is_sum_of_densities(case) and not any(fits(case) for fits in own_rules)
+
+
+REWRITES = (
+    # Logarithms of exponentials, and small numbers next to 1.
+    Rule(_LOST, _LOG, "exact",
+         "take log_softmax({c.of[softmax]}, dim){c.per_log} "
+         "instead of {c.name}(softmax({c.of[softmax]}, dim)), and "
+         "masked_fill(mask, 0) it before the product: 0 * -inf is NaN",
+         becomes.is_of_masked_softmax),
+    Rule(_LOST, _LOG, "exact",
+         "take log_softmax({c.of[softmax]}, dim){c.per_log} "
+         "instead of {c.name}(softmax({c.of[softmax]}, dim))",
+         lambda c: made.is_of("softmax")(c) and not becomes.is_of_masked_softmax(c)),
+    Rule(_LOST, names_in("div"), "exact",
+         "take log_softmax(a, dim) - log_softmax(b, dim) instead of the logarithm of their ratio",
+         becomes.is_ratio_of_softmaxes),
+    Rule(_LOST, names_in("div"), "exact",
+         'take kl_div(log_softmax(x, dim), p, reduction="none") instead of '
+         "p * log(p / softmax(x, dim))", becomes.is_weighted_ratio),
+    Rule(_LOST, names_in("div"), "exact",
+         "take log(p) - log_softmax({c.of[softmax]}, dim) "
+         "instead of log(p / softmax({c.of[softmax]}, dim))",
+         lambda c: becomes.is_ratio_to_softmax(c) and not becomes.is_weighted_ratio(c)),
+    Rule(_LOST, _LOG, "exact",
+         "take logsigmoid({c.of[sigmoid]}){c.per_log} "
+         "instead of {c.name}(sigmoid({c.of[sigmoid]}))", made.is_of("sigmoid")),
+    Rule(_LOST, _LOGS, "exact",
+         "take logsigmoid(-x){c.per_log} instead of log(1 - sigmoid(x))",
+         made.is_one_minus("sigmoid")),
+    Rule(_LOST, _LOG, "exact",
+         "take log_softmax(x, dim){c.per_log} instead of {c.name}(exp(x) / sum(exp(x), dim))",
+         made.is_ratio_of_same_exp),
+    Rule(_LOST, _LOG, "exact",
+         "take (a - logsumexp(b, dim)){c.per_log} instead of {c.name}(exp(a) / sum(exp(b), dim))",
+         lambda c: made.is_ratio_of_exps(c) and not made.is_ratio_of_same_exp(c)),
+    Rule(_LOST, _LOG, "exact",
+         "take (a - log(b)){c.per_log} instead of {c.name}(exp(a) / b)",
+         lambda c: made.is_ratio_of_exp(c) and not made.is_ratio_of_exps(c)),
+    Rule(_LOST, _LOG, "exact",
+         "take (a + log(b)){c.per_log} instead of {c.name}(exp(a) * b)",
+         made.is_log_of_product_with_exp),
+    Rule(_LOST, _LOGS, "exact",
+         "take log(-expm1(x)){c.per_log} instead of log(1 - exp(x))", made.is_one_minus("exp")),
+    Rule(_LOST, _LOGS, "exact",
+         "take 2 * (log(2) - x - softplus(-2 * x)){c.per_log} instead of log(1 - tanh(x)²)",
+         made.is_one_minus_tanh_squared),
+    Rule("zero divisor, rounding", names_in("atanh"), "exact",
+         "keep {c.of[tanh]} instead of taking atanh(tanh({c.of[tanh]}))", made.is_of("tanh")),
+    Rule(_LOST, _LOG, "exact",
+         "take logsumexp({c.of[exp]}, dim){c.per_log} "
+         "instead of {c.name}(sum(exp({c.of[exp]}), dim))",
+         made.is_sum_of_exp("sum")),
+    Rule(_LOST, _LOG, "exact",
+         "take (logsumexp(x, dim) - log(n)){c.per_log} instead of {c.name}(mean(exp(x), dim)) "
+         "of n numbers", made.is_sum_of_exp("mean")),
+    Rule(_LOST, _LOG, "exact",
+         "take logaddexp(a, b){c.per_log} instead of {c.name}(exp(a) + exp(b))",
+         made.is_sum_of_exps),
+    Rule(_LOST, _LOG, "exact",
+         "take logsumexp(log_softmax(w, dim) + x, dim){c.per_log} instead of "
+         "{c.name}(sum(softmax(w, dim) * exp(x), dim))", made.is_weighted_sum_of_exp("softmax")),
+    Rule(_LOST, _LOG, "advice",
+         "take logsumexp(log(w) + x, dim){c.per_log} instead of {c.name}(sum(w * exp(x), dim))",
+         lambda c: made.is_weighted_sum_of_exp("")(c)
+         and not made.is_weighted_sum_of_exp("softmax")(c)),
+    Rule(_LOST, _LOG, "advice",
+         "take log(x).sum(dim){c.per_log} instead of {c.name}(prod(x, dim))",
+         made.is_of("prod")),
+    Rule(_LOST, _LOG, "advice",
+         "work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim) instead of "
+         "log(sum(w * prod(x, dim), dim))", made.is_log_of_products),
+    Rule(_LOST, _LOG, "advice",
+         "work with logarithms: logsumexp of the exponents and the logarithms of what they are "
+         "multiplied with, in place of log(sum(... * exp(...), dim))", _is_sum_of_densities),
+    Rule("zero divisor, underflow", _LOG, "exact",
+         "take xlogy(p, q){c.per_log} instead of p * {c.name}(q): it is 0 where p is",
+         becomes.is_weighted_given),
+    Rule("zero divisor, underflow", _LOG, "advice",
+         "take p * {c.name}(q.clamp(min={c.near_zero})): the product is 0 where p is",
+         lambda c: becomes.is_weighted(c) and not becomes.is_weighted_given(c)
+         and not made.is_of("softmax")(c)),
+    Rule("rounding", _DIVISIONS, "exact", "take log1p(x) instead of log(1 + x)",
+         made.is_log_of_one_plus),
+    Rule("rounding", _DIVISIONS | _LOG, "exact", "take expm1(x) instead of exp(x) - 1",
+         made.is_exp_minus_one),
+    Rule("rounding", _DIVISIONS, "exact", "take -expm1(x) instead of 1 - exp(x)",
+         made.is_one_minus("exp")),
+    Rule("rounding, domain", None, "exact",
+         "take ((x - x.mean(dim, keepdim=True)) ** 2).mean(dim) instead of E[x²] - E[x]², which "
+         "cancels", made.is_difference_of_squares),
+    Rule(_LOST, _LOGS, "advice",
+         "take logsumexp over the other classes of log_softmax(x, dim) instead of "
+         "log(1 - softmax(x, dim))", made.is_one_minus("softmax")),
+    Rule(_LOST, _LOGS, "advice",
+         "return the logit x in place of p = sigmoid(x), which rounded to 1: logsigmoid(-x) is "
+         "log(1 - p), and so takes binary_cross_entropy_with_logits", made.is_one_minus_returned),
+    Rule(_LOST, _LOG, "advice",
+         "return logits from the model, without its sigmoid: logsigmoid(logits) is this logarithm, "
+         "and binary_cross_entropy_with_logits takes it",
+         lambda c: c.is_returned_by("sigmoid")),
+    Rule(_LOST, _LOG, "advice",
+         "return logits from the model, without its softmax: log_softmax(logits, dim) is this "
+         "logarithm, and cross_entropy takes it", lambda c: c.is_returned_by("softmax")),
+    Rule(_LOST, _LOG, "advice",
+         "take slogdet({c.of[det]}).logabsdet "
+         "instead of log(det({c.of[det]})), and add an eps to the diagonal where "
+         "the matrix is singular", made.is_of("det")),
+    # Overflows avoided by another order of operations.
+    Rule("overflow", names_in("exp"), "exact", "take softplus({c.bare}) "
+                                               "instead of log(1 + exp({c.bare}))",
+         becomes.is_softplus),
+    Rule("overflow", names_in("exp"), "exact", "take sigmoid(x) instead of exp(x) / (1 + exp(x))",
+         becomes.is_sigmoid_by_hand),
+    Rule("overflow", names_in("exp"), "exact",
+         "take tanh(x / 2) instead of (exp(x) - 1) / (exp(x) + 1)", becomes.is_tanh_by_hand),
+    Rule("overflow", names_in("exp"), "exact", "take a * sigmoid(x) instead of a / (1 + exp(-x))",
+         becomes.divides_by_one_plus),
+    *(Rule("overflow", names_in(of), "exact", text, becomes.is_logged_by(log, of))
+      for log, per in _BASES.items()
+      for of, text in (
+          ("sum", f"take logsumexp({{c.of[exp]}}, dim){per} "
+                  f"instead of {log}(sum(exp({{c.of[exp]}}), dim))"),
+          ("mean", f"take (logsumexp(x, dim) - log(n)){per} instead of {log}(mean(exp(x), dim)) "
+                   "of n numbers"),
+          ("add", f"take logaddexp(a, b){per} instead of {log}(exp(a) + exp(b))"))),
+    Rule("overflow", _EXPS, "exact",
+         "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
+         becomes.is_logged),
+    Rule("overflow", _EXPS, "exact",
+         "subtract the row's maximum first, exp({c.bare} - {c.x}.amax(dim, keepdim=True)): the "
+         "division cancels it", becomes.is_normalized),
+    Rule("overflow", _PLAIN_PRODUCTS, "exact",
+         "scale an operand before the product: (q {c.scale}) @ k instead of (q @ k) {c.scale}",
+         becomes.is_scaled_after),
+    Rule("overflow", SUMS | names_in("add logcumsumexp mean"), "exact",
+         "subtract the running maximum from all exponents before their sum",
+         becomes.adds_exponentials),
+    Rule("overflow", None, "exact",
+         "rescale what is summed here by a constant: the norm that follows{c.norm} divides it out",
+         signs.only_norm_follows),
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""One rule for a fix: when it applies, and how it is worded.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fxguard.advice.case import Case
+from fxguard.findings import Fix
+
+__all__ = ["Rule", "names_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One fix, and when it applies."""
+
+    causes: str  # "underflow, rounding"
+    names: frozenset[str] | None  # plain names of operations; None for any
+    kind: str  # "exact" or "advice", as in :class:`~fxguard.findings.Fix`
+    text: str  # `c` is the case: "{c.name}"
+    fits: Callable[[Case], bool] = lambda case: True
+    last: bool = False  # used only if nothing else applies
+
+    def applies(self, case: Case) -> bool:
+        """Whether the rule applies to an origin."""
+        is_named = self.names is None or case.name in self.names
+        return is_named and case.cause in self.causes.split(", ") and self.fits(case)
+
+    def fix(self, case: Case) -> Fix:
+        """The fix, worded for that origin."""
+        return Fix(self.kind, self.text.format(c=case))
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Names of operations, separated by spaces."""
+    return frozenset(text.split())

@@ -1,0 +1,387 @@
+"""What to do about an origin: a table of rules, keyed by the cause and the surroundings.
+
+A new fix is one entry in :data:`RULES`. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from fxguard.advice import becomes, signs
+from fxguard.advice._rewrites import REWRITES
+from fxguard.advice._rules import Rule
+from fxguard.advice._rules import names_in as _names
+from fxguard.advice.case import DOMAINS, Case
+from fxguard.advice.surroundings import Surroundings
+from fxguard.findings import BROUGHT, Fix
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.poles import (
+    DEFAULT_EPS,
+    LAWS,
+    LOSSES_OF_TARGETS,
+    PRODUCTS,
+    SINGULAR,
+    SPREADS,
+    SUMS,
+)
+from fxguard.graph.tables import CASTS
+from fxguard.records import Role
+
+__all__ = [
+    "GREW",
+    "MASKS",
+    "MOST_FIXES",
+    "RULES",
+    "VARIANCE",
+    "Rule",
+    "fixes_for",
+    "fixes_of_given",
+]
+
+MOST_FIXES = 3
+MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
+HUGE = 1e30  # numbers as large as this are rarely computed
+GREW = "look at what its operands grew from"  # how advice begins that a climb makes precise
+SENT = "look at the other ranks: one of them has sent it"
+MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
+
+# A variance as the difference of two averages, of the numbers and of their squares.
+VARIANCE = (
+    "average x and x² with one decay, and take (sq - mean ** 2).clamp(min=0) + eps: with two "
+    "decays, or by roundings, the difference is negative"
+)
+
+
+def fixes_for(cause: str, evidence: Evidence | None, around: Surroundings) -> tuple[Fix, ...]:
+    """What to do about an operation that made something bad, the best first.
+
+    Args:
+        cause: the result of :func:`~fxguard.advice.causes.cause_of`.
+        evidence: the operation, at the first bad element; None if there was no closer look.
+        around: the graph around it.
+
+    Returns:
+        Exact fixes before advice, at most three.
+    """
+    case = Case(cause, evidence, around)
+    if case.name in BROUGHT:
+        return (Fix("advice", SENT),)
+    if case.lost_mask():
+        return (Fix("advice", MASK),)
+    if case.inherits_infinity() or (cause == "overflow" and case.reads_infinity()):
+        return (Fix("advice", "look at what made its operand infinite: in float64 it is finite"),)
+    found = [rule for rule in RULES if rule.applies(case)]
+    said = [rule for rule in found if not rule.last] or found[:2]
+    fixes = dict.fromkeys(rule.fix(case) for rule in said)
+    return tuple(sorted(fixes, key=lambda fix: fix.kind != "exact"))[:MOST_FIXES]
+
+
+def fixes_of_given(
+    role: Role,
+    name: str,
+    *,
+    is_all_bad: bool = False,
+    is_log: bool = False,
+    is_inf: bool = False,
+    row: int | None = None,
+    written: str = "",
+    has_nan: bool = False,
+    largest: float = 0.0,
+    suspects: str = "",
+) -> tuple[Fix, ...]:
+    """What to do about a weight or an input that was already bad when the model got it.
+
+    Args:
+        role: its role in the model.
+        name: the user's name for it.
+        is_all_bad: whether every element is bad.
+        is_log: whether all of its bad elements are -inf.
+        is_inf: whether all of them are infinite, which memory that nobody wrote rarely is.
+        row: the first bad sample of an input.
+        written: the expression that the line itself computes it by, if that is known.
+        has_nan: whether it holds a NaN.
+        largest: the largest magnitude of its finite elements.
+        suspects: what may have made it, by the statement that assigned it.
+
+    Example:
+        >>> print(*fixes_of_given(Role.INPUT, "x", row=5))
+        look at where sample 5 of x comes from: fxguard has not seen what made it (advice)
+    """
+    if role is Role.INPUT:
+        what = name if row is None else f"sample {row} of {name}"
+        text = f"look at where {what} comes from: fxguard has not seen what made it"
+        if written:
+            text = f"look at `{written}` on this line, which is {name}"
+        if is_log and "log" in written:
+            text += ": log(0) is -inf"
+        elif suspects:
+            text = f"{suspects}; fxguard has not seen it run"
+        elif is_log:
+            text += "; -inf is what log(0), log1p(-1) and atanh(-1) give; of a count take log1p"
+        elif is_inf and not written:
+            text += "; +inf is what x / 0, -log(0) and atanh(1) give, and what is too large"
+        elif largest > HUGE and not written:
+            text += f"; with numbers as {largest:.2g}, NaN may be memory never written: torch.empty"
+        elif has_nan and not written:
+            text += "; NaN is a missing value, and what 0 / 0 and log of a negative number give"
+    elif role is Role.BUFFER and is_inf:
+        made = "log(0) gives -inf" if is_log else "a division by zero gives inf"
+        text = f"look at where {name} was computed: {made}; a checkpoint may hold it bad"
+    elif is_all_bad:
+        text = f"look at what wrote {name} before this call: it was bad when the call began"
+    else:
+        text = f"initialise {name}: the checkpoint may lack it, or hold it bad"
+        if role is Role.WEIGHT:
+            text += "; or look at what else wrote it, such as an update: this call found it so"
+    return (Fix("advice", text),)
+
+
+_LOG = _names("log log10 log2")
+_POSITIVE = _LOG | _names("float_power pow rsqrt sqrt xlogy")  # these need a positive operand
+_POLES = _LOG | _names("div reciprocal rsqrt")
+_EXPS = _names("cosh exp exp2 expm1 sinh")
+_DIVISIONS = _names("addcdiv div floor_divide fmod reciprocal remainder")
+_REDUCED = SUMS | _names("mean logcumsumexp")
+_LOSSES = LOSSES_OF_TARGETS | _names("kl_div")
+# Those take no eps, and this one for a logarithm.
+_WITHOUT_EPS = _names("cosine_embedding_loss renorm")
+_NORMS = frozenset(DEFAULT_EPS) - _WITHOUT_EPS - {"poisson_nll_loss", "weight_norm"}
+_TAKE_DTYPE = _names("cumprod cumsum mean nansum prod sum")
+_KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
+
+# How to keep an argument inside its domain or away from a pole.
+_BOUNDED = {
+    "acos": "acos({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "acosh": "acosh({c.x}.clamp(min=1 + {c.near_one}))",
+    "asin": "asin({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "atanh": "atanh({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "erfinv": "erfinv({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "log": "log({c.x}.clamp(min={c.near_zero}))",
+    "log10": "log10({c.x}.clamp(min={c.near_zero}))",
+    "log1p": "log1p({c.x}.clamp(min=-1 + {c.near_one}))",
+    "log2": "log2({c.x}.clamp(min={c.near_zero}))",
+    "logit": "logit({c.bare}, eps={c.near_one})",
+    "pow": "{c.x}.clamp(min={c.near_zero}) ** {c.other}",
+    "rsqrt": "rsqrt({c.bare} + {c.near_zero})",
+    "sqrt": "sqrt({c.x}.clamp(min={c.near_zero}))",
+    "xlogy": "xlogy({c.other}, {c.x}.clamp(min={c.near_zero}))",
+}
+
+_OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
+
+# How to keep an argument away from an infinite derivative.
+_SMOOTHED = {
+    **{
+        name: f"{name}({{c.x}}.clamp(-1 + {{c.near_one}}, 1 - {{c.near_one}})), or atan2 of the "
+        "sine and cosine"
+        for name in ("acos", "asin")
+    },
+    "pow": "({c.bare} + {c.near_zero}) ** {c.other}: the derivative at 0 is infinite where the "
+    "exponent is below 1",
+    "sqrt": "sqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
+    "rsqrt": "rsqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
+}
+
+# How to give a decomposition a gradient.
+_SEPARATED = {
+    "eig": "add different small numbers to the diagonal: where eigenvalues are equal, eig's "
+    "vectors have no finite gradient; eigvals's values have one",
+    "eigh": "add different small numbers to the diagonal: where eigenvalues are equal, eigh's "
+    "vectors have no finite gradient; eigvalsh's values have one",
+    "qr": "leave out dependent columns, or add eps to the diagonal: Q has no gradient there",
+    "svd": "add different small numbers to the diagonal: where singular values are equal, svd's "
+    "vectors have no finite gradient; svdvals's values have one",
+}
+
+
+def _is_far_outside(case: Case) -> bool:
+    has_own_rule = case.name in _POSITIVE and _is_free(case)
+    return case.is_far_outside() and not (has_own_rule or signs.is_difference_with_square(case))
+
+
+def _is_hopeless_exponent(case: Case) -> bool:
+    is_free = signs.is_free_exponent(case) and not becomes.is_bounded_after(case)
+    return is_free and case.fits_float32() and case.is_hopeless()
+
+
+def _is_free(case: Case) -> bool:
+    return case.has_operands() and signs.is_free_domain(case) and not case.is_of_parameters()
+
+
+RULES = (
+    *REWRITES,
+    # In a row that is masked entirely these are other functions, so they are not exact.
+    Rule("overflow", _names("add sub"), "advice",
+         MASK, Case.adds_limit),
+    Rule("overflow", _names("add mul sub where"), "advice",
+         "take masked_fill(mask, torch.finfo(x.dtype).min): {c.dtype} has no such number",
+         Case.number_of_mask),
+    Rule("overflow", None, "advice",
+         "take a number that {c.dtype} holds, or compute {c.name} in {c.widest}",
+         lambda c: c.is_beyond() and not c.number_of_mask()),
+    Rule("overflow", None, "advice",
+         "rescale all that is added to this stream: the norm that follows{c.norm} divides it out",
+         lambda case: signs.norm_follows(case) and not signs.only_norm_follows(case)),
+    # Overflows avoided by another dtype or a bound on an argument; never a bound on the result.
+    Rule("overflow", None, "advice",
+         "square in float32, {c.x}.float().pow(2): {c.dtype} holds squares of up to "
+         "{c.largest_root:.3g}", lambda c: signs.is_square(c) and c.fits_float32()),
+    Rule("overflow", _EXPS, "advice",
+         "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),
+    Rule("overflow", _EXPS, "advice",
+         "bound {c.argument} where it is computed{c.made_at}, or scale the inputs: in float32 the "
+         "result would be {c.needed}", _is_hopeless_exponent),
+    Rule("overflow", _EXPS, "advice",
+         "compute it in float32, {c.name}({c.x}.float()): {c.dtype} holds {c.name} up to "
+         "{c.name}({c.largest_exponent})",
+         lambda c: signs.is_free_exponent(c) and c.fits_float32() and not _is_hopeless_exponent(c)
+         and not becomes.is_bounded_after(c)),
+    Rule("overflow", _EXPS, "advice",
+         "look at what {c.argument} grew from, such as inputs that are not scaled: {c.dtype} holds "
+         "{c.name} up to {c.name}({c.largest_exponent})",
+         lambda c: signs.is_free_exponent(c) and not c.fits_float32()
+         and not becomes.is_bounded_after(c)),
+    Rule("overflow", _EXPS, "advice",
+         "bound the argument in place of the result, {c.name}({c.x}.clamp(max="
+         "{c.exponent_with_room})): then its gradient is finite, too",
+         lambda c: signs.is_free_exponent(c) and becomes.is_bounded_after(c)),
+    Rule("overflow", _TAKE_DTYPE, "advice",
+         "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
+    Rule("overflow", _REDUCED - _TAKE_DTYPE, "advice",
+         "accumulate in float32: give {c.name} what .float() makes of its operands", Case.is_half),
+    Rule("overflow", CASTS, "advice",
+         "cast to {c.wider} here: {c.dtype}'s maximum is {c.limit:.5g}{c.why_not_bfloat16}",
+         Case.is_half),
+    Rule("overflow", _KEPT_WIDE, "advice",
+         "keep {c.where} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", signs.is_near_limit),
+    Rule("overflow", None, "advice",
+         "compute {c.name} in {c.wider}: {c.dtype}'s maximum is {c.limit:.5g}", Case.is_half,
+         last=True),
+    Rule("overflow", None, "advice",
+         GREW + ": {c.dtype}'s maximum is {c.limit:.3g}", Case.is_wide,
+         last=True),
+    # Divisors that are 0, and the eps that should have prevented that.
+    Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
+         "take {c.counted}.clamp(min=1): it counts a mask, or edges, of which there may be none",
+         signs.is_count_of_mask),
+    Rule("zero divisor", _LOG, "advice",
+         "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
+         signs.is_count_of_mask),
+    Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
+         "add an eps to the variance, {c.name}(v + {c.near_zero})",
+         lambda c: signs.is_variance(c) and c.eps_has_gradient()),
+    Rule("zero divisor", None, "advice",
+         "compute {c.name} and what it reads in float32, with an eps: at an eps that float16 "
+         "holds, the gradient overflows",
+         lambda c: c.name in ("float_power", "pow", "rsqrt") and not c.eps_has_gradient()
+         and not signs.is_count_of_mask(c) and not c.loses_eps()),
+    Rule("zero divisor, underflow", None, "advice",
+         "take an eps that {c.dtype} holds, {c.near_zero}: {c.eps} is 0 there",
+         lambda c: c.loses_eps() and c.eps_has_gradient()),
+    Rule("zero divisor, underflow", None, "advice",
+         "compute the norm in float32, from x.float() on: {c.eps} is 0 in {c.dtype}, and the "
+         "gradient at a larger one overflows",
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and signs.is_variance(c)),
+    Rule("zero divisor, underflow", None, "advice",
+         "compute {c.name} and what it reads in float32: {c.eps} is 0 in {c.dtype}, and the "
+         "gradient at a larger one overflows",
+         lambda c: c.loses_eps() and not c.eps_has_gradient() and not signs.is_variance(c)),
+    Rule("zero divisor", _names("weight_norm"), "advice",
+         "initialise this weight with numbers, or leave weight_norm out: a row is all zeros, and "
+         "weight_norm takes no eps"),
+    Rule("zero divisor", _WITHOUT_EPS, "advice",
+         "leave out rows of zeros, or add small numbers to them: {c.name} takes no eps"),
+    Rule("zero divisor", _names("poisson_nll_loss"), "advice",
+         "give {c.name} an eps above 0: it takes the logarithm of its input"),
+    Rule("zero divisor", _NORMS, "advice",
+         "give {c.name} an eps above 0: a row has no norm or deviation"),
+    Rule("zero divisor", _POLES, "advice",
+         "make {c.x} positive where it is computed, by {c.positive}{c.made_at}",
+         lambda c: c.is_cut_at_zero() and not c.has_other_pole()),
+    Rule("zero divisor", _POLES, "advice",
+         "make {c.x} positive where it is computed, by {c.positive}{c.made_at}: {c.reader} reads "
+         "it, too", lambda c: c.has_other_pole() and (c.is_cut_at_zero() or not c.made_at)),
+    Rule("zero divisor", _POLES, "advice",
+         "keep {c.x} away from 0 where it is computed{c.made_at}: {c.reader} reads it, too",
+         lambda c: c.has_other_pole() and not c.is_cut_at_zero() and bool(c.made_at), last=True),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "add an eps inside the root, sqrt(s + {c.near_zero}): at 0 the root has no derivative",
+         signs.is_root_by_hand),
+    Rule("zero divisor", _DIVISIONS, "advice",
+         "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
+         "division, or add an eps to it", lambda c: not c.has_other_pole(), last=True),
+    Rule("domain", _POSITIVE, "advice",
+         "keep {c.parameters} positive, by softplus or exp: {c.x} is computed of them, and a bound "
+         "has no gradient", lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
+    Rule("domain", _POSITIVE, "advice",
+         "make {c.operand} positive where it is computed{c.made_at}, by softplus, exp or a "
+         "softmax: a bound has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
+    Rule("domain", _POSITIVE, "advice",
+         "see why {c.operand} is negative{c.made_at}: a bound, such as clamp(min=0), hides it and "
+         "has no gradient there", lambda c: _is_free(c) and not c.is_of_layer()),
+    Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
+         signs.is_difference_with_square),
+    *(Rule("domain", _names(name), "advice",
+           f"see why {{c.operand}} is {{c.number}}{{c.made_at}}: a bound, {bounded}, hides it and "
+           "has no gradient there", _is_far_outside)
+      for name, bounded in _BOUNDED.items() if name in DOMAINS),
+    *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
+           f"bound the argument: {bounded}",
+           lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True)
+      for name, bounded in _BOUNDED.items()),
+    Rule("zero divisor, rounding, domain", _OTHERS, "advice",
+         "bound the argument of {c.name} away from where it has no value",
+         lambda c: not c.reads_infinity(), last=True),
+    Rule("underflow, rounding", None, "advice",
+         "compute {c.name} and what it reads in float32: {c.dtype} does not hold it", Case.is_half,
+         last=True),
+    Rule("underflow", None, "advice",
+         "work with logarithms, or add an eps: {c.dtype} does not hold numbers so small",
+         Case.is_wide, last=True),
+    Rule("zero divisor", SINGULAR, "advice",
+         "add eps to the diagonal: the matrix is singular"),
+    # Infinite derivatives at finite numbers.
+    Rule("singular gradient, domain", None, "exact",
+         "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
+         "gradient, and 0 * inf is NaN", signs.is_chosen_after),
+    *(Rule("singular gradient", _names(name), "advice", smoothed,
+           lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient())
+      for name, smoothed in _SMOOTHED.items()),
+    *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
+           lambda c: not signs.is_chosen_after(c))
+      for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
+    *(Rule("singular gradient, rounding", _names(name), "advice", separated, Case.is_degenerate)
+      for name, separated in _SEPARATED.items()),
+    Rule("singular gradient", None, "advice",
+         "keep the argument of {c.name} away from where its derivative is infinite", last=True),
+    # Intended infinities.
+    Rule("domain", _names("mul"), "exact",
+         "put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is NaN",
+         signs.is_masked_log),
+    Rule("domain", _names("mul"), "exact",
+         "mask after this product, not before it: 0 * -inf is NaN", signs.is_masked_score),
+    Rule("domain", _names("mul"), "exact",
+         "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
+         lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c))),
+    Rule("domain", _names("add sub"), "exact",
+         "join masks by where or a boolean or, not by addition: inf - inf is NaN",
+         Case.reads_mask),
+    Rule("domain", PRODUCTS | _REDUCED, "advice",
+         "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_mask),
+    Rule("domain", _LOSSES, "advice",
+         "leave out targets that the mask excludes: their probability is 0", Case.reads_infinity),
+    Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
+         last=True),
+    Rule("masked row", None, "advice",
+         "drop the row in which everything is masked, or unmask one position of it"),
+    # Empty operands.
+    Rule("empty", SPREADS, "advice",
+         "take {c.name}(..., correction=0), or more than one element: where the last batch has one "
+         "sample, drop_last=True leaves it out"),
+    Rule("empty", LOSSES_OF_TARGETS, "advice",
+         'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)'),
+    Rule("empty", None, "advice",
+         "skip what is empty, or divide the sum by max(n, 1)", last=True),
+    Rule("no alignment", None, "advice",
+         "take zero_infinity=True, or drop samples with labels + repeats > frames"),
+    Rule("memory", None, "advice",
+         "take zeros instead of {c.name}, or write all of it before it is read"),
+)  # fmt: skip

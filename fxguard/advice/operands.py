@@ -1,0 +1,192 @@
+"""The numbers at the first bad element, as one line: ``at [5, 0]: 0.0 / 0.0``.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fxguard.advice.causes import cause_of, is_lost, lost_eps
+from fxguard.formats import FORMATS
+from fxguard.graph.evidence import Evidence, Operand
+from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
+from fxguard.graph.tables import CASTS, UNINITIALISED
+
+__all__ = ["gradient_text", "operands_text"]
+
+LONGEST = 170  # characters
+
+
+# An element of their results is made from all of an operand, not from a row.
+READS_ALL = (
+    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+    *("gru", "lstm", "multi_head_attention_forward", "rnn_relu", "rnn_tanh"),
+)
+
+
+def operands_text(evidence: Evidence) -> str:
+    """The operands of an operation at the first bad element of its result, in one line.
+
+    Args:
+        evidence: the operation, at that element.
+
+    Example:
+        >>> zero = Operand(0.0, 0.0, dtype="float32")
+        >>> operands_text(Evidence("div", "float32", (5, 0), math.nan, (zero, zero), share=12))
+        'at [5, 0]: 0.0 / 0.0 (likewise in 11 more elements)'
+    """
+    place = f"at {list(evidence.index)}: " if evidence.index else ""
+    text = place + _expression(evidence) + _in_float64(evidence)
+    tail = _tail(evidence)
+    if len(text) + len(tail) > LONGEST:
+        text = text[: LONGEST - len(tail) - 1] + "…"
+    return text + tail
+
+
+def gradient_text(gradient: Evidence, came_in: float | None, label: str) -> str:
+    """The same for a backward: the operands, and the gradients at that element.
+
+    Args:
+        gradient: the operation, at the first bad element of the gradient that it returned.
+        came_in: the gradient of its result there; None if not known.
+        label: label of the operand, "input[0]".
+
+    Example:
+        >>> zero = Operand(0.0, 0.0, dtype="float32")
+        >>> gradient_text(Evidence("sqrt", "float32", (3,), math.inf, (zero,)), 1.0, "input[0]")
+        'at [3]: sqrt(0.0); grad of output 1.0, grad of input[0] inf'
+    """
+    place = f"at {list(gradient.index)}: " if gradient.index else ""
+    output = "" if came_in is None else f"grad of output {_short(came_in)}, "
+    text = f"{place}{_expression(gradient)}; {output}grad of {label} {_short(gradient.number)}"
+    tail = _tail(gradient)
+    if len(text) + len(tail) > LONGEST:
+        text = text[: LONGEST - len(tail) - 1] + "…"
+    return text + tail
+
+
+def _expression(evidence: Evidence) -> str:
+    name, operands = plain(evidence.kind), evidence.operands
+    tensors = [operand for operand in operands if operand.dtype]
+    if evidence.degeneracy:
+        return f"{name}: {evidence.degeneracy}"
+    if evidence.inner is not None:
+        return f"inside {name}, {_expression(evidence.inner)}"
+    if evidence.kind in CASTS and tensors:
+        form = FORMATS.get(evidence.dtype)
+        if evidence.number == 0:
+            least = 0.0 if form is None else form.smallest
+            return f"{tensors[0].low:.6g} as {evidence.dtype}, which begins at {least:.1g}"
+        limit = math.inf if form is None else form.max
+        return f"{tensors[0].low:.6g} as {evidence.dtype}, whose maximum is {limit:.6g}"
+    if name == "ctc_loss":
+        return evidence.alignment or "a target has no alignment with its input"
+    if evidence.kind in UNINITIALISED:
+        return f"{name}: whatever the memory held"
+    if name in LOSSES_OF_TARGETS and cause_of(evidence) == "empty":
+        return f"{name} without a valid target"
+    law = LAWS.get(name)
+    if law is None and not any(operand.count != 1 for operand in tensors) and name not in SPREADS:
+        law = Law(f"{name}({', '.join('{}' for _ in operands)})")
+    if law is not None and len(operands) >= law.arity:
+        return _formula(law, evidence)
+    rows = [operand for operand in tensors if operand.count != 1]
+    if name in PRODUCTS and len(rows) > 1:
+        left, right = rows[:2]
+        return f"a row {_range(left)} times a column {_range(right)} ({_elements(left.count)})"
+    first = tensors[0]
+    if first.count == 0 or (name in SPREADS and first.count == 1):
+        return f"{name} of {_elements(first.count)} is NaN"
+    if first.low == first.high == -math.inf:
+        return f"all {_elements(first.count)} of the row are -inf"
+    whole = "numbers" if name in READS_ALL else "a row"
+    what = "zeros" if first.low == first.high == 0 else f"{whole} {_range(first)}"
+    text = f"{name} of {what} ({_elements(first.count)})"
+    eps = lost_eps(evidence)
+    return text if eps is None else f"{text}, eps {eps:g} is 0 in {evidence.dtype}"
+
+
+def _formula(law: Law, evidence: Evidence) -> str:
+    """The operation with its numbers, and with those of float64 if they tell another story."""
+    operands = evidence.operands[: law.arity]
+    if plain(evidence.kind) in ("div", "pow") and _is_backwards(law, operands):
+        operands = operands[::-1]
+    text = law.text.format(*map(_number, operands))
+    if not any(_is_another_story(operand, evidence.dtype) for operand in operands):
+        return text
+    return f"{text}; in float64 {law.text.format(*map(_wide_number, operands))}"
+
+
+def _is_backwards(law: Law, operands: Sequence[Operand]) -> bool:
+    """Whether Python's ``1 / x`` was read as ``div(x, 1)``, since only one has a pole there."""
+    if operands[-1].dtype:
+        return False
+    numbers = [(operand.low, operand.high) for operand in operands]
+    return bool(law.verdict(numbers[::-1])) and not law.verdict(numbers)
+
+
+def _in_float64(evidence: Evidence) -> str:
+    same = evidence.same
+    if same is None or evidence.inner or evidence.kind in CASTS:
+        return ""
+    if evidence.number and lost_eps(evidence):  # it is shown as 0 if the eps was lost
+        return ""
+    if math.isfinite(same):
+        return f" is {same:.6g} in float64"
+    is_exponential = plain(evidence.kind) in ("exp", "exp2", "expm1", "cosh", "sinh")
+    if is_exponential and all(math.isfinite(operand.low) for operand in evidence.operands):
+        return " is inf in float64, too"
+    return ""
+
+
+def _tail(evidence: Evidence) -> str:
+    """How many elements share the problem, and the sample."""
+    found = []
+    if evidence.sample is not None:
+        found.append(f"in sample {evidence.sample}")
+    if evidence.share > 1:
+        more = evidence.share - 1
+        others = f"{more} more element{'s' if more > 1 else ''}"
+        is_all = evidence.share == evidence.numel
+        found.append(f"likewise in {f'all {evidence.share} elements' if is_all else others}")
+    return f" ({'; '.join(found)})" if found else ""
+
+
+def _is_another_story(operand: Operand, dtype: str) -> bool:
+    """Whether float64 has a number on the other side of a pole or a domain's border."""
+    x, wide = operand.low, operand.wide
+    if wide is None or not operand.dtype or math.isnan(wide):
+        return False
+    is_bad = math.isinf(x) != math.isinf(wide)
+    is_at_end = x in (0, 1, -1) and wide != x
+    is_beyond = (x < 0) != (wide < 0) or (abs(x) > 1) != (abs(wide) > 1)
+    return is_lost(operand, dtype) or is_bad or is_at_end or is_beyond
+
+
+def _number(operand: Operand) -> str:
+    if operand.count != 1:
+        return _range(operand)
+    return _short(operand.low) if operand.dtype else f"{operand.low:.4g}"
+
+
+def _wide_number(operand: Operand) -> str:
+    wide = operand.wide
+    return _number(operand) if wide is None or not operand.dtype else _short(wide)
+
+
+def _short(number: float) -> str:
+    """Four digits, more near 1, and a point if it would look like an integer."""
+    text = f"{number:.4g}"
+    if abs(float(text)) == 1 != abs(number):
+        text = f"{number:.8g}"
+    return f"{text}.0" if text.lstrip("-").isdigit() else text
+
+
+def _range(operand: Operand) -> str:
+    return f"from {_short(operand.low)} to {_short(operand.high)}"
+
+
+def _elements(count: int) -> str:
+    return f"{count} element" if count == 1 else f"{count} elements"

@@ -1,0 +1,148 @@
+"""Where a number that must be positive is made: what let it be 0, and what else reads it.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxguard.advice._patterns import is_square_of, readers_of
+from fxguard.advice.surroundings import Surroundings
+from fxguard.graph.poles import plain
+from fxguard.graph.tables import CASTS, MOVES, SELECTS
+from fxguard.plan.plan import Step
+from fxguard.records import Role
+
+__all__ = ["cut_at_zero", "free_parameters", "made_at", "other_pole"]
+
+MOST_STEPS = 64  # in one walk
+MOST_VALUES = 2048  # of a walk to parameters, which loops make long
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PASSED = MOVES | SELECTS | CASTS
+_CLAMPS = _names("clamp clamp_min clip hardtanh")
+_RELUS = _names("relu relu6 threshold")
+_PRODUCTS = _names("baddbmm bmm einsum matmul mm mul")
+_POLES = _names("log log10 log2 reciprocal rsqrt")
+
+# Their results are negative for no operand.
+_POSITIVE = _RELUS | _names(
+    "abs cosh exp exp2 norm sigmoid softmax softplus sqrt square std var vector_norm"
+)
+# Sums and products of what they read, elementwise or as matrices: a sign goes through.
+_COMBINES = frozenset(map(plain, _PASSED)) | _names(
+    """
+    add baddbmm bmm diag div einsum eye full matmul mean mm mul neg ones outer rsub sub sum tensor
+    zeros
+    """
+)
+
+
+def made_at(around: Surroundings, value: int | None) -> Step | None:
+    """The operation that computed a value, behind moves, selections and casts; None if given.
+
+    That of a model, whose output the value is, counts as well.
+    """
+    for _ in range(MOST_STEPS):
+        step = None if value is None else around.maker_of(value)
+        if step is None and value is not None:
+            return around.made_before(value)
+        if step is None or not step.inputs or (step.counts and step.kind not in _PASSED):
+            return step
+        value = step.inputs[0]
+    return None
+
+
+def cut_at_zero(around: Surroundings) -> Step | None:
+    """The operation that made the operand 0 where something else was negative: a relu, a clamp."""
+    step = made_at(around, around.culprit)
+    if step is None:
+        return None
+    name = plain(step.kind)
+    return step if name in _RELUS or (name in _CLAMPS and step.literals[:1] == (0.0,)) else None
+
+
+def other_pole(around: Surroundings) -> Step | None:
+    """Another operation that has a pole where the operand, or what it is computed from, is 0."""
+    for value in _same_zero(around):
+        for step, read in readers_of(around, value):
+            divides = plain(step.kind) == "div" and step.inputs[-1:] == (read,)
+            divides = divides and (len(set(step.inputs)) == 2 or step.number_first)
+            if step is not around.step and (plain(step.kind) in _POLES or divides):
+                return step
+    return None
+
+
+def _same_zero(around: Surroundings) -> Iterator[int]:
+    """The operand, what it is a view of, and what is 0 where it is: of a square or a root."""
+    value = around.culprit
+    for _ in range(MOST_STEPS):
+        if value is None:
+            return
+        yield value
+        step = around.maker_of(value)
+        if step is None or not step.inputs:
+            return
+        is_kept = not step.counts or step.kind in _PASSED or plain(step.kind) == "sqrt"
+        value = step.inputs[0] if is_kept else is_square_of(step)
+
+
+def free_parameters(around: Surroundings) -> list[str]:
+    """The parameters that the operand grows with, and that may turn negative.
+
+    Returns:
+        Their names; [] if there are none, or if data or a layer computed the operand as well.
+    """
+    todo = [(around.culprit, False)]
+    seen, names = set[tuple[int | None, bool]](), dict[str, None]()
+    while todo and len(seen) < MOST_VALUES:
+        value, is_subtracted = pair = todo.pop(0)
+        if value is None or pair in seen:
+            continue
+        seen.add(pair)
+        if around.values[value].role is Role.WEIGHT and not is_subtracted:
+            names[around.values[value].name] = None
+        if around.values[value].role is Role.INPUT:
+            return []
+        step = around.maker_of(value)
+        if step is None or plain(step.kind) in _POSITIVE or is_square_of(step) is not None:
+            continue
+        if step.counts and plain(step.kind) not in _COMBINES:
+            return []
+        if _multiplies_parameters(around, step):
+            return []  # the sign of one of them is not that of the product
+        for position, read in enumerate(step.inputs):
+            todo.append((read, is_subtracted != _is_subtracted(step, position)))
+    return list(names)
+
+
+def _multiplies_parameters(around: Surroundings, step: Step) -> bool:
+    """Whether parameters are in both factors of a product."""
+    if plain(step.kind) not in _PRODUCTS or len(set(step.inputs)) < 2:
+        return False
+    return all(_leads_to_parameter(around, value) for value in step.inputs)
+
+
+def _leads_to_parameter(around: Surroundings, value: int) -> bool:
+    todo, seen = [value], set[int]()
+    while todo and len(seen) < MOST_STEPS:
+        each = todo.pop()
+        if around.values[each].role is Role.WEIGHT:
+            return True
+        seen.add(each)
+        step = around.maker_of(each)
+        todo += [read for read in (() if step is None else step.inputs) if read not in seen]
+    return False
+
+
+def _is_subtracted(step: Step, position: int) -> bool:
+    name = plain(step.kind)
+    if name in ("neg", "rsub"):
+        return position == 0
+    is_first = step.number_first or position > 0
+    return name == "sub" and is_first

@@ -1,0 +1,172 @@
+"""Signs for the rules for fixes: what an operand is, and what a result is used for.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from fxguard.advice import becomes
+from fxguard.advice._expressions import is_difference_of_squares
+from fxguard.advice._patterns import is_square_of, made_by
+from fxguard.advice.case import Case
+from fxguard.advice.surroundings import names_of
+from fxguard.graph.poles import plain
+from fxguard.graph.tables import CASTS, MOVES
+from fxguard.records import Role
+
+__all__ = [
+    "is_by_weight_in_half",
+    "is_chosen_after",
+    "is_count_of_mask",
+    "is_difference_with_square",
+    "is_free_domain",
+    "is_free_exponent",
+    "is_masked_log",
+    "is_masked_score",
+    "is_near_limit",
+    "is_of_weight",
+    "is_root_by_hand",
+    "is_square",
+    "is_variance",
+    "norm_follows",
+    "only_norm_follows",
+]
+
+# These put together what is counted; the operand that is counted is their last one.
+_COUNTS = ("bincount", "index_add", "scatter_add", "scatter_reduce", "sum")
+
+_LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of probabilities
+
+# What the result is used for.
+
+
+def is_chosen_after(case: Case) -> bool:
+    """A ``where`` or a mask leaves out some of its elements."""
+    choices = ("where", "masked_fill", "masked_fill_")
+    return any(step.kind in choices for step in case.around.read_by)
+
+
+# What the operand in question is.
+
+
+def is_masked_log(case: Case) -> bool:
+    """Its infinite operand is a logarithm of probabilities of which some are masked."""
+    behind = case.around.behind_all_of(case.infinite_operands())
+    # By hand: x - logsumexp(x), x - exp(x).sum().log().
+    behind += case.around.behind_all(step for step in behind if step.kind == "sub")
+    return case.reads_mask() and not names_of(behind).isdisjoint(_LOGARITHMS)
+
+
+def is_masked_score(case: Case) -> bool:
+    """Its infinite operand is an activation that was masked before."""
+    around = case.around
+    masked = [value for value in case.infinite_operands() if around.is_masked(value)]
+    return any(not around.is_given(value) for value in masked) and any(
+        not around.is_given(value)
+        for step in around.behind_all_of(masked)
+        if step.infinite_literal
+        for value in step.inputs[:1]
+        if around.behind(value)
+    )
+
+
+def is_count_of_mask(case: Case) -> bool:
+    """It is a sum of what was given, such as a mask, or of ones."""
+    operands = () if case.evidence is None else case.evidence.operands
+    if operands and operands[-1].dtype.startswith(("int", "uint")):
+        return True
+    sums = [step for step in case.around.culprit_made_by if plain(step.kind) in _COUNTS]
+    counted = [value for step in sums for value in step.inputs[-1:]]
+    # x / x.sum() is not a mean over a mask.
+    read = case.around.step.inputs
+    return any(case.around.is_given(value) and value not in read for value in counted)
+
+
+def is_variance(case: Case) -> bool:
+    """It is a variance, or a mean of squares."""
+    step = made_by(case.around, case.around.culprit)
+    if step is None or plain(step.kind) in ("std", "var"):
+        return step is not None
+    is_mean = plain(step.kind) == "mean"
+    return is_mean and is_square_of(made_by(case.around, step.inputs[0])) is not None
+
+
+def is_difference_with_square(case: Case) -> bool:
+    """It is ``sq - mean ** 2`` of two averages, and not ``r ** 2 - x ** 2``."""
+    step = made_by(case.around, case.around.culprit)
+    if step is None or plain(step.kind) != "sub" or len(set(step.inputs)) != 2:
+        return False
+    first, second = (made_by(case.around, value) for value in step.inputs)
+    return (
+        is_square_of(first) is None
+        and is_square_of(second) is not None
+        and not (is_difference_of_squares(case))
+    )
+
+
+def is_free_domain(case: Case) -> bool:
+    """It is finite, and what is computed may as well be positive, which a difference may not."""
+    step = made_by(case.around, case.around.culprit)
+    is_difference = step is not None and plain(step.kind) in ("rsub", "sub")
+    if is_difference and case.name not in ("log", "log10", "log2", "rsqrt"):
+        return False
+    return not (case.reads_infinity() or is_difference_with_square(case))
+
+
+def is_root_by_hand(case: Case) -> bool:
+    """It divides by a square root, whose derivative at 0 is infinite."""
+    step = made_by(case.around, case.around.culprit)
+    return step is not None and plain(step.kind) == "sqrt"
+
+
+def is_of_weight(case: Case) -> bool:
+    """It is a weight, possibly cast or with its sign changed."""
+    value = case.around.culprit
+    while value is not None and (step := case.around.maker_of(value)) is not None:
+        is_passed = step.kind in CASTS | MOVES or plain(step.kind) == "neg"
+        value = step.inputs[0] if is_passed and step.inputs else None
+    return value is not None and case.around.values[value].role is Role.WEIGHT
+
+
+# What the operation does, and what its result is used for.
+
+
+def is_square(case: Case) -> bool:
+    """It squares."""
+    step = case.around.step
+    is_power = case.name == "pow" and 2 in step.literals
+    is_product = case.name == "mul" and len(set(step.inputs)) == 1 and not step.literals
+    return is_power or is_product or case.name == "square"
+
+
+def is_by_weight_in_half(case: Case) -> bool:
+    """It computes in 16 bits on a weight."""
+    return case.is_half() and is_of_weight(case)
+
+
+def is_free_exponent(case: Case) -> bool:
+    """It is an exponential of an activation that no sum or logarithm takes back."""
+    taken_back = (
+        becomes.is_logged,
+        becomes.is_normalized,
+        becomes.is_softplus,
+        becomes.is_sigmoid_by_hand,
+        becomes.is_tanh_by_hand,
+        becomes.divides_by_one_plus,
+    )
+    return not is_by_weight_in_half(case) and not any(sign(case) for sign in taken_back)
+
+
+def is_near_limit(case: Case) -> bool:
+    """It computes in the dtype with the near limit, and does not square."""
+    return case.dtype == "float16" and not is_square(case)
+
+
+def norm_follows(case: Case) -> bool:
+    """A norm removes any scale of its result, and the dtype's limit is near."""
+    return case.dtype == "float16" and case.around.norm_ahead() is not None
+
+
+def only_norm_follows(case: Case) -> bool:
+    """The same, and no residual stream passes the norm for others to add to."""
+    return norm_follows(case) and len(case.around.sums_ahead()) < 2

@@ -1,0 +1,285 @@
+"""Runs a model in another dtype as often as needed, each time from the same start."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.nn import Module
+
+from fxguard.capture.keeping import Keeping
+from fxguard.errors import UsageError
+from fxguard.forecasting._errors import Error, Wanted
+from fxguard.forecasting._graphs import Graphs
+from fxguard.forecasting._in_float8 import FLOAT8
+from fxguard.graph.random_state import random_state_kept
+from fxguard.graph.wide_form import converted, is_float
+from fxguard.guard.guard import Guard
+from fxguard.guard.instrument import remove
+from fxguard.guard.plugins import Plugins
+from fxguard.install.instrumented import find_installed
+from fxguard.install.keeper import Keeper
+from fxguard.measure.at_hand import name_of_dtype
+from fxguard.options import Options
+
+__all__ = ["Loss", "Trials"]
+
+Loss = Callable[[Any], Tensor] | str | int
+
+
+class Trials:
+    """A copy of a model in a dtype, with its inputs.
+
+    In float8 only matrix products compute: then the copy keeps the model's own dtype and runs in
+    it, as it does under autocast.
+
+    Args:
+        model: the model in its own dtype.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        dtype: the other one.
+        loss: a function of what the model returns, or the name of the loss in it; None for a
+            forward alone.
+        autocast: whether the model runs under autocast to that dtype.
+
+    Attributes:
+        mix: how the copy runs in the dtype, as code of the user's.
+        runs: how often the model or its copy has run.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+        loss: Loss | None = None,
+        *,
+        autocast: bool = False,
+    ) -> None:
+        self.loss = loss
+        self.autocast = autocast
+        self.model = model
+        self.dtype = dtype
+        self.runs = 0
+        self.given = (args, kwargs)
+        low = copy.deepcopy(model)
+        _make_plain(low)
+        self.float8 = dtype if dtype in FLOAT8 else None
+        self.converts = not autocast and self.float8 is None
+        self.low = low.to(dtype) if self.converts else low
+        self.device = next((x.device.type for x in _tensors_of(low).values()), "cpu")
+        self.mix = f"torch.autocast({self.device!r}, {dtype})" if autocast else f"model.to({dtype})"
+        self.dtypes: list[torch.dtype] = []  # dtype of each output of the copy
+        self.repaired: list[Tensor] = []  # outputs of the copy with all failures repaired
+        self.wanted = Wanted()  # those outputs in float64, and gradients in the model's own dtype
+        self.between = 0  # how many operations ran between graphs
+        self.not_judged = False  # whether the float64 run took over results of the copy
+        self.keeping = Keeping(())
+        self.keeper = Keeper(self.low, self.keeping)
+        self._buffers = {name: x.clone() for name, x in self.low.named_buffers()}
+
+    def forecast(self, gradients: Sequence[Tensor | None] | None = None) -> tuple[Graphs, int]:
+        """Run the copy without keeping anything in float32.
+
+        Args:
+            gradients: gradients of its outputs, if known; else those of the loss are used.
+
+        Returns:
+            What was found, and how many operations ran between graphs.
+
+        Raises:
+            FxguardError: when it does not run, or nothing of it was captured.
+        """
+        if gradients is None and self.loss is not None:
+            gradients = self._output_gradients()
+        graphs, outputs, between = self.judged(keeps_runs=gradients is not None)
+        if not graphs.operations:
+            raise UsageError(
+                "there is nothing to forecast: TorchDynamo captured no operation of this "
+                f"{type(self.model).__name__}"
+            )
+        if gradients is not None:
+            pairs = zip(outputs, gradients, strict=True)
+            graphs.look_back([(output, x) for output, x in pairs if x is not None])
+        self.dtypes = [output.dtype for output in outputs]
+        found = [graphs.reference_of(output) for output in outputs]
+        self.wanted.outputs = [None if pair is None else pair[0] for pair in found]
+        self.between = between
+        self.not_judged = bool(between or graphs.found.not_judged)
+        self.repaired = [
+            output if pair is None else pair[1] for output, pair in zip(outputs, found, strict=True)
+        ]
+        return graphs, between
+
+    def judged(
+        self, globs: Collection[str] = (), *, keeps_runs: bool = False
+    ) -> tuple[Graphs, list[Tensor], int]:
+        """Run the copy with operations kept in float32, and examine each operation.
+
+        Args:
+            globs: which ones.
+            keeps_runs: whether the backward is examined afterwards.
+
+        Returns:
+            What was found, what the model returned, and how many operations ran between graphs.
+        """
+        given = self.start()
+        graphs = Graphs(
+            _tensors_of(self.model),
+            _pairs(given, self.given),
+            keeps_runs=keeps_runs,
+            float8=self.float8,
+        )
+        options = Options(on_detect=lambda report: None, backward=False)
+        guard = Guard(self.low, options, Plugins(hear=graphs.hear))
+        guard.captures.keep(Keeping(tuple(globs)))
+        guard.install()
+        try:
+            outputs, _ = self.run(self.low, given)
+        finally:
+            guard.uninstall()
+        return graphs, outputs, guard.counted().between
+
+    def _output_gradients(self) -> list[Tensor | None]:
+        """The gradient of the loss with respect to each output, in the model's own dtype."""
+        assert self.loss is not None
+        output = self._plain_output()
+        apart = pytree.tree_map(lambda x: x.detach().requires_grad_() if is_float(x) else x, output)
+        with torch.enable_grad():
+            loss = loss_of(apart, self.loss)
+            leaves = [x for x in pytree.tree_leaves(apart) if is_float(x)]
+            return list(torch.autograd.grad(loss, leaves, allow_unused=True))
+
+    def error(self, globs: Collection[str], enough: Error | None = None) -> Error:
+        """The error of the copy with operations kept in float32.
+
+        Args:
+            globs: which ones.
+            enough: if outputs are worse than this error, gradients no longer matter.
+        """
+        self.keeping.globs = tuple(globs)
+        self.keeper.install()
+        try:
+            if enough is not None and self.loss is not None:
+                error = self.distance(self.run(self.low, self.start())[0])
+                if not error.is_as_good(enough, torch.finfo(self.dtype).eps):
+                    return error
+            return self.distance(*self.run(self.low, self.start(), self.loss))
+        finally:
+            self.keeper.put_away()
+
+    def plain(self) -> tuple[Module, Any]:
+        """A copy of the model in its own dtype, with writable buffers, and its inputs."""
+        model = copy.deepcopy(self.model)
+        _make_plain(model)
+        return model, pytree.tree_map_only(Tensor, torch.clone, self.given)
+
+    def _plain_output(self) -> Any:
+        model, (args, kwargs) = self.plain()
+        self.runs += 1
+        with torch.no_grad(), random_state_kept((args, kwargs)):
+            return model(*args, **kwargs)
+
+    def distance(
+        self, outputs: Sequence[Tensor], gradients: Mapping[str, Tensor] | None = None
+    ) -> Error:
+        """The error of outputs against float64, and of gradients against the model's own."""
+        return self.wanted.distance(outputs, gradients or {})
+
+    def outputs_beyond(self) -> list[str]:
+        """The outputs in the dtype that the dtype cannot hold, whatever is kept."""
+        found = []
+        for number, (dtype, wanted) in enumerate(
+            zip(self.dtypes, self.wanted.outputs, strict=True)
+        ):
+            if wanted is None or wanted.is_complex() or not wanted.numel():
+                continue
+            needed = float(wanted.abs().where(wanted.isfinite(), 0).max())
+            if needed > torch.finfo(dtype).max:
+                found.append(f"output {number}, which needs {needed:.6g}")
+        return found
+
+    def start(self) -> Any:
+        """Reset the copy to its start, and return its inputs."""
+        with torch.no_grad():
+            for name, buffer in self.low.named_buffers():
+                if name in self._buffers:
+                    buffer.copy_(self._buffers[name])
+        given = converted(self.given, self.dtype) if self.converts else self.given
+        # The model may write its inputs.
+        return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+
+    def _in_dtype(self, model: Module) -> contextlib.AbstractContextManager[object]:
+        if self.autocast and model is self.low:
+            return torch.autocast(self.device, self.dtype)
+        return contextlib.nullcontext()
+
+    def run(
+        self, model: Module, given: Any, loss: Loss | None = None, scale: float = 1.0
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """What a model returns, and the gradients of its weights if there is a loss.
+
+        Args:
+            model: the copy, or one in the model's own dtype.
+            given: its arguments.
+            loss: see :class:`Trials`.
+            scale: a factor of the loss.
+        """
+        self.runs += 1
+        with torch.set_grad_enabled(loss is not None), random_state_kept(given):
+            try:
+                with self._in_dtype(model):
+                    output = model(*given[0], **given[1])
+            except RuntimeError as error:
+                name, dtype = type(self.model).__name__, name_of_dtype(self.dtype)
+                raise UsageError(f"{name} does not run in {dtype}: {error}") from error
+            gradients = {}
+            if loss is not None:
+                weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+                found = torch.autograd.grad(
+                    loss_of(output, loss) * scale, list(weights.values()), allow_unused=True
+                )
+                pairs = zip(weights, found, strict=True)
+                gradients = {name: x for name, x in pairs if x is not None}
+        outputs = [x for x in pytree.tree_leaves(output) if is_float(x)]
+        return [x.detach() if x.requires_grad else x for x in outputs], gradients
+
+
+def loss_of(output: Any, loss: Loss) -> Tensor:
+    """The loss of what a model returned.
+
+    Raises:
+        FxguardError: when it is not a single number that can be differentiated.
+    """
+    found: Any
+    if callable(loss):
+        found = loss(output)
+    elif isinstance(loss, str) and hasattr(output, loss):
+        found = getattr(output, loss)
+    else:
+        found = output[loss]
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise UsageError(f"the loss has to be one number that has a gradient, and is of {what}")
+    return found
+
+
+def _make_plain(model: Module) -> None:
+    while find_installed(model) is not None:
+        remove(model)
+
+
+def _tensors_of(model: Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _pairs(low: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
+    """Each floating-point tensor of the inputs, in the dtype and in its original form."""
+    leaves = zip(pytree.tree_leaves(low), pytree.tree_leaves(given), strict=True)
+    return [pair for pair in leaves if is_float(pair[0])]

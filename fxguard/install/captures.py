@@ -1,0 +1,202 @@
+"""The forms in which a model has been captured: by method, compiler and hooks."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fxguard.batch import observer
+from fxguard.batch.events import GraphRun
+from fxguard.capture import dynamo, let_go
+from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.finalizers import when_gone
+from fxguard.capture.keeping import Keeping
+from fxguard.capture.keeping_backend import KeepingBackend
+from fxguard.capture.module_hooks import HOOK_ID
+from fxguard.install._hooks import hook_state
+from fxguard.install.installation import Installation
+from fxguard.install.names import Names
+from fxguard.plan.plan import Plan
+
+__all__ = ["Captures", "Hear"]
+
+# Called with each run of a captured graph and what it returned, or None if it raised, before the
+# run is added to the batch.
+Hear = Callable[[GraphRun, Sequence[Any] | None], None]
+
+# If hooks are new at each call, the model would be captured at each call. Beyond this number of
+# captures it is left to Python and the observer.
+MOST_CAPTURES = 32
+
+
+class Captures:
+    """The captured forms of one model's methods.
+
+    Threads share it, and add to it under a lock.
+
+    Args:
+        installation: gives the methods of the model without the guard.
+        names: the names in the model.
+        hear: called with each run of a graph.
+        replay: whether only the outputs of a graph are measured, until they turn bad.
+        checks: whether anything is measured; if not, there has to be something to keep.
+
+    Attributes:
+        keeping: the operations that are kept in float32; None if nobody asked for it.
+    """
+
+    def __init__(
+        self,
+        installation: Installation,
+        names: Names,
+        hear: Hear,
+        *,
+        replay: bool = False,
+        checks: bool = True,
+    ) -> None:
+        self.keeping: Keeping | None = None
+        self.checks = checks
+        self.installation = installation
+        self.names = names
+        self.hear = hear
+        self.replay = replay
+        # The compiler, which keeps its id; the compiled method, and whether it takes the model.
+        self._compiled: dict[Any, tuple[Any, Callable[..., Any], bool]] = {}
+        self._backends: list[CheckingBackend] = []
+        # Of graphs that may run. TorchDynamo's cache refers to them.
+        self._in_use: list[dynamo.Backend] = []
+        self._lock = threading.RLock()
+        when_gone(self, _let_go, self._in_use).atexit = False
+
+    def form_of(
+        self, method: str, outer: dynamo.OuterCompiler | None, *, fallback: bool
+    ) -> Callable[..., Any]:
+        """The form of a method that is to be called now.
+
+        Args:
+            method: its name.
+            outer: who compiles the model, if anybody does.
+            fallback: whether code that TorchDynamo fails to capture is left to Python.
+        """
+        if outer is None and observer.is_watched_by_others():
+            return self.installation.original(method)
+        # If the user compiles the model, its hooks are read once, as torch.compile does.
+        hooks = hook_state(self.names.hooked, HOOK_ID) if outer is None else ()
+        fullgraph = outer is not None and outer.fullgraph
+        key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
+        with self._lock:
+            if key not in self._compiled:
+                if len(self._compiled) >= MOST_CAPTURES:
+                    return self.installation.original(method)
+                self._compiled[key] = self._compile(method, outer, fallback)
+            _, compiled, takes_model = self._compiled[key]
+        return types.MethodType(compiled, self.names.model) if takes_model else compiled
+
+    def _compile(
+        self, method: str, outer: dynamo.OuterCompiler | None, fallback: bool
+    ) -> tuple[Any, Callable[..., Any], bool]:
+        inner = "eager" if outer is None else outer.backend
+        backend = self._backend(inner, self.hear, self.keeping, follows_python=outer is None)
+        entry = self.installation.entry(method)
+        compiled = dynamo.compile_forward(
+            entry.function,
+            backend,
+            fullgraph=outer is not None and outer.fullgraph,
+            leave_what_fails=outer is None and fallback,
+        )
+        return inner, compiled, entry.takes_model
+
+    def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
+        """The backend for a graph that holds the model and the code compiled around it.
+
+        Args:
+            inner: the backend that the graph was meant for.
+            hear: called with each run of the graph.
+        """
+        self.names.read()
+        keeping = None if self.keeping is None else self.keeping.around(self.names.model)
+        return self._backend(inner, hear, keeping, has_marks=False)
+
+    def _backend(
+        self,
+        inner: str | dynamo.Backend,
+        hear: Hear,
+        keeping: Keeping | None,
+        *,
+        follows_python: bool = False,
+        has_marks: bool = True,
+    ) -> dynamo.Backend:
+        names = self.names
+        if not self.checks:
+            assert keeping is not None
+            keeper = KeepingBackend(
+                inner,
+                keeping,
+                names.modules,
+                names.tensors,
+                names.read,
+                weights_stay=names.weights_stay,
+                follows_python=follows_python,
+            )
+            self._in_use.append(keeper)
+            return keeper
+        backend = CheckingBackend(
+            inner,
+            hear,
+            names.modules,
+            names.tensors,
+            names.read,
+            weights_stay=names.weights_stay,
+            replay=self.replay,
+            follows_python=follows_python,
+            has_marks=has_marks,
+            keeping=keeping,
+        )
+        self._backends.append(backend)
+        self._in_use.append(backend)
+        return backend
+
+    def keep(self, keeping: Keeping | None) -> None:
+        """Keep operations in float32 in everything that is captured from now on."""
+        self.keeping = keeping
+        self.clear()
+
+    def expect_kept(self) -> None:
+        """Check, after the model has run, that the operations to keep were found.
+
+        Raises:
+            FxguardError: when no glob named an operation of a graph.
+        """
+        if self.keeping is not None and self._compiled:
+            self.keeping.expect_some()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of every graph that was captured."""
+        return [plan for backend in self._backends for plan in backend.plans]
+
+    def graphs(self) -> Iterator[tuple[GraphModule, Plan, dynamo.Backend]]:
+        """Every graph that was captured, with its plan and the backend that it was meant for."""
+        for backend in self._backends:
+            for graph, plan in zip(backend.graphs, backend.plans, strict=True):
+                yield graph, plan, backend.inner
+
+    def forget_forms(self) -> None:
+        """Forget the captured forms, because the methods have changed."""
+        self._compiled.clear()
+        _let_go(self._in_use)
+
+    def clear(self) -> None:
+        """Forget everything that was captured."""
+        self.forget_forms()
+        self._backends.clear()
+        let_go.tidy()
+
+
+def _let_go(backends: list[dynamo.Backend]) -> None:
+    let_go.let_go(backends)
+    backends.clear()

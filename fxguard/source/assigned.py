@@ -1,0 +1,202 @@
+"""The statement of a script that gave a name its value: found in the source, never run.
+
+Knows nothing of torch. A statement is given only if no other one can have given the value: none in
+a branch that perhaps did not run, and none further down in a loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Sequence
+
+from fxguard.records import Source
+from fxguard.source.syntax import tree_of_file
+
+__all__ = [
+    "assignment_of",
+    "comes_from",
+    "function_called_in",
+    "source_of",
+    "statement_at",
+    "statement_node",
+]
+
+LONGEST = 100  # characters of a statement of several lines
+
+_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_WITHS = (ast.With, ast.AsyncWith)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
+
+
+class _UnclearError(Exception):
+    """Several statements may have given the value."""
+
+
+def assignment_of(name: str, read_at: Source) -> Source | None:
+    """The statement that assigned a variable before a line read it; None if that is not certain.
+
+    Args:
+        name: of the variable, ``sigma``.
+        read_at: the line that reads it.
+    """
+    tree = tree_of_file(read_at.file)
+    if tree is None:
+        return None
+    scopes = list(_scopes_at(tree, read_at.line))
+    if not scopes or _is_bound_inside(scopes[-1], name, read_at.line):
+        return None
+    try:
+        found = _last_in(scopes[-1].body, name, read_at.line)
+    except _UnclearError:
+        return None
+    if found is None and not _binds(scopes[-1], name):
+        found = _only_one(tree, name)
+    return None if found is None else source_of(found, read_at.file)
+
+
+def comes_from(name: str, read_at: Source) -> str:
+    """`` `S` comes from kalman.py:23: S = P + R``; "" if that is not certain, or the same line."""
+    found = assignment_of(name, read_at)
+    if found is None or found.line == read_at.line:
+        return ""
+    return f"`{name}` comes from {found}"
+
+
+def statement_at(source: Source) -> str:
+    """The whole statement around a line, in one line; only the line if it has a body."""
+    node = statement_node(source)
+    return source.code if node is None else ast.unparse(node)
+
+
+def statement_node(source: Source) -> ast.stmt | None:
+    """The same as a syntax tree; None if it has a body, or cannot be read."""
+    tree = tree_of_file(source.file)
+    nodes = () if tree is None else ast.walk(tree)
+    around = [each for each in nodes if isinstance(each, _SIMPLE) and _holds(each, source.line)]
+    return around[-1] if around else None
+
+
+def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
+    """The function of the same file that a statement calls; None if there are none, or several."""
+    tree = tree_of_file(file)
+    calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    names = {x.id if isinstance(x, ast.Name) else getattr(x, "attr", "") for x in calls}
+    nodes = () if tree is None else ast.walk(tree)
+    found = [each for each in nodes if isinstance(each, _FUNCTIONS) and each.name in names]
+    return found[0] if len(found) == 1 else None
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    """Whether a node covers a line."""
+    begin, end = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    return begin is not None and end is not None and begin <= line <= end
+
+
+def _scopes_at(tree: ast.Module, line: int) -> Iterator[_Scope]:
+    """The module and the functions around a line, from the outside in."""
+    yield tree
+    for node in ast.walk(tree):  # outer functions come before inner ones
+        if isinstance(node, _FUNCTIONS) and node.body[0].lineno <= line and _holds(node, line):
+            yield node
+
+
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and what is in it, except what is in scopes of their own."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _SCOPES):
+            yield from _within(child)
+
+
+def _assigns(node: ast.AST, name: str) -> bool:
+    """Whether a node, or something in it, gives a variable a value."""
+    return any(
+        isinstance(each, ast.Name) and each.id == name and not isinstance(each.ctx, ast.Load)
+        for each in _within(node)
+    )
+
+
+def _binds(scope: _Scope, name: str) -> bool:
+    """Whether a function has its own variable of that name."""
+    if isinstance(scope, ast.Module):
+        return False
+    arguments = (node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg))
+    return name in arguments or any(_assigns(each, name) for each in scope.body)
+
+
+def _is_bound_inside(scope: ast.AST, name: str, line: int) -> bool:
+    """Whether a comprehension or a lambda at that line has its own variable of that name."""
+    inner = [x for x in ast.walk(scope) if isinstance(x, _COMPREHENSIONS) and _holds(x, line)]
+    nodes = [node for each in inner for node in ast.walk(each)]
+    targets = (x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store))
+    return name in targets or name in (x.arg for x in nodes if isinstance(x, ast.arg))
+
+
+def _only_one(tree: ast.Module, name: str) -> ast.stmt | None:
+    """The statement of a module that alone gives a name its value."""
+    found = [each for each in tree.body if _assigns(each, name)]
+    writes = any(isinstance(x, ast.Global) and name in x.names for x in ast.walk(tree))
+    is_simple = len(found) == 1 and isinstance(found[0], (ast.Assign, ast.AnnAssign))
+    return found[0] if is_simple and not writes else None
+
+
+def _last_in(body: Sequence[ast.stmt], name: str, line: int) -> ast.stmt | None:
+    """The last statement of a block that assigned a name before a line was reached.
+
+    Raises:
+        _UnclearError: another one may have.
+    """
+    found: ast.stmt | None = None
+    is_clear = True
+    for each in body:
+        if each.lineno > line:
+            break
+        if isinstance(each, _SCOPES):
+            continue
+        if _holds(each, line):
+            inner = _last_around(each, name, line)
+            found, is_clear = (inner, True) if inner is not None else (found, is_clear)
+        elif isinstance(each, _WITHS):
+            inner = _last_in(each.body, name, line)
+            found, is_clear = (inner, True) if inner is not None else (found, is_clear)
+        elif _assigns(each, name):
+            found, is_clear = each, not hasattr(each, "body")
+    if not is_clear:
+        raise _UnclearError
+    return found
+
+
+def _last_around(statement: ast.stmt, name: str, line: int) -> ast.stmt | None:
+    """The same for the statement that holds the line."""
+    blocks = [getattr(statement, each, []) for each in ("body", "orelse", "finalbody")]
+    blocks += [each.body for each in getattr(statement, "handlers", [])]
+    blocks += [each.body for each in getattr(statement, "cases", [])]
+    holding = [block for block in blocks if block and _covers(block, line)]
+    inner = _last_in(holding[0], name, line) if holding else None
+    if inner is not None:
+        return inner
+    if isinstance(statement, _LOOPS):
+        if any(_assigns(each, name) for each in statement.body):
+            raise _UnclearError  # in the turn before
+        if not isinstance(statement, ast.While) and _assigns(statement.target, name):
+            return statement
+    is_with = isinstance(statement, _WITHS) and any(_assigns(x, name) for x in statement.items)
+    return statement if is_with else None
+
+
+def _covers(block: Sequence[ast.stmt], line: int) -> bool:
+    return block[0].lineno <= line <= (block[-1].end_lineno or line)
+
+
+def source_of(statement: ast.stmt, file: str) -> Source:
+    """A statement as a line of its file: the first line of a compound one."""
+    code = linecache.getline(file, statement.lineno).strip()
+    if not hasattr(statement, "body") and statement.end_lineno != statement.lineno:
+        code = ast.unparse(statement)
+        code = code if len(code) <= LONGEST else code[: LONGEST - 1] + "…"
+    return Source(file, statement.lineno, code)

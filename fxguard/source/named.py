@@ -1,0 +1,146 @@
+"""The operand of an operation as the program's line has it: ``deg`` of ``deg.pow(-0.5)``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from fxguard.source.syntax import tree_of
+
+__all__ = ["called_name", "operand_text", "other_text", "variable_in", "variables_in"]
+
+LONGEST = 30  # characters
+
+# Which operator computes it, and which of its operands is in question; else the first of a call.
+OPERATORS: dict[str, tuple[type[ast.operator] | None, int]] = {
+    "addcdiv": (None, 2),
+    "div": (ast.Div, 1),
+    "floor_divide": (ast.FloorDiv, 1),
+    "fmod": (None, 1),
+    "pow": (ast.Pow, 0),
+    "remainder": (ast.Mod, 1),
+    "xlogy": (None, 1),
+}
+MODULES = ("F", "math", "nn", "torch")  # as programs call them
+SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)  # these need no parentheses
+
+
+def operand_text(code: str, name: str) -> str:
+    """The operand that matters for a pole or a domain: the divisor, the base, or the only one.
+
+    Args:
+        code: the text of a line.
+        name: the plain name of an operation of that line.
+
+    Returns:
+        Ready to be followed by a method; "" if the line has no such operation, or several with
+        different operands, or if the operand is long or a number.
+
+    Example:
+        >>> operand_text("z = (y.unsqueeze(-1) - mu) / sigma", "div")
+        'sigma'
+        >>> operand_text("a = torch.log(1 - p)", "log")
+        '(1 - p)'
+    """
+    sign, position = OPERATORS.get(name, (None, 0))
+    return _only_text(_operands(code, name, sign, position))
+
+
+def other_text(code: str, name: str) -> str:
+    """The other operand of one that has two: the exponent, the dividend; a number as well.
+
+    Example:
+        >>> other_text("y = x.pow(self.p)", "pow")
+        'self.p'
+    """
+    sign, position = OPERATORS.get(name, (None, 0))
+    return _only_text(_operands(code, name, sign, 0 if position else 1), with_numbers=True)
+
+
+def _only_text(nodes: Iterator[ast.expr], *, with_numbers: bool = False) -> str:
+    found = {_text(node, with_numbers=with_numbers) for node in nodes}
+    return found.pop() if len(found) == 1 else ""
+
+
+def variable_in(text: str) -> str:
+    """The one variable that operators, methods and torch's functions compute an operand from.
+
+    Returns:
+        "" if there are several, or if something else computes it, such as a module.
+
+    Example:
+        >>> variable_in("(1 - p.float())"), variable_in("self.net(x)"), variable_in("a + b")
+        ('p', '', '')
+    """
+    tree = _parsed(text)
+    if tree is None:
+        return ""
+    found = set[str]()
+    indices = {x for node in ast.walk(tree) if isinstance(node, ast.Subscript)
+               for x in ast.walk(node.slice)}  # fmt: skip
+    for node in ast.walk(tree):
+        if node in indices:
+            continue
+        if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+            return ""  # a function of the program
+        if isinstance(node, ast.Name) and node.id not in MODULES:
+            found.add(node.id)
+    return found.pop() if len(found) == 1 and "self" not in found else ""
+
+
+def variables_in(code: str) -> set[str]:
+    """The names that a statement reads or writes."""
+    tree = _parsed(code)
+    nodes = () if tree is None else ast.walk(tree)
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def _parsed(code: str) -> ast.AST | None:
+    texts = (code, f"{code}\n    pass", f"{code.rstrip(',')}")
+    return next((tree for tree in map(tree_of, texts) if tree is not None), None)
+
+
+def _operands(
+    code: str, name: str, sign: type[ast.operator] | None, position: int
+) -> Iterator[ast.expr]:
+    tree = _parsed(code)
+    for node in () if tree is None else ast.walk(tree):
+        if isinstance(node, ast.BinOp) and sign is not None and isinstance(node.op, sign):
+            yield node.right if position else node.left
+        elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
+            yield node.value if position else node.target
+        elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+            if called_name(node) != name:
+                continue
+            given = list(node.args)
+            if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
+                given.insert(0, node.func.value)
+            if len(given) > position:
+                yield given[position]
+
+
+def called_name(call: ast.Call) -> str:
+    """``exp`` of ``torch.exp(x)``, ``exp(x)`` and ``x.exp_()``."""
+    called = call.func
+    name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+    return str(name).rstrip("_")
+
+
+def _is_module(node: ast.expr) -> bool:
+    """Whether a method's name is that of a function: ``torch.log``, ``torch.special.xlogy``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in MODULES
+
+
+def _text(node: ast.expr, *, with_numbers: bool) -> str:
+    if not (with_numbers or _is_of_names(node)):
+        return ""
+    text = ast.unparse(node)
+    if len(text) > LONGEST:
+        return ""
+    return text if isinstance(node, SAFE) else f"({text})"
+
+
+def _is_of_names(node: ast.expr) -> bool:
+    return any(isinstance(each, ast.Name) for each in ast.walk(node))

@@ -1,0 +1,88 @@
+"""What set a learning rate that is not finite: a schedule, the script's line, or its optimizer."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import os.path
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from fxguard.capture.instances import instances_of
+from fxguard.source.lines import is_internal, source_at
+from fxguard.source.syntax import tree_of_file
+
+__all__ = ["schedule_of"]
+
+RATE = "lr"
+
+
+def schedule_of(optimizer: Optimizer) -> str:
+    """What set a learning rate that is not finite; "" if it is not known.
+
+    It is a schedule of torch, with the function that it called; or the optimizer was made with it;
+    or the only line that sets a learning rate in the files of the functions that are running.
+
+    Example:
+        >>> schedule_of(optimizer)
+        'LambdaLR set it, at its step 3, by `rate` (train.py:12), which reads warmup = 0'
+    """
+    for scheduler in instances_of(LRScheduler):
+        if getattr(scheduler, "optimizer", None) is optimizer:
+            rates = [float(rate) for rate in getattr(scheduler, "_last_lr", [])]
+            if not all(map(math.isfinite, rates)):
+                step = f"{type(scheduler).__name__} set it, at its step {scheduler.last_epoch}"
+                return step + _by_function(scheduler, rates)
+    if not math.isfinite(float(optimizer.defaults.get(RATE, 0.0))):
+        return f"{type(optimizer).__name__} was made with it"
+    lines = [*_lines_that_set_it()]
+    return f"it is set at {source_at(lines[0])}" if len(lines) == 1 else ""
+
+
+def _by_function(scheduler: LRScheduler, rates: list[float]) -> str:
+    """The script's function that computed the first rate that is not finite."""
+    functions = getattr(scheduler, "lr_lambdas", ())
+    for function, rate in zip(functions, rates, strict=False):
+        code = getattr(function, "__code__", None)
+        if not math.isfinite(rate) and isinstance(code, CodeType):
+            place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+            zeros = [f"{name} = 0" for name, value in _read_by(function) if value == 0]
+            reads = f", which reads {' and '.join(zeros)}" if zeros else ""
+            return f", by `{code.co_name.strip('<>')}` ({place}){reads}"
+    return ""
+
+
+def _read_by(function: Any) -> Iterator[tuple[str, float]]:
+    """The numbers that a function reads as variables around it, by name."""
+    found = inspect.getclosurevars(function)
+    for name, value in {**found.globals, **found.nonlocals}.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, value
+
+
+def _lines_that_set_it() -> Iterator[tuple[str, int]]:
+    """The lines that set a group's learning rate, in the files of functions that are running."""
+    files: dict[str, None] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_internal(frame.f_code.co_filename):
+            files.setdefault(frame.f_code.co_filename)
+        frame = frame.f_back
+    for file in files:
+        tree = tree_of_file(file)
+        for node in () if tree is None else ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
+            if isinstance(node, (ast.Assign, ast.AugAssign)) and any(map(_is_rate, targets)):
+                yield file, node.lineno
+
+
+def _is_rate(target: Any) -> bool:
+    """Whether an expression is ``group["lr"]``."""
+    is_item = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
+    return is_item and target.slice.value == RATE
