@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -81,27 +82,32 @@ class Worker:
         """The outcome of one mutant."""
         began, count = time.monotonic(), 0
         outcome = {"outcome": "alive" if tests else "no test", "by": ""}
-        file = self.tree / "fxguard" / mutant.file
-        source, times = file.read_bytes(), file.stat()
         for part in in_parts(tests, seconds):
             count += len(part)
-            file.write_bytes(mutant.applied_to(source))
-            try:
+            with self.holding(mutant):
                 trial = self.run(part)
-            finally:
-                file.write_bytes(source)
-                os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # Python has compiled it
             if trial.status != 0 and (not trial.failed or self.passes(trial.failed)):
-                how = "too long" if trial.status is None else "killed"
-                outcome = {"outcome": how, "by": trial.failed or "import"}
+                outcome = {"outcome": "killed", "by": trial.failed or "import"}
                 break
         spent = round(time.monotonic() - began, 1)
         return {"mutant": str(mutant), "kind": mutant.kind, **outcome, "tests": count, "s": spent}
 
+    @contextlib.contextmanager
+    def holding(self, mutant: Mutant) -> Iterator[None]:
+        """The copy has the mutant meanwhile."""
+        file = self.tree / "fxguard" / mutant.file
+        source, times = file.read_bytes(), file.stat()
+        file.write_bytes(mutant.applied_to(source))
+        try:
+            yield
+        finally:
+            file.write_bytes(source)
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # Python has compiled it
+
     def passes(self, test: str) -> bool:
         """Whether a test passes alone, without a fault."""
         if test not in self.sound:
-            self.sound[test] = self.run([Known(test, 30.0, {})]).status == 0
+            self.sound[test] = self.run([Known(test, 60.0, {})]).status == 0
         return self.sound[test]
 
     def run(self, tests: Sequence[Known]) -> Trial:
@@ -111,7 +117,7 @@ class Worker:
         child = os.fork()
         if child == 0:
             self.become_pytest(tests, log)
-        limit = time.monotonic() + 60 + 3 * sum(test.seconds for test in tests)
+        limit = time.monotonic() + 10 * seconds_for(tests)  # for those that wait for ever
         status = None
         while status is None and time.monotonic() < limit:
             time.sleep(0.05)
@@ -130,6 +136,8 @@ class Worker:
         status = 3
         try:
             os.setpgid(0, 0)
+            seconds = seconds_for(tests)  # a loop without an end: of the processor, not of the day
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
             os.chdir(self.tree)
             os.dup2(os.open(self.home / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
             os.dup2(1, 2)
@@ -150,6 +158,11 @@ class Worker:
             status = int(pytest.main(options, plugins=[Chosen(tests, log)]))
         finally:
             os._exit(status)
+
+
+def seconds_for(tests: Sequence[Known]) -> int:
+    """More than these tests need."""
+    return 60 + int(3 * sum(test.seconds for test in tests))
 
 
 class Chosen:

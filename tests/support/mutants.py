@@ -36,8 +36,11 @@ from support.lines_run import FOLDER  # noqa: E402
 from support.mutant_trials import Known, Worker  # noqa: E402
 from support.mutations import Mutant, mutants_of  # noqa: E402
 
-CORE = ("verdict", "plan", "graph", "rerun", "batch", "guard", "passes")
-TESTED_BY = (*CORE, "whole")
+CORE = tuple(
+    "advice batch graph guard install passes plan reproduce rerun source steps underflow "
+    "verdict".split()
+)
+TESTED_BY = (*CORE, "comparison", "forecasting", "testing", "whole")
 FAST = "not slow and not campaign"
 IMPORTED = (
     *("torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed"),
@@ -79,7 +82,8 @@ def make_map(folder: Path, paths: Sequence[str]) -> int:
     lines.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, FOLDER: str(lines)}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    paths = paths or [f"tests/{name}" for name in TESTED_BY]
+    folders = [f"tests/{name}" for name in TESTED_BY]
+    paths = paths or [name for name in folders if (ROOT / name).exists()]
     options = ["-p", "support.lines_run", "-p", "no:cacheprovider", "-q", "-m", FAST, *paths]
     return subprocess.run([sys.executable, "-m", "pytest", *options], env=env, cwd=ROOT).returncode
 
