@@ -639,9 +639,9 @@ def model(name: str, suffix: str = "") -> nn.Module:
 
 
 @cache
-def report(name: str, suffix: str = "") -> fxguard.Report | None:
+def report(name: str, suffix: str = "") -> fxguard.types.Report | None:
     """The report on one batch of a story's model; None where it is healthy."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(model(name, suffix), on_detect=reports.append)
     made = guarded(*part(name, "_inputs")())
     if name in STORIES and STORIES[name].phase == "backward":
@@ -649,7 +649,7 @@ def report(name: str, suffix: str = "") -> fxguard.Report | None:
     return reports[0] if reports else None
 
 
-def verdict(got: fxguard.Report) -> str:
+def verdict(got: fxguard.types.Report) -> str:
     """What a report says above its frames."""
     return str(got).partition("\n\n")[0]
 

@@ -23,13 +23,15 @@ BEGIN, END = "<!-- map: ./dev map writes it -->\n", "<!-- end of the map -->\n"
 # From left to right, as a graph goes: a room may import only those to its left. Rooms that share a
 # place are edges of the house, and know nothing of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    *((name,) for name in ("errors", "records", "findings", "formats", "globs")),  # the vocabulary
+    *(
+        (name,) for name in ("given_out", "errors", "records", "findings", "formats", "globs")
+    ),  # the vocabulary
     *((name,) for name in ("measure", "report", "ranks", "source", "graph", "trace")),
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),
     *((name,) for name in ("advice", "reproduce", "verdict", "install", "steps")),
     *((name,) for name in ("underflow", "guard")),
     ("comparison", "forecasting"),  # tools, side by side
-    ("debug_utils", "netcheck"),  # names that documents give
+    ("debug_utils", "netcheck", "types"),  # names that documents give
     ("__init__",),  # gives out the names of those to its left
     ("integrations", "testing", "cli", "about"),
     ("__main__",),

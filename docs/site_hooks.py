@@ -33,24 +33,34 @@ BESIDE = {
 REFERENCE: dict[str, tuple[str, ...]] = {
     "Watching a model": (
         *("fxguard.instrument", "fxguard.remove", "fxguard.watch", "fxguard.guard_of"),
-        *("fxguard.Guard", "fxguard.SelfTest", "fxguard.DebugUnderflowOverflow"),
+        *("fxguard.types.Guard", "fxguard.types.SelfTest", "fxguard.DebugUnderflowOverflow"),
         *("fxguard.detect_overflow", "fxguard.get_abs_min_max"),
     ),
     "What it says": (
-        *("fxguard.NonFiniteError", "fxguard.Report", "fxguard.Origin", "fxguard.Frame"),
-        *("fxguard.Row", "fxguard.Source", "fxguard.Climb"),
+        *(
+            "fxguard.NonFiniteError",
+            "fxguard.types.Report",
+            "fxguard.types.Origin",
+            "fxguard.types.Frame",
+        ),
+        *("fxguard.types.Row", "fxguard.types.Source", "fxguard.types.Climb"),
         *("fxguard.FxguardError", "fxguard.BatchLimitReached"),
     ),
     "Other dtypes": (
-        *("fxguard.forecast", "fxguard.Forecast", "fxguard.PrecisionPlan", "fxguard.keep_float32"),
+        *(
+            "fxguard.forecast",
+            "fxguard.types.Forecast",
+            "fxguard.types.PrecisionPlan",
+            "fxguard.keep_float32",
+        ),
     ),
     "Comparing": (
-        *("fxguard.compare", "fxguard.Compared", "fxguard.Comparison"),
-        *("fxguard.load_trace", "fxguard.Trace", "fxguard.TracedBatch"),
-        *("fxguard.diff", "fxguard.Diff"),
+        *("fxguard.compare", "fxguard.types.Compared", "fxguard.types.Comparison"),
+        *("fxguard.load_trace", "fxguard.types.Trace", "fxguard.types.TracedBatch"),
+        *("fxguard.diff", "fxguard.types.Diff"),
     ),
     "Compilers and graphs": (
-        *("fxguard.backend", "fxguard.insert_checks", "fxguard.Plan", "fxguard.frames_of"),
+        *("fxguard.backend", "fxguard.insert_checks", "fxguard.types.Plan", "fxguard.frames_of"),
     ),
     "Numerical tests": (
         *("fxguard.testing.find_overflow", "fxguard.testing.Overflow"),
@@ -69,7 +79,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
 
 # What of a class a user calls, where the rest of the house calls more.
 MEMBERS = {
-    "fxguard.Guard": (
+    "fxguard.types.Guard": (
         *("batch_number", "last_report", "trace_path", "notes", "plans", "optimizer_step"),
         *("frames", "coverage", "selftest"),
     ),

@@ -90,7 +90,7 @@ def written(argument: Any) -> str:
     return repr(argument)
 
 
-def plan_text(plan: fxguard.Plan) -> Iterator[str]:
+def plan_text(plan: fxguard.types.Plan) -> Iterator[str]:
     """The Plan, a line for each value, step, frame and check."""
     yield "values"
     for index, value in enumerate(plan.values):
@@ -116,7 +116,7 @@ def row_text(row: RowPlan) -> str:
     return f"{row.label} = {row.value}"
 
 
-def frames_text(frames: list[fxguard.Frame]) -> Iterator[str]:
+def frames_text(frames: list[fxguard.types.Frame]) -> Iterator[str]:
     """Every frame of a batch, with its ranges."""
     for frame in frames:
         yield frame.title
@@ -131,7 +131,7 @@ def sections() -> dict[str, str]:
     x = torch.tensor([[1.0, 2.0, 3.0, 400.0]], dtype=torch.float16)
     inner = InnerBackend()
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(model, on_detect=reports.append)
     compiled = torch.compile(guarded, backend=inner)
     output = compiled(x)

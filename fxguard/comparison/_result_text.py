@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fxguard.comparison.elements import Apart, Compared
-from fxguard.trace.diff_text import names_text
 from fxguard.trace.diff import Diff
+from fxguard.trace.diff_text import names_text
 
 __all__ = ["Parts", "number", "table", "verdict_lines"]
 

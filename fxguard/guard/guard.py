@@ -143,7 +143,7 @@ class Guard:
     def __repr__(self) -> str:
         what = f"{self.model_name}, batch {self.batch_number}"
         found = "nothing found" if self.last_report is None else self.last_report.message
-        return f"<fxguard.Guard of {what}: {found}>"
+        return f"<fxguard.types.Guard of {what}: {found}>"
 
     def __dir__(self) -> list[str]:
         return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]

@@ -11,10 +11,11 @@ __all__ = ["NonFiniteError", "NumericsError"]
 class NonFiniteError(FxguardError, ValueError):
     """An inf or a NaN in a batch reached an output; with ``underflow=`` also an underflow.
 
-    ``str(error)`` is :attr:`fxguard.Report.summary`: one line with the place, then the verdict.
+    ``str(error)`` is :attr:`fxguard.types.Report.summary`: one line with the place, then
+    the verdict.
 
     Attributes:
-        report: the :class:`fxguard.Report` that was printed before this was raised.
+        report: the :class:`fxguard.types.Report` that was printed before this was raised.
     """
 
     def __init__(self, message: str, report: Report) -> None:
@@ -29,7 +30,7 @@ class NumericsError(FxguardError, AssertionError):
     """A numerical test failed.
 
     Attributes:
-        report: the :class:`fxguard.Report` of the finding, None if nothing was bad.
+        report: the :class:`fxguard.types.Report` of the finding, None if nothing was bad.
     """
 
     def __init__(self, message: str, report: Report | None = None) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fxguard.records import Row
 from fxguard.report.sheet import Sheet
-from fxguard.trace.diff_text import difference_text
 from fxguard.trace.batch_diff import BatchDiff, Match
+from fxguard.trace.diff_text import difference_text
 
 __all__ = ["sheet_of"]
 

@@ -14,8 +14,8 @@ from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.page import page
 from fxguard.report.strict_json import strict_json
 from fxguard.trace._diff_page import sheet_of
-from fxguard.trace.diff_text import names_text, table, verdict_lines
 from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
+from fxguard.trace.diff_text import names_text, table, verdict_lines
 from fxguard.trace.file import load_trace
 from fxguard.trace.trace import Trace, TracedBatch
 
@@ -164,8 +164,8 @@ def diff(a: Traced, b: Traced, *, tolerance: float | None = None) -> Diff:
     aligned by name and order, and may be inserted, removed, renamed or fused.
 
     Args:
-        a: a :class:`~fxguard.Trace` or one batch of it, a file that ``trace_to`` wrote, or the
-            frames of a batch (:meth:`Guard.frames`).
+        a: a :class:`~fxguard.types.Trace` or one batch of it, a file that ``trace_to`` wrote, or
+            the frames of a batch (:meth:`Guard.frames`).
         b: likewise.
         tolerance: how far apart two ranges may be, relative to the larger one:
             ``max(|a.max - b.max|, |a.min - b.min|) / max(a.max, b.max)``. None allows for the

@@ -43,7 +43,7 @@ class Broken(nn.Module):
         return self.second(x) + 1
 
 
-def batch_of(stance: str, **options: Any) -> tuple[Batch, list[fxguard.Frame]]:
+def batch_of(stance: str, **options: Any) -> tuple[Batch, list[fxguard.types.Frame]]:
     model = fxguard.instrument(Broken(), **options)
     with torch.compiler.set_stance(stance):
         model(torch.ones(2, 3))

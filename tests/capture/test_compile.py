@@ -207,7 +207,7 @@ def test_the_backend_stops_no_batch_in_the_middle() -> None:
 @pytest.mark.parametrize("breaks", [False, True])
 def test_the_backend_counts_a_recompiled_batch(breaks: bool) -> None:
     """A graph that TorchDynamo compiled anew for another shape begins a batch as the first did."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
 
     def step(x: torch.Tensor) -> torch.Tensor:
         x = x * 2
@@ -230,7 +230,7 @@ def test_the_backend_counts_a_recompiled_batch(breaks: bool) -> None:
 
 def test_the_backend_counts_the_batches_of_each_thread() -> None:
     """Graphs that run in a thread belong to the batch that was begun in it."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
 
     def step(x: torch.Tensor, wait: Callable[[], object]) -> torch.Tensor:
         x = x * 2

@@ -12,9 +12,9 @@ import pytest
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import Frame, Report, Row, Source, TracedBatch
 from fxguard.cli import main
 from fxguard.trace.writer import TraceWriter
+from fxguard.types import Frame, Report, Row, Source, TracedBatch
 from support.residual_net import Net, X
 
 

@@ -157,7 +157,7 @@ def test_the_model_and_its_state_stay_as_they_were() -> None:
 
 def test_a_forecast_from_elsewhere_has_no_plan() -> None:
     with pytest.raises(FxguardError, match="holds no model"):
-        fxguard.Forecast("float16", (), 0).plan()
+        fxguard.types.Forecast("float16", (), 0).plan()
 
 
 def test_a_plan_for_autocast_is_tried_under_autocast() -> None:

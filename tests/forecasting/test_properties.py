@@ -75,7 +75,7 @@ def test_a_model_that_fits_lists_nothing(seed: int, depth: int, dtype: torch.dty
 
 
 @functools.cache
-def plan_of_residual() -> fxguard.PrecisionPlan:
+def plan_of_residual() -> fxguard.types.PrecisionPlan:
     return fxguard.forecast(residual(), X).plan()
 
 

@@ -159,7 +159,7 @@ def test_entering_changes_no_bit(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_fault_inside_is_blamed_on_the_operation(name: str, backend: str) -> None:
     """The operation in the body is named with its line, counted, and shown in its frame."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(model_of(name), on_detect=reports.append)
     compiled = torch.compile(guarded, backend=backend, fullgraph=True)
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_a_fault_inside_is_blamed_on_the_operation(name: str, backend: str) -> N
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_came_in_bad_is_not_blamed_on_what_is_inside(name: str) -> None:
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(model_of(name), on_detect=reports.append)
     with torch.no_grad():
         guarded(torch.full((3, 4), float("nan")))
@@ -200,7 +200,7 @@ def test_the_tests_above_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) ->
     moves = tables.MOVES | {"exp", "linear"}
     if name == "vmap":  # regions are no operations: hide what is inside
         monkeypatch.setattr(tables, "MOVES", moves)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(model_of(name), on_detect=reports.append)
     compiled = torch.compile(guarded, backend="eager", fullgraph=True)
     with torch.no_grad():
@@ -229,7 +229,7 @@ def test_a_loop_shows_the_first_bad_iteration() -> None:
 
             return while_loop(lambda i, y: i < 6, body, (torch.tensor(0), x))[1]
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(Loop(), on_detect=reports.append)(torch.full((3,), 1e15))
     first = reports[0].origins[0]
     assert (first.what, first.problem) == ("mul", "inf")
@@ -249,7 +249,7 @@ def test_an_infinity_that_a_loop_begins_with_is_no_fault() -> None:
             top, rows = scan(combine, torch.full((4,), float("-inf")), x, dim=0)
             return top + rows
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(RunningMaximum(), on_detect=reports.append)
     x = torch.rand(5, 4)
     guarded(x)
@@ -323,7 +323,7 @@ def test_flex_attention_score_functions(backend: str) -> None:
     """The operation in the score function is blamed, though no number leaves the kernel."""
     torch.manual_seed(0)
     plain = Flex().requires_grad_(False)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(copy.deepcopy(plain), on_detect=reports.append)
     x = torch.randn(1, 1, 64, 16)
     expected = torch.compile(plain, backend=backend, fullgraph=True)(x / 10)
@@ -351,7 +351,7 @@ def test_flex_attention_score_functions(backend: str) -> None:
 def test_regions_between_graphs(name: str) -> None:
     """Left to Python, under vmap or grad, operations are measured and blamed all the same."""
     plain = model_of(name)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(copy.deepcopy(plain), on_detect=reports.append)
     x = torch.rand(3, 4)
     torch.compiler.set_stance("force_eager")

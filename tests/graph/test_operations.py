@@ -334,7 +334,7 @@ def test_what_a_custom_operation_writes_has_a_row(captured: bool) -> None:
 
 def test_a_custom_operation_of_a_name_of_torch_is_none_of_torch(captured: bool) -> None:
     """Somebody's own ``half`` casts nothing, and no row of somebody's ``softmax`` is masked."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = Model(lambda model, x: half(x) * 3, captured=captured)
     fxguard.instrument(model, on_detect=reports.append)(torch.ones(3))
     assert [origin.what for origin in reports[0].origins] == ["fxguard_tests.half"]

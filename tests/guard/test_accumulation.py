@@ -28,7 +28,7 @@ Change = Callable[[nn.Module], Any]
 
 def told(
     losses: Sequence[Loss], between: Change = lambda model: None, last: Change = lambda model: None
-) -> list[fxguard.Report]:
+) -> list[fxguard.types.Report]:
     """The reports on one step after these backwards.
 
     Args:
@@ -37,7 +37,7 @@ def told(
         last: called after the last one.
     """
     torch.manual_seed(0)
-    model, found = nn.Linear(3, 2), list[fxguard.Report]()
+    model, found = nn.Linear(3, 2), list[fxguard.types.Report]()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fxguard.watch(model, on_detect=found.append):
         for index, loss in enumerate(losses):
@@ -91,7 +91,7 @@ def test_a_gradient_that_was_set_to_zero_harms_no_step() -> None:
 def test_the_report_that_later_batches_name_is_there() -> None:
     """Weights that the step has spoilt are bad in the next batch, because of the backward."""
     torch.manual_seed(0)
-    model, found = nn.Linear(3, 2), list[fxguard.Report]()
+    model, found = nn.Linear(3, 2), list[fxguard.types.Report]()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fxguard.watch(model, on_detect=found.append):
         for loss in (bad, good):

@@ -73,9 +73,11 @@ class Net(nn.Module):
         return self.last(hidden)  # type: ignore[no-any-return]
 
 
-def reports_of(model: nn.Module, x: Tensor, backend: str | None = None) -> list[fxguard.Report]:
+def reports_of(
+    model: nn.Module, x: Tensor, backend: str | None = None
+) -> list[fxguard.types.Report]:
     torch._dynamo.reset()
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=found.append)
     run = torch.compile(model, backend=backend) if backend else model
     run(x).float().square().sum().mul(50).backward()
@@ -229,7 +231,7 @@ LOSSES = {
 @pytest.mark.parametrize("where", LOSSES)
 def test_in_a_loss(where: str) -> None:
     """No mode sees it applied. Its backward is the line to look at."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = nn.Linear(4, 4)
     with fxguard.watch(model, on_detect=found.append):
         LOSSES[where](Safe, model(torch.ones(2, 4))).backward()
@@ -249,7 +251,7 @@ def test_in_a_loss(where: str) -> None:
 
 
 def test_between_graphs() -> None:
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     healthy = fxguard.instrument(Broken(Safe), on_detect=found.append)
     healthy(torch.ones(2, 4)).sum().backward()
     assert found == []
@@ -260,7 +262,7 @@ def test_between_graphs() -> None:
 
 def test_what_runs_in_its_forward_has_another_backward() -> None:
     """Of two the one that made the bad gradient."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = nn.Linear(4, 4)
     with fxguard.watch(model, on_detect=found.append):
         out = model(torch.ones(2, 4))
@@ -270,7 +272,7 @@ def test_what_runs_in_its_forward_has_another_backward() -> None:
 
 def test_what_runs_before_one_in_a_loss() -> None:
     """Its result is read by the function, and by nothing that a mode sees."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = nn.Linear(4, 4)
     with fxguard.watch(model, on_detect=found.append):
         for factor in (1, 0):
@@ -283,7 +285,7 @@ def test_what_runs_before_one_in_a_loss() -> None:
 def test_two_models_in_one_loss() -> None:
     """Of a script that is run. Each of them has its report."""
     models = nn.Linear(4, 4), nn.Linear(4, 4)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with OutermostModules(Options(on_detect=found.append), follow_losses=True):
         one, other = (model(torch.ones(2, 4)) for model in models)
         apply(Spoils, one + other).sum().backward()
@@ -293,7 +295,7 @@ def test_two_models_in_one_loss() -> None:
 
 def test_a_graph_that_is_retained() -> None:
     """The numbers are those of the backward that went wrong."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = nn.Linear(4, 4)
     with fxguard.watch(model, on_detect=found.append):
         loss = apply(Times, model(torch.ones(2, 4))).sum()

@@ -86,9 +86,9 @@ def backward(loss: Tensor) -> None:
 
 def reports_of(
     model: nn.Module, run: Callable[[Tensor], object] = backward, compiler: str | None = None
-) -> list[fxguard.Report]:
+) -> list[fxguard.types.Report]:
     """What is reported of one forward and what a user does with its sum."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=found.append)
     called = model if compiler is None else torch.compile(model, backend=compiler)
     run(called(inputs()).sum())
@@ -223,7 +223,7 @@ def test_gradients_between_graphs_that_come_from_behind() -> None:
 
 def test_batches_that_share_a_backward() -> None:
     """Accumulated losses: the last batch is where the backward begins."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Net(), on_detect=found.append)
     sum((model(inputs()).sum() for _ in range(3)), torch.zeros(())).backward()
     assert [report.batch_number for report in found] == [2]
@@ -266,7 +266,7 @@ def test_a_warning_comes_once() -> None:
 
 def test_what_a_bad_forward_does_to_gradients_is_no_news() -> None:
     """One report, of the forward."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Net(), on_detect=found.append)
     model(inputs() * torch.inf).sum().backward()
     assert [report.phase for report in found] == ["data"]
@@ -274,7 +274,7 @@ def test_what_a_bad_forward_does_to_gradients_is_no_news() -> None:
 
 def test_weights_that_change_in_backward_accuse_nobody() -> None:
     """An optimizer that steps inside backward: the second run would compute with other weights."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = Net()
     optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()}
 
@@ -347,7 +347,7 @@ def scaled_steps(scale: float, forward: Callable[[Tensor], Tensor] | None = None
             hidden = self.inner(x)
             return hidden if forward is None else forward(hidden)
 
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Model(), on_detect=found.append)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -375,7 +375,7 @@ def test_a_scaler_excuses_nothing_else() -> None:
     assert "backward of sqrt made inf" in found[0].message
 
 
-def overflow_report(*, watched: bool) -> fxguard.Report:
+def overflow_report(*, watched: bool) -> fxguard.types.Report:
     """On a gradient of 2**17 in float16, of a loss that nobody has scaled."""
 
     class Model(nn.Module):
@@ -386,7 +386,7 @@ def overflow_report(*, watched: bool) -> fxguard.Report:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x.half()).float() * 2.0**17  # type: ignore[no-any-return]
 
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Model(), on_detect=found.append)
     with fxguard.watch(model) if watched else contextlib.nullcontext():
         model(inputs()).sum().backward()
@@ -425,7 +425,7 @@ def test_a_scaler_excuses_no_loss_of_which_it_is_known_that_it_was_not_scaled() 
 
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     scaler.scale(torch.ones(()))
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(WithLoss(), on_detect=found.append)
     (model(inputs()) / 4).backward()
     assert [report.phase for report in found] == ["backward"]
@@ -436,8 +436,8 @@ def test_a_scaler_excuses_no_loss_of_which_it_is_known_that_it_was_not_scaled() 
 def test_a_scale_that_the_script_keeps_by_itself(scale: Any) -> None:
     """It is said by ``loss_scale=``; without a word the gradient is a bad one."""
 
-    def step(**options: Any) -> tuple[list[fxguard.Report], fxguard.Guard]:
-        found: list[fxguard.Report] = []
+    def step(**options: Any) -> tuple[list[fxguard.types.Report], fxguard.types.Guard]:
+        found: list[fxguard.types.Report] = []
         with fxguard.watch(nn.Linear(4, 4), on_detect=found.append, **options) as guard:
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = guard.model(inputs()).sum()
@@ -548,7 +548,7 @@ def test_functions_for_tests_leave_no_hook() -> None:
 
 def test_models_of_a_script_are_listened_to_until_it_ends() -> None:
     """Between calls the guard is off a model, and a backward may come."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = Net()
     with OutermostModules(Options(on_detect=found.append)):
         model(inputs()).sum().backward()
@@ -561,7 +561,7 @@ def test_models_of_a_script_are_listened_to_until_it_ends() -> None:
 def test_a_whole_step_is_compiled(kind: type[Net], asks: str) -> None:
     """TorchDynamo would compile hooks of a backward that begins inside of a compiled function."""
     torch._dynamo.reset()
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(kind(), on_detect=found.append)
 
     @torch.compile(backend="aot_eager")
@@ -581,7 +581,7 @@ def test_a_whole_step_is_compiled(kind: type[Net], asks: str) -> None:
 
 
 def test_a_backward_without_the_model_belongs_to_the_batch_before_it() -> None:
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Net(scale=1.0), on_detect=found.append)
     for _ in range(3):
         model(inputs())
@@ -603,7 +603,7 @@ def test_why_no_operation_is_accused_is_said() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (self.inner(x) * 0).square().sum().sqrt()
 
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Flat(), on_detect=found.append)
     loss = model(inputs())
     with torch.no_grad():

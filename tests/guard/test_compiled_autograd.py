@@ -65,7 +65,7 @@ def way(request: pytest.FixtureRequest) -> Callable[[GraphModule], Any]:
 
 def test_bad_gradients_are_said(way: Callable[[GraphModule], Any]) -> None:
     """Of each backward that has some the first one, with its weight; healthy ones are healthy."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Net(), on_detect=found.append)
     with compiled_autograd._enable(way):
         for factor in (1, 1, 0, 1, 0):
@@ -129,7 +129,7 @@ def test_nothing_changes(way: Callable[[GraphModule], Any]) -> None:
 def test_a_switch_of_torch_turns_it_on() -> None:
     """As `torch._dynamo.config` describes it: the whole step is compiled."""
     torch._dynamo.reset()
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Net(), on_detect=found.append)
     model.factor.zero_()
 

@@ -74,7 +74,7 @@ def test_weights_that_it_made_bad(way: Way) -> None:
     """In the step that did it."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         step = way(model, optimizer)
         step()
@@ -143,7 +143,7 @@ def test_a_step_that_may_not_break_goes_unseen() -> None:
     model = net()
     matrices = [p for p in model.parameters() if p.ndim == 2]
     optimizer = torch.optim.Muon(matrices, lr=torch.inf)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
         model(inputs()).square().sum().backward()

@@ -31,7 +31,7 @@ def test_a_body_that_is_not_entered_is_counted(
 ) -> None:
     """The reason is told, what leaves the body is checked, and the whole is blamed."""
     monkeypatch.setattr(higher_order, "ENTERED", {})
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Checkpointed(), on_detect=reports.append)
     compiled = torch.compile(model, backend=backend)
     compiled(torch.randn(3, 4))

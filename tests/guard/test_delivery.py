@@ -84,7 +84,7 @@ def test_each_origin_is_warned_of_once(caught: list[warnings.WarningMessage]) ->
     assert len(caught) == 1
     model(BIG * float("nan"))
     assert len(caught) == 2
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     listening = fxguard.instrument(Square(), on_detect=reports.append)
     for _ in range(3):
         listening(BIG)

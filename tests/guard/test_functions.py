@@ -39,7 +39,9 @@ def test_a_function_looks_and_works_as_before() -> None:
     line = inspect.getsourcelines(loss_of)[1] + 2
     assert message_of(guarded, ZEROS) == f"log made -inf (test_functions.py:{line})"
     assert guard_of(guarded).coverage() == "checked 6 of 6 operations in 2 graphs"
-    assert "<fxguard.Guard of loss_of, batch 2: batch 1: log made -inf" in repr(guard_of(guarded))
+    assert "<fxguard.types.Guard of loss_of, batch 2: batch 1: log made -inf" in repr(
+        guard_of(guarded)
+    )
     assert not loss_of(ZEROS).isfinite()  # plain
     assert remove(guarded) is loss_of
     with pytest.raises(FxguardError, match="not instrumented"):

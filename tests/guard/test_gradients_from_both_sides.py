@@ -142,7 +142,7 @@ def test_a_large_gradient_from_inside_is_not_kept(monkeypatch: pytest.MonkeyPatc
         let_go(self)
 
     monkeypatch.setattr(KeptRun, "let_go", noted)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Large(), on_detect=found.append)
     loss, z = model(torch.ones(256, 256))
     loss.backward(retain_graph=True)
@@ -154,7 +154,7 @@ def test_a_large_gradient_from_inside_is_not_kept(monkeypatch: pytest.MonkeyPatc
 
 def test_a_large_output_with_gradients_from_both_sides() -> None:
     """What came from outside is not known then, and nobody is accused."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Large(), on_detect=found.append)
     loss, z = model(torch.ones(256, 256))
     (loss + z.cos().sum()).backward()

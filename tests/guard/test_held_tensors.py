@@ -120,9 +120,9 @@ HELD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
-def found_in(loss: Callable[[Tensor], Any], steps: int = 1) -> list[fxguard.Report]:
+def found_in(loss: Callable[[Tensor], Any], steps: int = 1) -> list[fxguard.types.Report]:
     torch.manual_seed(0)
-    model, found = nn.Linear(4, 3), list[fxguard.Report]()
+    model, found = nn.Linear(4, 3), list[fxguard.types.Report]()
     with OutermostModules(Options(on_detect=found.append), follow_losses=True):
         for _ in range(steps):
             loss(model(torch.randn(4, 4))).backward()

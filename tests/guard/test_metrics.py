@@ -164,8 +164,8 @@ HEALTHY: dict[str, Callable[[Training], Any]] = {
 }
 
 
-def found_in(script: Callable[[Training], Any]) -> list[fxguard.Report]:
-    training, found = Training(), list[fxguard.Report]()
+def found_in(script: Callable[[Training], Any]) -> list[fxguard.types.Report]:
+    training, found = Training(), list[fxguard.types.Report]()
     with OutermostModules(Options(on_detect=found.append), follow_losses=True):
         script(training)
     return found
@@ -273,7 +273,7 @@ def test_a_bad_argument_says_what_returned_something_bad_before() -> None:
 
 def test_a_script_without_a_model_is_stopped() -> None:
     """A module with buffers alone is then what is to be checked: perhaps a quantized model."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with OutermostModules(Options(on_detect=found.append), follow_losses=True):
         PerClass()(torch.randn(4, 3), TARGETS)
     assert [origin.cause for origin in found[0].origins] == ["zero divisor"]
@@ -281,7 +281,7 @@ def test_a_script_without_a_model_is_stopped() -> None:
 
 def test_strict_stops_at_once() -> None:
     """What is absorbed is a fault then, and so is this."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     training = Training()
     with OutermostModules(Options(on_detect=found.append, strict=True), follow_losses=True):
         PerClass()(training.step().detach(), TARGETS)

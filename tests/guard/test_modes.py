@@ -122,13 +122,13 @@ def test_a_callable_gets_the_report_and_nothing_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What the callable raises reaches the caller."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = make(on_detect=reports.append)
     model(BAD)
     assert [report.batch_number for report in reports] == [0]
     assert capsys.readouterr() == ("", "")
 
-    def refuse(report: fxguard.Report) -> None:
+    def refuse(report: fxguard.types.Report) -> None:
         raise KeyError(report.batch_number)
 
     with pytest.raises(KeyError):
@@ -208,9 +208,11 @@ def test_a_guard_shows_itself() -> None:
     model = make(on_detect=lambda report: None)
     guard = fxguard.guard_of(model)
     model(GOOD)
-    assert repr(guard) == "<fxguard.Guard of Model, batch 1: nothing found>"
+    assert repr(guard) == "<fxguard.types.Guard of Model, batch 1: nothing found>"
     model(BAD)
-    assert repr(guard).startswith("<fxguard.Guard of Model, batch 2: batch 1: exp made inf (test_")
+    assert repr(guard).startswith(
+        "<fxguard.types.Guard of Model, batch 2: batch 1: exp made inf (test_"
+    )
     public = [name for name in dir(guard) if not name.startswith("_")]
     assert all(hasattr(guard, name) for name in public)
     assert {"frames", "coverage", "selftest", "last_report", "batch_number"} <= set(public)

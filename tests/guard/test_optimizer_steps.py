@@ -36,7 +36,7 @@ def steep(out: Tensor) -> Tensor:
     return out.float().square().sum() * 100
 
 
-def report_of(make: Make, loss: Callable[[Tensor], Tensor], **options: Any) -> fxguard.Report:
+def report_of(make: Make, loss: Callable[[Tensor], Tensor], **options: Any) -> fxguard.types.Report:
     """What is said of the first step of an optimizer."""
     model = net()
     optimizer = make(model.parameters())
@@ -130,7 +130,7 @@ def test_clipping_by_hand_with_a_norm_of_zero() -> None:
     for loss_factor in 1.0, 0.0:
         model = net(torch.float32)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        found: list[fxguard.Report] = []
+        found: list[fxguard.types.Report] = []
         with fxguard.watch(model, on_detect=found.append):
             (model(torch.ones(2, 4)).sum() * loss_factor).backward()
             by_hand(model, 1.0)
@@ -146,7 +146,7 @@ def test_clipping_by_hand_with_a_norm_of_zero() -> None:
 def test_an_update_by_hand_is_named_by_its_line(attribute: str) -> None:
     """No step of an optimizer did it: the script's own line wrote the weights."""
     model = net(torch.float32)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         for rate in 0.1, math.nan, 0.1:
             model.zero_grad()
@@ -241,7 +241,7 @@ def test_what_was_reported_in_the_backward_is_not_reported_again() -> None:
     """The step writes the bad gradient into the weight: that follows from it."""
     model = net(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         (model(torch.ones(2, 4)) * 0).square().sum().sqrt().backward()
         optimizer.step()
@@ -256,9 +256,9 @@ def trained(
     loss: Callable[[Tensor, int], Tensor] = lambda out, step: out.square().mean(),
     between: Callable[[int], object] = lambda step: None,
     after: Callable[[int], object] = lambda step: None,
-) -> list[fxguard.Report]:
+) -> list[fxguard.types.Report]:
     """What is said of a few steps of training, in which nothing raises."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         for step in range(steps):
             optimizer.zero_grad()
@@ -453,7 +453,7 @@ def test_a_variance_that_roundings_made_negative() -> None:
     gradient = next(x / 100 for x in range(1, 100) if is_made_negative(x / 100))
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.RMSprop(model.parameters(), 0.01, alpha=0.5, eps=0.0, centered=True)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         for _ in range(40):
             optimizer.zero_grad()

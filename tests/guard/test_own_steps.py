@@ -133,10 +133,10 @@ def model_with_a_gate() -> nn.Module:
     return model
 
 
-def stepped(make: Any, loss: Loss, **options: Any) -> tuple[nn.Module, fxguard.Report | None]:
+def stepped(make: Any, loss: Loss, **options: Any) -> tuple[nn.Module, fxguard.types.Report | None]:
     """The model after one step, and the report."""
     model = model_with_a_gate()
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append, **options):
         loss(model(torch.ones(2, 4))).backward()
         make(model.parameters()).step()
@@ -297,7 +297,7 @@ def test_a_large_step_is_looked_into_at_the_beginning_only(monkeypatch: pytest.M
     monkeypatch.setattr(own_step, "FIRST_STEPS", 1)
     model = model_with_a_gate()
     optimizer = Normalized(model.parameters())
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         for factor in 1.0, 0.0:
             optimizer.zero_grad()

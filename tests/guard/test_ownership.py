@@ -104,7 +104,7 @@ def test_threads_that_share_a_healthy_model_disturb_nobody(
 
 def test_threads_find_what_each_of_them_does(often_switching: None) -> None:
     """Healthy and broken calls at the same time: every broken one is reported, no other one."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), on_detect=reports.append)
     inputs = [torch.full((1, 2), float(value)) for value in (1.0, torch.nan, 2.0, torch.nan)]
     model(inputs[0])
@@ -297,9 +297,9 @@ def test_numbers_that_do_not_fit_their_plan_are_no_report(monkeypatch: pytest.Mo
 
 def test_a_callback_may_call_the_model() -> None:
     """While a report is handed over its batch has ended: another call is another batch."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
 
-    def again(report: fxguard.Report) -> None:
+    def again(report: fxguard.types.Report) -> None:
         reports.append(report)
         if len(reports) == 1:
             model(X * torch.nan)

@@ -95,9 +95,9 @@ def test_a_guard_may_be_dropped_by_the_callback_of_another() -> None:
     optimizer = torch.optim.SGD(model.parameters(), float("inf"))
     watches = [fxguard.watch(other, on_detect=lambda report: None)]
     watches[0].__enter__()
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
 
-    def stop(report: fxguard.Report) -> None:
+    def stop(report: fxguard.types.Report) -> None:
         found.append(report)
         watches.pop().__exit__(None, None, None)
 

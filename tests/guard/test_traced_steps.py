@@ -34,7 +34,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
 
 
-def traced(folder: Path, backend: str | None = None, steps: int = 3) -> fxguard.Trace:
+def traced(folder: Path, backend: str | None = None, steps: int = 3) -> fxguard.types.Trace:
     """A training of some steps, of which the second and the third are traced."""
     model, (x, target) = Net(), data()
     optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)

@@ -20,10 +20,10 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def report_after(write: str, *, watched: bool = False) -> fxguard.Report:
+def report_after(write: str, *, watched: bool = False) -> fxguard.types.Report:
     """On a second batch, after something has written NaN into weights."""
     model, x = net(), torch.ones(2, 4)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=found.append, backward=False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fxguard.watch(model) if watched else contextlib.nullcontext():
@@ -69,7 +69,7 @@ def test_a_weight_that_was_bad_from_the_start() -> None:
     model = net()
     with torch.no_grad():
         model[0].weight[0, 0] = torch.nan
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=found.append)
     for _ in range(2):
         model(torch.ones(2, 4))

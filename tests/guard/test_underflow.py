@@ -119,7 +119,7 @@ def test_the_first_batch_and_every_100th(monkeypatch: pytest.MonkeyPatch) -> Non
     """What begins in between is found in the next of them."""
     assert underflows.EVERY == 100
     monkeypatch.setattr(underflows, "EVERY", 3)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     net = Net(1.0).half()
     model = fxguard.instrument(net, underflow=0.5, on_detect=found.append)
     for number in range(8):
@@ -189,8 +189,8 @@ def test_a_share_is_above_0_and_at_most_1(share: Any) -> None:
 # Reports and traces.
 
 
-def reported() -> fxguard.Report:
-    found: list[fxguard.Report] = []
+def reported() -> fxguard.types.Report:
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(Net().half(), underflow=0.5, on_detect=found.append)(inputs())
     [report] = found
     return report
@@ -321,7 +321,7 @@ def test_a_traced_gradient_is_a_warning() -> None:
 @pytest.mark.parametrize("on_detect", ["warn", "callable"])
 def test_a_training_that_goes_on_hears_of_it(on_detect: str) -> None:
     """By a warning, once, or by a report."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(
         lossy(), underflow=0.5, on_detect="warn" if on_detect == "warn" else found.append
     )

@@ -59,7 +59,7 @@ def healthy(out: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(out, target.argmax(-1)) + F.nll_loss(masked, masked.argmax(-1))
 
 
-def report_of(loss: Loss, **options: Any) -> fxguard.Report:
+def report_of(loss: Loss, **options: Any) -> fxguard.types.Report:
     """What is said of one step with a loss outside the model."""
     torch.manual_seed(0)
     model = Net()

@@ -51,12 +51,12 @@ def test_gradients_that_overflow_are_no_detection(backend: str) -> None:
         run(x * 1000)
 
 
-def scaled(scale: float, loss: Callable[[Tensor], Tensor]) -> list[fxguard.Report]:
+def scaled(scale: float, loss: Callable[[Tensor], Tensor]) -> list[fxguard.types.Report]:
     """The reports on one backward of a loss that a scaler has scaled."""
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append):
         with torch.autocast("cpu", torch.float16):
             out = model(torch.ones(2, 8)).float()
@@ -100,7 +100,7 @@ def test_a_tensor_that_scales_the_loss_is_called_neither() -> None:
     assert report.why[-1] == "without the loss scale of 8 it is inf too: not the loss scale"
 
 
-def training(step: Callable[..., object], **options: object) -> list[fxguard.Report]:
+def training(step: Callable[..., object], **options: object) -> list[fxguard.types.Report]:
     """The reports on one scaled step whose gradients do not fit float16.
 
     Args:
@@ -111,7 +111,7 @@ def training(step: Callable[..., object], **options: object) -> list[fxguard.Rep
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu")
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=found.append, **options):  # type: ignore[arg-type]
         with torch.autocast("cpu", torch.float16):
             out = model(torch.ones(2, 8)).float()
@@ -212,7 +212,9 @@ def test_gradients_that_are_still_scaled_overflow_a_weight() -> None:
 Step = Callable[[torch.amp.GradScaler, torch.optim.Optimizer, nn.Module], object]
 
 
-def two_batches(step: Step, *, scale: float = 2.0**16, enabled: bool = True) -> fxguard.Report:
+def two_batches(
+    step: Step, *, scale: float = 2.0**16, enabled: bool = True
+) -> fxguard.types.Report:
     """The report on a second batch that overflows float16, after a step with finite gradients.
 
     After a healthy step, the script itself makes a weight too large, and the third batch fails.
@@ -221,7 +223,7 @@ def two_batches(step: Step, *, scale: float = 2.0**16, enabled: bool = True) -> 
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
-    x, found = torch.randn(16, 8), list[fxguard.Report]()
+    x, found = torch.randn(16, 8), list[fxguard.types.Report]()
     with fxguard.watch(model, on_detect=found.append):
         with torch.autocast("cpu", torch.float16):
             loss = model(x).float().square().mean()
@@ -311,7 +313,7 @@ def test_two_losses_of_one_output() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     first, second = (torch.optim.SGD(part.parameters(), 0.05) for part in net)
     scaler = torch.amp.GradScaler("cpu")
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(net, on_detect=found.append):
         out = net(torch.randn(4, 8))
         scaler.scale(out.mean()).backward(inputs=[*net[0].parameters()], retain_graph=True)
@@ -335,7 +337,7 @@ def test_of_two_losses_only_one_is_scaled(is_scaled_first: bool) -> None:
     both = [torch.optim.SGD(part.parameters(), 0.05) for part in model]
     scaler = torch.amp.GradScaler("cpu")
     net = Parts(model)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     x = torch.randn(4, 8)
     with fxguard.watch(net, on_detect=found.append):
         for index in (0, 1) if is_scaled_first else (1, 0):

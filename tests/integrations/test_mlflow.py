@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import fxguard
-from fxguard import Frame, Row, Trace, TracedBatch
 from fxguard.integrations.mlflow import log_ranges, log_report, log_trace
+from fxguard.types import Frame, Row, Trace, TracedBatch
 from support.needs import needs
 from support.split_twice import frames
 from support.t5_overflow import BLOCK, REPORT

@@ -128,9 +128,9 @@ def test_a_verdict_is_a_text(way: str, tmp_path: Path) -> None:
         if way == "report":
             log_report(writer, REPORT, 7)
         else:
-            batch = fxguard.TracedBatch(7, REPORT.frames, None, tuple(REPORT.verdict))
-            healthy = fxguard.TracedBatch(6, REPORT.frames[:1])
-            log_trace(writer, fxguard.Trace("T5", None, "2", (healthy, batch)))
+            batch = fxguard.types.TracedBatch(7, REPORT.frames, None, tuple(REPORT.verdict))
+            healthy = fxguard.types.TracedBatch(6, REPORT.frames[:1])
+            log_trace(writer, fxguard.types.Trace("T5", None, "2", (healthy, batch)))
     [(step, text)] = texts(tmp_path)
     assert step == 7
     assert [line.removeprefix("    ") for line in text.splitlines()] == REPORT.verdict
@@ -143,5 +143,5 @@ def test_a_writer_without_texts_gets_the_scalars() -> None:
         def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
             pass
 
-    batch = fxguard.TracedBatch(7, REPORT.frames, None, tuple(REPORT.verdict))
-    assert log_trace(Scalars(), fxguard.Trace("T5", None, "2", (batch,))) == 4
+    batch = fxguard.types.TracedBatch(7, REPORT.frames, None, tuple(REPORT.verdict))
+    assert log_trace(Scalars(), fxguard.types.Trace("T5", None, "2", (batch,))) == 4

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import fxguard
-from fxguard import Trace, TracedBatch
 from fxguard.integrations.wandb import log_ranges, log_report, log_trace
+from fxguard.types import Trace, TracedBatch
 from support import wandb_offline
 from support.needs import needs
 from support.split_twice import frames

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxguard import Report, guard_of, instrument
+from fxguard import guard_of, instrument
 from fxguard.measure import traceable
 from fxguard.measure.details import describe
 from fxguard.measure.traceable import abs_min_max, collect, decode, numbers
 from fxguard.records import Range
+from fxguard.types import Report
 from support.exact_ranges import (
     FORMATS,
     VIEWS,

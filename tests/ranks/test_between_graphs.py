@@ -53,7 +53,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_was_received_is_what_grew(waits: bool) -> None:
     """The product grew from 50, not from the sine that stood there before; nor in float64."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Net(waits, 2.0), on_detect=found.append)
     model(torch.ones(3))
     [report] = found
@@ -76,7 +76,7 @@ class Overflows(Net):
 
 def test_a_collective_is_an_operation() -> None:
     """It has a frame, as what brings the numbers of other ranks."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(Overflows(True, 1.0), on_detect=found.append)
     model(torch.ones(3))
     titles = [frame.title for frame in fxguard.guard_of(model).frames()]

@@ -71,10 +71,10 @@ def work(folder: Callable[[int], Path]) -> Callable[[Case, int], Found]:
 
 
 @pytest.fixture(scope="module")
-def traces(folder: Callable[[int], Path]) -> Callable[[Case, int], list[fxguard.Trace]]:
+def traces(folder: Callable[[int], Path]) -> Callable[[Case, int], list[fxguard.types.Trace]]:
     """The traces that the ranks wrote in a case."""
 
-    def found(case: Case, count: int) -> list[fxguard.Trace]:
+    def found(case: Case, count: int) -> list[fxguard.types.Trace]:
         return [fxguard.load_trace(path) for path in sorted((folder(count) / case.name).iterdir())]
 
     return found
@@ -98,7 +98,7 @@ OF_DTENSORS = (" from_local", "redistribute", "to_local", " linear")  # "prim_to
 )
 def test_ranks(
     work: Callable[[Case, int], Found],
-    traces: Callable[[Case, int], list[fxguard.Trace]],
+    traces: Callable[[Case, int], list[fxguard.types.Trace]],
     case: Case,
     count: int,
 ) -> None:

@@ -97,7 +97,7 @@ def step(model: nn.Module, x: Tensor) -> None:
 @pytest.mark.parametrize("way", ["instrument", "watch"])
 def test_a_micro_batch_is_named(way: str, one_rank: None) -> None:
     """In the message, in the record and in the text; a model outside of a pipeline has none."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = Net()
     watching: Any = contextlib.nullcontext()
     if way == "instrument":

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fxguard
-from fxguard import Frame, Row, Trace, TracedBatch, diff
+from fxguard import diff
 from fxguard.comparison.elements import Compared
 from fxguard.comparison.result import Comparison
 from fxguard.findings import Origin
@@ -21,6 +21,7 @@ from fxguard.report.display import MOST_CHARACTERS, SHOWN, page_of
 from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.terminal import coloured
+from fxguard.types import Frame, Row, Trace, TracedBatch
 from support.needs import needs
 from support.t5_overflow import REPORT
 
@@ -123,7 +124,7 @@ def test_a_notebook_stays_small() -> None:
         assert trace.verdict[0] in shown.text
         assert 'trace.to_html("trace.html") writes the page' in shown.text
         assert document.count("<tr>") == min(len(trace.batches), SHOWN) + 1
-    many = fxguard.Report(0, deep(20_000).batches[0].frames, ())
+    many = fxguard.types.Report(0, deep(20_000).batches[0].frames, ())
     assert len(many._repr_html_()) < 10_000
     assert len(Read(deep(100)._repr_html_()).frames) == 1
 
@@ -138,7 +139,7 @@ def test_a_mark_of_ours_in_a_name_is_text() -> None:
     """The styles are put into our own tags only."""
     text = "<p> <strong> <body> </iframe> </details>"
     frame = Frame(text, text, True, (Row("output", 0.0, math.inf),))
-    report = fxguard.Report(0, (frame,), (Origin(frame, "inf", text, text),))
+    report = fxguard.types.Report(0, (frame,), (Origin(frame, "inf", text, text),))
     document = report._repr_html_()
     assert text in Read(document).text
     assert html.escape(text) in document
@@ -201,7 +202,7 @@ def test_rich_prints_every_result(result: Any) -> None:
 def test_rich_obeys_no_name() -> None:
     """Control characters are escapes, as on a terminal."""
     frame = Frame("a\x1b]0;title\x07", "mul", True, (Row("output", 0.0, math.inf),))
-    report = fxguard.Report(0, (frame,), (Origin(frame, "inf", "a\x1b[2J", "output"),))
+    report = fxguard.types.Report(0, (frame,), (Origin(frame, "inf", "a\x1b[2J", "output"),))
     found = in_rich(report, force_terminal=True, color_system="standard")
     assert COLOURS.sub("", found).isprintable() is False  # newlines
     assert "\x1b" not in COLOURS.sub("", found)

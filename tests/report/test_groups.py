@@ -51,7 +51,7 @@ class Log(nn.Module):
         return (x - self.low).log()
 
 
-def report_of(model: nn.Module, x: Tensor) -> fxguard.Report:
+def report_of(model: nn.Module, x: Tensor) -> fxguard.types.Report:
     """The report on one call."""
     with pytest.raises(fxguard.NonFiniteError) as caught:
         fxguard.instrument(model)(x)
@@ -92,11 +92,11 @@ def test_what_followed_and_what_was_absorbed_is_grouped_as_well() -> None:
         dataclasses.replace(OVERFLOW.frame, name=f"layers.{i}", source=line) for i in range(3)
     ]
     many = [dataclasses.replace(OVERFLOW, frame=frame) for frame in frames]
-    report = fxguard.Report(0, (), (many[0],), absorbed=tuple(many))
+    report = fxguard.types.Report(0, (), (many[0],), absorbed=tuple(many))
     [note] = [text for text in report.verdict if text.startswith("note: ")]
     assert note.endswith("; and 2 more like it: in layers.1, layers.2")
     followed = tuple(dataclasses.replace(origin, follows=True) for origin in many)
-    last = fxguard.Report(0, (), (many[0], *followed)).verdict[-1]
+    last = fxguard.types.Report(0, (), (many[0], *followed)).verdict[-1]
     assert last == f"then {many[0].message} of it, and 2 more like it: in layers.1, layers.2"
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import Diff, Frame, Report, Row, Source, Trace, TracedBatch, diff, load_trace
+from fxguard import diff, load_trace
 from fxguard.findings import Origin
 from fxguard.records import RowRole
+from fxguard.types import Diff, Frame, Report, Row, Source, Trace, TracedBatch
 from support.needs import needs
 from support.t5_overflow import REPORT
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fxguard import Frame, Row, Trace, TracedBatch, diff
+from fxguard import diff
+from fxguard.types import Frame, Row, Trace, TracedBatch
 from support.needs import needs
 from support.pages import CAUSE, PHONE, SCENES, scene
 from support.t5_overflow import REPORT

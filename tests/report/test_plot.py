@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 
 import fxguard
-from fxguard import Frame, Row, Trace, TracedBatch
+from fxguard.types import Frame, Row, Trace, TracedBatch
 
 mpl.use("Agg")
 
@@ -104,7 +104,7 @@ def test_without_matplotlib() -> None:
     """What to install is said; nothing else needs it."""
     program = (
         "import sys; sys.modules['matplotlib'] = None; import fxguard\n"
-        "try: fxguard.Trace('Net', None, '', (fxguard.TracedBatch(0, ()),)).plot()\n"
+        "try: fxguard.types.Trace('Net', None, '', (fxguard.types.TracedBatch(0, ()),)).plot()\n"
         "except fxguard.FxguardError as error: print(error)"
     )
     ran = subprocess.run(

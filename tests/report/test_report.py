@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fxguard import Report
 from fxguard.findings import Origin
 from fxguard.records import Frame, Row, Source
+from fxguard.types import Report
 from support.t5_overflow import BLOCK, GOLDEN, LINE, MUL, REPORT
 
 INF = math.inf

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxguard import Report
 from fxguard.findings import Origin
 from fxguard.records import Frame, Row, Source
 from fxguard.report.load import load_report
 from fxguard.report.strict_json import strict_json
+from fxguard.types import Report
 from support.t5_overflow import MUL, OVERFLOW, REPORT, WI_1
 
 INF, NAN = math.inf, math.nan

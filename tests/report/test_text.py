@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxguard import Report
 from fxguard.findings import Growth, Origin
 from fxguard.records import Frame, Row, Source
 from fxguard.report.text import frame_text, row_text
+from fxguard.types import Report
 from support.t5_overflow import BLOCK, OVERFLOW
 
 INF, NAN = math.inf, math.nan

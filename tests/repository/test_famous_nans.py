@@ -26,9 +26,9 @@ STORIES = gallery.STORIES
 NEED_CLAMP = ("acos_one", "log1p_saturated")  # a gradient that goes through it at its bound
 
 
-def report_of(name: str) -> fxguard.Report:
+def report_of(name: str) -> fxguard.types.Report:
     """The report on the model of a story."""
-    report: fxguard.Report | None = gallery.report(name)
+    report: fxguard.types.Report | None = gallery.report(name)
     assert report is not None, "no report"
     return report
 

@@ -10,7 +10,7 @@ from support import golden
 
 def exploding() -> golden.Record:
     """One batch of a model whose exponential overflows."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(lambda x: (x * 100).exp() * 2, on_detect=reports.append)
     model(torch.ones(2))
     return golden.of_reports(reports)

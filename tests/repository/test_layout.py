@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import fxguard
 
@@ -36,7 +37,7 @@ ROOMS = [name for name in PACKAGES if name not in ("integrations", "testing")]
 
 # What is made and read without torch.
 WITHOUT_TORCH = (
-    *("errors", "records", "findings", "formats", "globs"),
+    *("given_out", "errors", "records", "findings", "formats", "globs", "types"),
     *(name for room in ("report", "trace", "advice") for name in house.files_in(room)),
     *("graph.tables", "plan.plan", "verdict.origins", "options"),
     *("graph.poles", "graph.evidence", "comparison.elements", "comparison.result"),
@@ -181,7 +182,7 @@ def test_every_file_says_what_it_is(name: str) -> None:
 
 def test_public_names_come_from_above() -> None:
     """What the package gives out lives in files that do not need the package."""
-    for module in fxguard._HOME.values():
+    for module in [*fxguard._HOME.values(), *fxguard.types._HOME.values()]:
         assert house.PLACE[house.room_of(module)] < house.PLACE["__init__"]
 
 
@@ -224,14 +225,45 @@ def test_public_names_are_those_of_the_specification() -> None:
     promised = {
         *("instrument", "remove", "guard_of", "backend", "insert_checks"),
         *("DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"),
-        *("Report", "Frame", "Row", "Origin"),
         *("FxguardError", "NonFiniteError", "BatchLimitReached"),
     }
     assert promised <= set(fxguard.__all__)
-    for name in fxguard.__all__:
-        assert getattr(fxguard, name) is not None
-        assert name in dir(fxguard)
-    assert not hasattr(fxguard, "detect_underflow")
+    assert {"Report", "Frame", "Row", "Origin", "Guard"} <= set(fxguard.types.__all__)
+    for module in (fxguard, fxguard.types):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+            assert name in dir(module)
+        assert not hasattr(module, "detect_underflow")
+
+
+def test_records_are_given_out_by_types_alone() -> None:
+    """The package itself gives out what is called or caught: functions, errors, the drop-in."""
+    given = {name: getattr(fxguard, name) for name in fxguard.__all__}
+    classes = {name for name, value in given.items() if isinstance(value, type)}
+    assert classes == {
+        *("DebugUnderflowOverflow", "FxguardError", "NonFiniteError", "BatchLimitReached")
+    }
+    assert not set(given) & set(fxguard.types.__all__)
+    others = {name for name, value in given.items() if not callable(value)}
+    assert others == {"types", "__version__"}
+
+
+def test_types_names_what_functions_return() -> None:
+    """``fxguard.types`` has the class of everything that a function of the package gives."""
+    x = torch.ones(2, 2)
+    model = fxguard.instrument(torch.nn.Linear(2, 2))
+    model(x)
+    guard = fxguard.guard_of(model)
+    frames = guard.frames()
+    difference = fxguard.diff(frames, frames)
+    forecast = fxguard.forecast(torch.nn.Linear(2, 2), x * 1e30)
+    comparison = fxguard.compare(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), x)
+    graph, plan = fxguard.insert_checks(torch.fx.symbolic_trace(torch.nn.Linear(2, 2)))
+    given = [guard, guard.selftest(), *frames, *frames[0].rows, fxguard.backend(), plan]
+    given += [difference, *difference.batches, *difference.batches[0].matches]
+    given += [forecast, *forecast.rows, forecast.plan(), comparison, *comparison.everything]
+    listed = {getattr(fxguard.types, name) for name in fxguard.types.__all__}
+    assert {type(each) for each in given} <= listed
 
 
 @pytest.mark.parametrize("name", sorted(set(house.FILES) - {"__init__"}))
@@ -253,6 +285,7 @@ def test_no_file_is_called_utils() -> None:
 
 def test_help_is_short_and_begins_with_what_to_call() -> None:
     """`help(fxguard)` names every public function, and `dir` still lists all of them."""
+    assert len(pydoc.render_doc(fxguard.types).splitlines()) < 60
     text = pydoc.plain(pydoc.render_doc(fxguard))
     assert len(text.splitlines()) < 150
     first, _, contents = text.partition("PACKAGE CONTENTS")

@@ -28,7 +28,7 @@ class Net(nn.Linear):
     depth: int = 2
 
 
-def stop(report: fxguard.Report) -> None:
+def stop(report: fxguard.types.Report) -> None:
     print(report.message)
 
 
@@ -48,6 +48,9 @@ fxguard.watch(model, granularity="ops")  # wrong
 fxguard.watch(model, strikt=True)  # wrong
 fxguard.watch(model, replay=1)  # wrong
 fxguard.no_such_name  # wrong
+fxguard.types.no_such_name  # wrong
+fxguard.Report  # wrong
+frames: list[fxguard.types.Frame] = fxguard.guard_of(model).frames()
 """
 
 

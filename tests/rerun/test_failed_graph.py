@@ -133,7 +133,7 @@ def test_the_error_ends_with_the_report(
 def test_other_ways_to_be_told(kind: type[nn.Module]) -> None:
     """A callable is given the report, then the original exception goes on."""
     plain = error_of(kind(), BAD)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(kind(), on_detect=reports.append)
     with pytest.raises(type(plain)) as caught:
         model(BAD)
@@ -177,7 +177,7 @@ def test_the_named_backend_reports_too() -> None:
 # What raises is the first operation.
 
 
-def bad_rows(report: fxguard.Report) -> list[tuple[str, str]]:
+def bad_rows(report: fxguard.types.Report) -> list[tuple[str, str]]:
     return [(row.label, row.note) for row in report.frames[-1].rows]
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import Row, load_trace
+from fxguard import load_trace
 from fxguard.measure import fingerprints
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.records import Fingerprint
+from fxguard.types import Row
 from support import exp_net, traced_net
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
@@ -21,7 +22,7 @@ X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 
 def trace(
     folder: Path, model: nn.Module, *args: Any, backend: str | None = None, **options: Any
-) -> fxguard.Trace:
+) -> fxguard.types.Trace:
     """The trace of one call."""
     fxguard.instrument(model, trace_to=folder, **({"trace_batch_nums": [0]} | options))
     torch.manual_seed(5)
@@ -33,13 +34,13 @@ def trace(
     return load_trace(path)
 
 
-def rows(trace: fxguard.Trace) -> dict[tuple[str, str], Row]:
+def rows(trace: fxguard.types.Trace) -> dict[tuple[str, str], Row]:
     """By title of the frame and label."""
     [batch] = trace.batches
     return {(frame.title, row.label): row for frame in batch.frames for row in frame.rows}
 
 
-def print_of(trace: fxguard.Trace, title: str, label: str = "output") -> Fingerprint:
+def print_of(trace: fxguard.types.Trace, title: str, label: str = "output") -> Fingerprint:
     found = rows(trace)[title, label].fingerprint
     assert found is not None
     return found

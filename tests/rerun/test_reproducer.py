@@ -61,8 +61,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report_of(
     model: nn.Module, *inputs: Tensor, backward: bool = False, **options: Any
-) -> fxguard.Report:
-    reports: list[fxguard.Report] = []
+) -> fxguard.types.Report:
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(model, on_detect=reports.append, **options)
     made = guarded(*inputs)
     if backward:
@@ -102,7 +102,7 @@ def test_each_story_becomes_a_test_that_fails_for_the_same_reason(
     if is_backward or name == "mask_min_minus_score":  # alone, its result is a mask like others
         assert first.problem in str(failure)
         return
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(Blamed(written), on_detect=reports.append)(**operands)
     again = reports[0].origins[0]
     assert (again.what, again.problem) == (first.what, first.problem)

@@ -53,11 +53,11 @@ def reports_of(
     replay: bool,
     backend: str = "eager",
     **options: Any,
-) -> list[fxguard.Report]:
+) -> list[fxguard.types.Report]:
     """What is reported while a model is used."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(build(), on_detect=reports.append, replay=replay, **options)
     torch.manual_seed(1)
     use(model if backend == "eager" else torch.compile(model, backend=backend))
@@ -66,7 +66,7 @@ def reports_of(
 
 def assert_same_reports(
     build: Callable[[], nn.Module], use: Callable[[Any], None], backend: str = "eager"
-) -> fxguard.Report:
+) -> fxguard.types.Report:
     """Both modes report the same, in every word and number; the first report.
 
     But for frames of the batches before: those were well, and were not measured.
@@ -486,7 +486,7 @@ def test_what_does_not_repeat_itself_is_counted_by_nobody() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x.relu(), torch.ops.fxguard_tests.bad_at_times(x).max()
 
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(Outside(), on_detect=found.append, replay=True)(torch.rand(12))
     (report,) = found
     assert not report.repeated

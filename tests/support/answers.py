@@ -13,7 +13,7 @@ FAILURES = ("overflow", "underflow", "rounding", "loss scale")  # a wider dtype 
 MATHEMATICS = ("zero divisor", "domain", "masked row", "empty", "singular gradient")
 
 
-def expect_no_contradiction(report: fxguard.Report) -> None:
+def expect_no_contradiction(report: fxguard.types.Report) -> None:
     """Assert that no answer denies the cause of the first origin, and that each has its number."""
     cause = report.origins[0].cause
     ends = {line.rpartition(": ")[2] for line in report.why}

@@ -271,14 +271,14 @@ CASES = {
 CUT = [name for name, case in CASES.items() if case.where == DEEP]
 
 
-def check(case: Case, way: str, mode: str = "nothing") -> fxguard.Guard:
+def check(case: Case, way: str, mode: str = "nothing") -> fxguard.types.Guard:
     """Both twins of one case, each twice: four batches, of which the last two are bad."""
     calls = [LOW, LOW, case.faulty, case.faulty]
     with the_way(way), MODES[mode]():
         plain = prepared(case.make(), way)
         expected = [plain(x) for x in calls]
         torch._dynamo.reset()
-        reports: list[fxguard.Report] = []
+        reports: list[fxguard.types.Report] = []
         model = fxguard.instrument(case.make(), on_detect=reports.append)
         guarded = prepared(model, way)
         for x, output in zip(calls, expected, strict=True):

@@ -111,7 +111,7 @@ def stories() -> Cases:
         for way in (EAGER, AOT) if place % 4 == 0 else (EAGER,):
 
             def run(forward: Any = forward, inputs: Any = inputs, way: str = way) -> Record:
-                reports: list[fxguard.Report] = []
+                reports: list[fxguard.types.Report] = []
                 model = forward if isinstance(forward, nn.Module) else Function(forward)
                 fxguard.instrument(model, on_detect=reports.append)
                 try:
@@ -219,7 +219,7 @@ def steps() -> Cases:
                     entry = zoo.ZOO[name]
                     model = entry.model(train=True)
                     optimizer = kinds[kind](model.parameters(), rates[rate])
-                    reports: list[fxguard.Report] = []
+                    reports: list[fxguard.types.Report] = []
                     args, kwargs = entry.inputs(torch.float32, False)
                     with fxguard.watch(model, on_detect=reports.append):
                         for _ in range(3):

@@ -27,7 +27,7 @@ class Function(nn.Module):
 
 def report_of(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> Any:
     """The report of one batch, None where it is clean."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(Function(function), on_detect=reports.append, **options)(*args)
     return reports[0] if reports else None
 

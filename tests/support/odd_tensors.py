@@ -325,13 +325,13 @@ CASES = [
 BY_NAME = {case.function.__name__: case for case in CASES}
 
 
-def check(case: Case, way: str) -> fxguard.Report:
+def check(case: Case, way: str) -> fxguard.types.Report:
     """Both twins of one case; the report of the faulty one."""
     with the_way(way):
         plain = prepared(Model(case.function), way)
         expected = [plain(case.clean), plain(case.faulty)]
         torch._dynamo.reset()
-        reports: list[fxguard.Report] = []
+        reports: list[fxguard.types.Report] = []
         model = fxguard.instrument(Model(case.function), on_detect=reports.append)
         guarded = prepared(model, way)
         assert_same_bits(guarded(case.clean), expected[0])

@@ -236,7 +236,7 @@ class Trial:
     subject: Subject
     mode: str
     result: Result
-    reports: list[fxguard.Report] = field(default_factory=list)
+    reports: list[fxguard.types.Report] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.call = (self.subject.args, self.subject.kwargs)
@@ -379,7 +379,7 @@ class Trial:
                 self.blamed(plain, self.reports[0], scale)
             return
 
-    def blamed(self, plain: Ran, report: fxguard.Report, scale: float) -> None:
+    def blamed(self, plain: Ran, report: fxguard.types.Report, scale: float) -> None:
         origin = report.origins[0]
         if not origin.is_operation:
             self.mistake(f"at {scale:g} times: {origin.message}, and every argument is finite")
@@ -436,7 +436,7 @@ def with_nan(call: Any, position: int) -> Any:
     return tree_map(plant, call)
 
 
-def holds_input(origin: fxguard.Origin) -> bool:
+def holds_input(origin: fxguard.types.Origin) -> bool:
     """Whether an argument is blamed."""
     return not origin.is_operation and not origin.what.startswith(("weight", "buffer", "constant"))
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fxguard import Frame, Row, Source, Trace, TracedBatch
+from fxguard.types import Frame, Row, Source, Trace, TracedBatch
 
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 SCENES = {name: {"desk": DESK, "phone": PHONE} for name in ("cause", "batches")}

@@ -82,7 +82,7 @@ def _edges(graph_module: GraphModule) -> Iterator[tuple[Node, Node]]:
 
 def reports_and_bad_leaves(
     entry: zoo.Entry, planter: Planter, patch: pytest.MonkeyPatch, compiler: str | None = None
-) -> tuple[list[fxguard.Report], list[str]]:
+) -> tuple[list[fxguard.types.Report], list[str]]:
     """One training step with a planted gradient: what is reported, and which weights turned bad."""
     original: Callable[..., Any] = CheckingBackend.__call__
 
@@ -91,7 +91,7 @@ def reports_and_bad_leaves(
         return original(self, graph_module, examples)
 
     torch._dynamo.reset()
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     model = fxguard.instrument(entry.model(train=True), on_detect=found.append)
     run: Any = model if compiler is None else torch.compile(model, backend=compiler)
     args, kwargs = entry.inputs(torch.float32, False)

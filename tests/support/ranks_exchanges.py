@@ -269,11 +269,11 @@ def step(model: Model, value: float) -> list[list[float]]:
 def work(name: str, way: str, exchange: str, folder: Path) -> dict[str, Any]:
     """Three steps without a guard, and three with one."""
     runs: list[Any] = []
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     texts: list[str] = []
     read = 0.0
 
-    def told(report: fxguard.Report) -> None:
+    def told(report: fxguard.types.Report) -> None:
         nonlocal read
         reports.append(report)
         texts.append(str(report))

@@ -107,7 +107,7 @@ def work(schedule: str, way: str, fault: str, *, guarded: bool) -> dict[str, Any
     rank, device = distributed.get_rank(), torch.device("cpu")
     numbers = (rank, rank + 2) if schedule in OF_FOUR else (rank,)
     models = [Stage(number, fault) for number in numbers]
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     watching: Any = contextlib.nullcontext()
     options: dict[str, Any] = {"on_detect": reports.append}
     if way == "together":

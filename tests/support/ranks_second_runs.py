@@ -263,7 +263,7 @@ def step(model: nn.Module, value: float, way: str) -> list[list[float]]:
 def work(name: str, way: str, folder: Path) -> dict[str, Any]:
     """Three steps, the second of which has the fault, without and with a guard."""
     runs = []
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     coverage = ""
     for is_guarded in (False, True):
         torch._dynamo.reset()

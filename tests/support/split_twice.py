@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxguard import Frame, Row
+from fxguard.types import Frame, Row
 
 __all__ = ["frames"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from fxguard import Report
 from fxguard.findings import Climb, Fix, Origin
 from fxguard.records import Frame, Row, Source
+from fxguard.types import Report
 
 INF = math.inf
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxguard
-from fxguard import Origin, Report
+from fxguard.types import Origin, Report
 from support import zoo
 from support.models import Checkpointed
 from support.planting import NOTHING, Planter

@@ -162,6 +162,6 @@ def check_healthy(twin: Twin, dtype: torch.dtype, way: str = EAGER, replay: bool
 
 def first_blamed(twin: Twin, dtype: torch.dtype) -> str:
     """The operation that a report of this batch names first; "" where there is no report."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     twin.run(fxguard.instrument(twin.model(dtype), on_detect=reports.append), dtype, 1)
     return reports[0].origins[0].what if reports else ""

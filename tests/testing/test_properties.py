@@ -42,7 +42,7 @@ class Model(nn.Module):
         return squared.exp().log1p() - squared
 
 
-reports: list[fxguard.Report] = []
+reports: list[fxguard.types.Report] = []
 PLAIN = Model()
 GUARDED = fxguard.instrument(Model(), on_detect=reports.append)
 

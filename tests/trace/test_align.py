@@ -8,8 +8,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxguard import Frame, Row, Source
 from fxguard.trace.align import _fewest_edits, align
+from fxguard.types import Frame, Row, Source
 
 
 def op(name: str, kind: str, value: float = 1.0, code: str = "") -> Frame:

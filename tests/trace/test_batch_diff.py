@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fxguard import Row
 from fxguard.trace.batch_diff import distance
+from fxguard.types import Row
 
 INF, NAN = math.inf, math.nan
 

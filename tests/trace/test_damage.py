@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fxguard
-from fxguard import Frame, Row, Source, TracedBatch, load_trace
+from fxguard import load_trace
 from fxguard.cli import main
 from fxguard.report.load import load_report
 from fxguard.trace.writer import TraceWriter
+from fxguard.types import Frame, Row, Source, TracedBatch
 from support.exp_net import Net, X
 from support.needs import OF_PYTHON_3_13_0
 
@@ -190,7 +191,7 @@ def test_a_forked_process_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_a_warning_that_is_an_error_hides_no_report(tmp_path: Path) -> None:
     """Under `python -W error`, a trace that cannot be written leaves the detection what it is."""
     for on_detect in ("raise", "call"):
-        reports: list[fxguard.Report] = []
+        reports: list[fxguard.types.Report] = []
         folder = tmp_path / on_detect
         folder.mkdir()
         model = fxguard.instrument(
@@ -346,7 +347,7 @@ def test_every_byte_of_a_trace_with_another_one_in_it(
 
 def test_every_place_of_a_report_with_something_else_in_it(tmp_path: Path) -> None:
     """Reports in JSON likewise."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(Net(), on_detect=found.append)(X, scale=1e4)
     data = json.loads(found[0].to_json())
     path = tmp_path / "report.json"

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard import Frame, Row, TracedBatch, diff
+from fxguard import diff
 from fxguard.records import RowRole
 from fxguard.trace.batch_diff import Match
 from fxguard.trace.writer import TraceWriter
+from fxguard.types import Frame, Row, TracedBatch
 from support import zoo
 from support.residual_net import Block, Net, X
 
@@ -176,8 +177,8 @@ def test_tolerance_by_dtype(dtypes: tuple[str, str], allowed: float) -> None:
 def test_batches_are_paired_by_number() -> None:
     """The first difference is that of the earliest batch, the largest may be of a later one."""
     numbers = (3, 5, 8)
-    a = fxguard.Trace("Net", None, "2.13.0", tuple(batch(n, 1.0) for n in numbers))
-    b = fxguard.Trace("Net", None, "2.13.0", (batch(5, 1.1), batch(7, 9.0), batch(8, 4.0)))
+    a = fxguard.types.Trace("Net", None, "2.13.0", tuple(batch(n, 1.0) for n in numbers))
+    b = fxguard.types.Trace("Net", None, "2.13.0", (batch(5, 1.1), batch(7, 9.0), batch(8, 4.0)))
     found = diff(a, b)
     assert [(pair.a.number, pair.b.number) for pair in found.batches] == [(5, 5), (8, 8)]
     assert found.first is found.batches[0].matches[0]
@@ -187,9 +188,9 @@ def test_batches_are_paired_by_number() -> None:
     assert "4 of 4 compared frames differ in 2 batches" in str(found)
     assert "batch 3 against 9" in str(diff(batch(3, 1.0), batch(9, 2.0)))
     with pytest.raises(fxguard.FxguardError, match="no batch is in both traces: one has 3, 5, 8"):
-        diff(a, fxguard.Trace("Net", None, "2.13.0", (batch(1, 1.0), batch(2, 1.0))))
+        diff(a, fxguard.types.Trace("Net", None, "2.13.0", (batch(1, 1.0), batch(2, 1.0))))
     with pytest.raises(fxguard.FxguardError, match="the second trace has no batch"):
-        diff(a, fxguard.Trace("Net", None, "2.13.0", ()))
+        diff(a, fxguard.types.Trace("Net", None, "2.13.0", ()))
 
 
 def test_nothing_to_compare() -> None:

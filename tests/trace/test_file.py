@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import fxguard
-from fxguard import Frame, Row, Source, TracedBatch, load_trace
+from fxguard import load_trace
 from fxguard.cli import main
 from fxguard.trace.writer import TraceWriter
+from fxguard.types import Frame, Row, Source, TracedBatch
 from support import zoo
 from support.exp_net import Net, X
 

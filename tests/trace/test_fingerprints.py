@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fxguard
-from fxguard import Frame, Row, TracedBatch, diff, load_trace
+from fxguard import diff, load_trace
 from fxguard.batch.frames import row_of
 from fxguard.measure.fingerprints import BLOCK, fingerprint_of
 from fxguard.records import Fingerprint
 from fxguard.trace.batch_diff import TOLERANCES, distance
 from fxguard.trace.fingerprints import distance_of_elements
 from fxguard.trace.writer import TraceWriter
+from fxguard.types import Frame, Row, TracedBatch
 from support import traced_net
 
 OLD = Path(__file__).parent / "before_fingerprints.jsonl"  # written by the version before

@@ -31,7 +31,7 @@ class Attention(nn.Module):
         return (q @ k.transpose(-1, -2) + mask).softmax(-1) @ v
 
 
-def trace_of(folder: Path, factor: float) -> fxguard.Trace:
+def trace_of(folder: Path, factor: float) -> fxguard.types.Trace:
     """The trace of one batch, read from its file."""
     model = fxguard.instrument(Attention(), trace_batch_nums=[0], trace_to=folder)
     model(torch.randn(6, 4), torch.tensor(factor))

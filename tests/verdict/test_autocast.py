@@ -29,7 +29,7 @@ def large(number: float) -> Tensor:
 
 
 def verdict_of(model: nn.Module, x: Tensor, *, ambient: bool = False) -> list[str]:
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=reports.append)
     with torch.autocast("cpu", torch.float16, enabled=ambient):
         model(x)

@@ -21,7 +21,7 @@ from support.needs import CLAMP_STOPS_AT_BOUNDS
 
 def reports_of(model: Any, *args: Any, loss: Callable[[Any], Tensor] | None = None) -> list[Any]:
     """What is reported of one forward and its backward."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     module = fxguard.instrument(as_module(model), on_detect=found.append)
     result = module(*args)
     (result.sum() if loss is None else loss(result)).backward()
@@ -269,7 +269,7 @@ def test_healthy_gradients_are_not_reported(name: str) -> None:
 def test_weights_that_a_step_has_made_bad_are_not_uninitialised() -> None:
     """Every element is bad, and it was not the first batch: an update did that."""
     model = nn.Linear(2, 2)
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=found.append)
     model(torch.ones(1, 2))
     with torch.no_grad():

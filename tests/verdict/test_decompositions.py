@@ -25,7 +25,7 @@ class Of(nn.Module):
         return self.function(self.matrix * x)
 
 
-def report_of(function: Function, matrix: Tensor) -> fxguard.Report | None:
+def report_of(function: Function, matrix: Tensor) -> fxguard.types.Report | None:
     """The report on a backward; None if its gradient is finite."""
     model = fxguard.instrument(Of(function, matrix))
     out = model(torch.ones(()))
@@ -117,7 +117,7 @@ class Power(nn.Module):
         return ((x.clamp(min=1e-12) if self.clamped else x) ** self.p).sum()
 
 
-def backward_of(model: nn.Module, *numbers: float) -> fxguard.Report | None:
+def backward_of(model: nn.Module, *numbers: float) -> fxguard.types.Report | None:
     """The report on the backward of a model of these numbers; None if it is healthy."""
     out = fxguard.instrument(model)(torch.tensor(numbers))
     try:

@@ -348,7 +348,7 @@ def widened(operands: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_it_is_said_where_the_expression_fails(case: Exact) -> None:
     """First of all fixes, whether the forward fails or the backward."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model := Net(case.both[0], case.at), on_detect=found.append):
         output = model(**case.given)
         output.backward(incoming(output))
@@ -434,7 +434,7 @@ OTHERS: list[tuple[str, Function, Tensor]] = [
                          ids=[name for name, *_ in OTHERS])  # fmt: skip
 def test_an_exact_fix_is_said_of_its_own_expression_only(function: Function, x: Tensor) -> None:
     """Another expression of the same operations gets advice at most."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model := Net(function, {"x": x}), on_detect=found.append):
         output = model()
         output.backward(incoming(output))
@@ -456,7 +456,7 @@ class Gates(nn.Module):
 
 def test_xlogy_is_no_exact_fix_of_what_needs_a_gradient() -> None:
     """Its gradient is NaN where p is 0: what is said instead has one, with the same value."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model := Gates(), on_detect=found.append):
         p = model(torch.eye(2, 4))
         (p * p.log()).sum().backward()

@@ -130,7 +130,7 @@ def test_a_bad_value_that_stays_inside_does_not_reach_the_output() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.nan_to_num(self.same(torch.exp(x * 100)))
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(Inner(), on_detect=reports.append, strict=True)(X)
     assert not reports[0].origins[0].reached_output
 
@@ -223,7 +223,7 @@ def test_memory_that_nobody_wrote_yet_is_no_fault(
             return self.use(memory, x)
 
     def reports_of(use: Callable[[Tensor, Tensor], Tensor], **options: Any) -> list[Any]:
-        reports: list[fxguard.Report] = []
+        reports: list[fxguard.types.Report] = []
         fxguard.instrument(Memory(use), on_detect=reports.append, **options)(X)
         return reports
 

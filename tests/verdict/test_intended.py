@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 def origins_of(function: Callable[..., Any], *args: Any) -> list[tuple[str, str]]:
     """Operation and problem of what is reported; the same with a model that saw healthy batches."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     module = function if isinstance(function, nn.Module) else Model(function)
     fxguard.instrument(module, on_detect=reports.append)(*args)
     return [(origin.what, origin.problem) for report in reports for origin in report.origins]
@@ -143,7 +143,7 @@ def test_minus_infinity_that_comes_into_a_linear_is_found() -> None:
 
 def reports_of(model: nn.Module, *batches: Any) -> list[int]:
     """Numbers of the batches that were reported."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=reports.append)
     for batch in batches:
         model(*batch)
@@ -268,7 +268,7 @@ def test_a_cache_that_holds_minus_infinity_is_no_mask() -> None:
 
 def test_a_mask_that_the_model_writes_stays_a_mask() -> None:
     """A buffer into which the model writes -inf as a number is its mask, in each batch."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Masking(), on_detect=reports.append)
     for _ in range(3):
         model(X)
@@ -306,7 +306,7 @@ class Outer(nn.Module):
 @pytest.mark.parametrize("then", [torch.sigmoid, torch.tanh])
 def test_a_value_that_leaves_a_part_and_not_the_model_is_a_note(then: Any) -> None:
     """A submodule's output does not count by itself."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Outer(then), on_detect=reports.append)
     model(X)
     assert reports == []

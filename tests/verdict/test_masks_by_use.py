@@ -34,7 +34,7 @@ class Attention(nn.Module):
         return (q @ k.transpose(-1, -2) + mask.to(q.dtype)).softmax(-1) @ v
 
 
-def report_of(model: nn.Module, *args: Tensor) -> fxguard.Report | None:
+def report_of(model: nn.Module, *args: Tensor) -> fxguard.types.Report | None:
     """The report on one call; None if it is healthy."""
     try:
         fxguard.instrument(model)(*args)
@@ -239,9 +239,9 @@ HIDDEN = torch.tensor([[False, True, False, False]])
 BIAS = torch.zeros(1, 4).masked_fill(HIDDEN, -INF)
 
 
-def report_of_loss(loss: Callable[[Tensor], Tensor]) -> fxguard.Report | None:
+def report_of_loss(loss: Callable[[Tensor], Tensor]) -> fxguard.types.Report | None:
     """The first report on a loss that a script computes of what a model returned."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     with fxguard.watch(model := nn.Linear(4, 4), on_detect=found.append):
         loss(model(torch.ones(1, 4))).sum().backward()
     return found[0] if found else None

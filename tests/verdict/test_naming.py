@@ -61,8 +61,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-def report_of(model: nn.Module, *args: Any, **kwargs: Any) -> fxguard.Report:
-    reports: list[fxguard.Report] = []
+def report_of(model: nn.Module, *args: Any, **kwargs: Any) -> fxguard.types.Report:
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=reports.append)(*args, **kwargs)
     return reports[0]
 
@@ -83,7 +83,7 @@ def test_the_input_of_a_module_of_torch_has_the_name_in_its_documentation(
     call: Callable[..., Any],
 ) -> None:
     """`torch.nn.Linear` calls it `input`."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(nn.Linear(2, 2), on_detect=reports.append)
     call(model, ONE) if call is nn.Module.__call__ else model.forward(ONE)
     assert reports[0].message == "batch 0: argument `input` of Linear.forward: 1 NaN, in row 5"
@@ -136,7 +136,7 @@ def test_other_tensors_have_the_name_that_the_code_gives_them() -> None:
     """An attribute, a global; nothing of TorchDynamo's names."""
     found = report_of(ReadsOthers(), torch.ones(2)).origins
     assert {origin.what for origin in found} == {"input `self.scale`", "input `ELSEWHERE`"}
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     backend = fxguard.backend("eager", on_detect=reports.append)
     torch.compile(nn.Linear(2, 2), backend=backend)(ONE)
     assert reports[0].message == "batch 0: input[0]: 1 NaN, in row 5"
@@ -182,7 +182,7 @@ def test_a_model_whose_weights_are_all_bad_has_a_short_verdict() -> None:
     verdict = report_of(model, torch.ones(3, 4)).verdict
     assert verdict[0].startswith("all 80 weights hold NaN: 0.0.weight, 0.0.bias, ")
     assert len(verdict) <= 12
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(stack(20), on_detect=found.append)(torch.ones(3, 4))
     assert not found
 

@@ -26,7 +26,9 @@ class Does(nn.Module):
         return self.function(x)
 
 
-def report_of(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> fxguard.Report | None:
+def report_of(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> fxguard.types.Report | None:
     """The report on a function of two numbers; None if it is healthy."""
     model = fxguard.instrument(Does(function))
     try:

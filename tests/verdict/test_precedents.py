@@ -46,14 +46,14 @@ def judgments(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def guarded(reports: list[fxguard.Report]) -> nn.Module:
+def guarded(reports: list[fxguard.types.Report]) -> nn.Module:
     torch.manual_seed(0)
     return fxguard.instrument(Masked(), on_detect=reports.append)
 
 
 def test_the_same_kind_is_judged_once(judgments: list[Any]) -> None:
     """Other numbers, the same infinities: the second batch costs no judgment; notes stay."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = guarded(reports)
     for scale in (1.0, 2.0, 3.0):
         model(X * scale, MASK)
@@ -85,14 +85,14 @@ def test_a_fault_after_healthy_batches_is_found(
     change: Callable[[Any], Tensor | None], batches: int, judgments: list[Any]
 ) -> None:
     """Whatever makes the next batch bad, the verdict is that of a model without precedents."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = guarded(reports)
     for _ in range(batches):
         model(X, MASK)
     assert not reports
     mask = change(model)
     model(X, MASK if mask is None else mask)
-    alone: list[fxguard.Report] = []
+    alone: list[fxguard.types.Report] = []
     fresh = guarded(alone)
     mask = change(fresh)
     fresh(X, MASK if mask is None else mask)
@@ -106,7 +106,7 @@ def test_a_fault_after_healthy_batches_is_found(
 
 def test_detections_are_no_precedents(judgments: list[Any]) -> None:
     """The same fault is reported in each batch that has it."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = guarded(reports)
     spoil_weight(model)
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_what_the_numbers_do_not_tell_is_asked(asks: bool, monkeypatch: pytest.M
     """A mask that holds +inf is none; without the question it would pass for the one before."""
     if not asks:
         monkeypatch.setattr("fxguard.verdict.precedents._fits", lambda one, other: True)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Added(), on_detect=reports.append)
     model(X, MASK)
     model(X, -MASK)
@@ -167,7 +167,7 @@ class Uncaptured(nn.Module):
 
 def test_what_runs_between_graphs_has_precedents(judgments: list[Any]) -> None:
     """A batch like an earlier one costs no judgment, and a bad one is found after it."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Uncaptured(), on_detect=reports.append)
     for scale in (1.0, 2.0, 3.0):
         model(X * scale, MASK)
@@ -204,7 +204,7 @@ class Inverse(nn.Module):
 
 def test_signs_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
     """-inf and +inf are alike in the numbers, and told apart by what was counted."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Inverse(), on_detect=reports.append)
     for zero in (0.0, -0.0, 0.0, -0.0):
         model(torch.tensor([zero, 1.0]))
@@ -215,7 +215,7 @@ def test_signs_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
 def test_where_a_loss_ends_belongs_to_the_kind(judgments: list[Any]) -> None:
     """The same operations, and another one of their results is what backward begins with."""
     model = nn.Linear(2, 2)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     with fxguard.watch(model, on_detect=reports.append):
         for ends_at_log in (False, False, False, True):
             output = model(torch.ones(1, 2))

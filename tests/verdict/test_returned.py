@@ -66,7 +66,7 @@ class Plain(nn.Module):
 
 def lines_of(script: Callable[[], Any]) -> list[str]:
     """The lines of each report that say who returned something, in the order of the reports."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     torch.manual_seed(0)
     with OutermostModules(Options(on_detect=found.append), follow_losses=True):
         script()
@@ -89,7 +89,7 @@ def test_a_criterion_is_not_the_model() -> None:
 def test_a_criterion_without_a_name_has_that_of_its_class() -> None:
     """It was instrumented by itself."""
     criterion = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, torch.inf]))
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(criterion, on_detect=found.append)(X, Y)
     assert "; BCEWithLogitsLoss returned it" in str(found[0])
 
@@ -146,7 +146,7 @@ def test_a_loss_of_the_script_is_returned_by_nobody() -> None:
 
 def test_a_function_is_not_the_model() -> None:
     """It is called by its name, also if it reads a model."""
-    model, found = Fine(), list[fxguard.Report]()
+    model, found = Fine(), list[fxguard.types.Report]()
 
     def loss_of(x: Tensor) -> Tensor:
         return (model(x) * 0).log() + 1
@@ -157,6 +157,6 @@ def test_a_function_is_not_the_model() -> None:
 
 def test_a_metric_that_reads_outputs_is_not_the_model() -> None:
     """It has no weights."""
-    found: list[fxguard.Report] = []
+    found: list[fxguard.types.Report] = []
     fxguard.instrument(Plain(), on_detect=found.append)(X, Y)
     assert "; Plain returned it" in str(found[0])

@@ -220,7 +220,7 @@ def test_what_a_layer_returns_is_made_positive() -> None:
 
 def loss_fix(last: Callable[[], nn.Module], loss: Callable[[Tensor], Tensor]) -> str:
     """The first fix of a loss of what a model returns that ends in a module."""
-    model, found = nn.Sequential(nn.Linear(2, 3), last()), list[fxguard.Report]()
+    model, found = nn.Sequential(nn.Linear(2, 3), last()), list[fxguard.types.Report]()
     nn.init.constant_(model[0].weight, -100.0)
     with fxguard.watch(model, on_detect=found.append):
         loss(model(torch.arange(4.0).view(2, 2))).mean().backward()

@@ -32,7 +32,7 @@ def underflows(
     function: Callable[..., Any], *args: Tensor, share: float = 0.5, **options: Any
 ) -> list[Origin]:
     """The origins of one call, all of which are underflows."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(
         as_module(function), underflow=share, on_detect=reports.append, **options
     )
@@ -250,7 +250,7 @@ def test_a_second_run_that_fails_is_counted() -> None:
     def _(x: Tensor) -> Tensor:
         return torch.empty_like(x)
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     module = as_module(lambda x: halved(x) + x * 1e-9)
     model = fxguard.instrument(module, underflow=0.5, on_detect=reports.append)
     model(X.to(HALF))

@@ -133,9 +133,11 @@ def memory(filled_with: float = torch.nan) -> Tensor:
     return torch.full((2, LENGTH, 4), filled_with)
 
 
-def found_in(step: Step, *, held: bool, filled_with: float = torch.nan) -> list[fxguard.Report]:
+def found_in(
+    step: Step, *, held: bool, filled_with: float = torch.nan
+) -> list[fxguard.types.Report]:
     torch.manual_seed(0)
-    found = list[fxguard.Report]()
+    found = list[fxguard.types.Report]()
     model = Attention(step, memory(filled_with) if held else None)
     guarded = fxguard.instrument(model, on_detect=found.append)
     cache = () if held else (memory(filled_with),)
@@ -184,7 +186,7 @@ def test_uninitialised_memory_is_no_fault_either(monkeypatch: pytest.MonkeyPatch
     try:
         cache = torch.empty(2, LENGTH, 4)
         assert cache.isnan().all()
-        found = list[fxguard.Report]()
+        found = list[fxguard.types.Report]()
         guarded = fxguard.instrument(Attention(by_a_slice, None), on_detect=found.append)
         with torch.no_grad():
             assert guarded(torch.randn(2, WRITTEN, 4), cache).isfinite().all()

@@ -47,7 +47,7 @@ def before(out: Tensor, time: Tensor) -> Tensor:
 def fix_of(loss: Loss) -> str:
     """What is said of a loss that reads the logarithm of a time of 0."""
     torch.manual_seed(0)
-    model, found = nn.Linear(3, 3), list[fxguard.Report]()
+    model, found = nn.Linear(3, 3), list[fxguard.types.Report]()
     with fxguard.watch(model, on_detect=found.append):
         loss(model(torch.ones(2, 3)), torch.tensor([0.0, 1.0, 2.0])).mean().backward()
     return str(found[0].fix)

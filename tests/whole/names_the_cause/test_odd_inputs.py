@@ -62,7 +62,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]
 def test_an_odd_input_that_is_bad_is_blamed_itself(name: str, way: str) -> None:
     """An infinite input is the cause; one with -inf alone is a mask, and no report."""
     make, function = BAD_INPUTS[name]
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     with the_way(way):
         model = fxguard.instrument(Model(function), on_detect=reports.append)
         for x in (SMALL, MINUS, PLUS):

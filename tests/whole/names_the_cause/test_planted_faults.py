@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fxguard
-from fxguard import Frame, Origin
+from fxguard.types import Frame, Origin
 from support import zoo
 from support.planting import FAULTS, Site
 from support.trials import MODELS, Trial

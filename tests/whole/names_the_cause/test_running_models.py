@@ -128,7 +128,7 @@ def test_details_are_left_out_where_the_second_run_differs() -> None:
 
         return run
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Model(), on_detect=reports.append)
     torch.compile(model, backend=with_other_numbers)(X)
     torch.compile(model, backend="eager")(X)
@@ -170,7 +170,7 @@ def test_a_weight_is_named(value: float) -> None:
     """A weight that holds NaN or inf is the cause, not the operation that reads it."""
     model = zoo.ZOO["bert"].model()
     args, kwargs = zoo.ZOO["bert"].inputs(torch.float32, True)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     fxguard.instrument(model, on_detect=reports.append)
     model(*args, **kwargs)
     assert not reports
@@ -214,7 +214,7 @@ def test_running_statistics_are_not_taken_for_a_bad_buffer() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.norm(torch.sqrt(x))
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Model().train(), on_detect=reports.append)
     model(X)
     assert not reports

@@ -29,9 +29,9 @@ COMPILED = [
 WAYS = [*((name, EAGER) for name in STORIES), *COMPILED]
 
 
-def report_of(forward: Any, inputs: tuple[Tensor, ...], way: str) -> fxguard.Report | None:
+def report_of(forward: Any, inputs: tuple[Tensor, ...], way: str) -> fxguard.types.Report | None:
     """The report of one batch, None where it is healthy."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = forward if isinstance(forward, nn.Module) else Function(forward)
     fxguard.instrument(model, on_detect=reports.append)
     try:

@@ -101,11 +101,11 @@ HEALTHY = torch.tensor([0.5, 1.0, 0.25, 2.0])
 LARGE = torch.tensor([100.0, 1.0, 1.0, 1.0])
 
 
-def run(make: Any, compiler: str | None, **options: Any) -> fxguard.Report:
+def run(make: Any, compiler: str | None, **options: Any) -> fxguard.types.Report:
     """Two healthy batches, compared with the plain model's, and one that overflows."""
     torch._dynamo.reset()
     plain = make()
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded = fxguard.instrument(copy.deepcopy(plain), on_detect=reports.append, **options)
     called = guarded if compiler is None else torch.compile(guarded, backend=compiler)
     for x in (HEALTHY, HEALTHY / 2, LARGE):
@@ -134,7 +134,7 @@ class OnePart(Keeps):
 def test_what_was_bad_before_is_blamed_itself(replay: bool) -> None:
     """The clean twin, also where ``replay`` runs a graph again on what it wrote."""
     torch._dynamo.reset()
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(OnePart(), on_detect=reports.append, replay=replay)
     model(HEALTHY)
     model.kept[3] = torch.inf

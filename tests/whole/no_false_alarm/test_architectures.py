@@ -144,7 +144,7 @@ LEFT_TO_PYTHON = frozenset({"pegasus_x"})
 
 
 def guarded_by(
-    model: nn.Module, reports: list[fxguard.Report], comparison: Comparison | None
+    model: nn.Module, reports: list[fxguard.types.Report], comparison: Comparison | None
 ) -> nn.Module:
     """An instrumented model, of which each operation may be compared as well."""
     hear = comparison.hear if comparison is not None else None
@@ -190,7 +190,7 @@ def healthy_run(
         return "makes inf or NaN by itself"
 
     torch._dynamo.reset()
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     guarded_by(guarded, reports, comparison)
     try:
         try:

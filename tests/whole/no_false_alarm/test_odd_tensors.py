@@ -65,7 +65,7 @@ def test_what_a_cast_to_e4m3fn_makes_is_what_counts(way: str) -> None:
     """
     large = SMALL * 1e5
     with the_way(way):
-        reports: list[fxguard.Report] = []
+        reports: list[fxguard.types.Report] = []
         model = fxguard.instrument(Model(cast_to_e4m3fn), on_detect=reports.append)
         guarded = prepared(model, way)
         for x in (SMALL, large, torch.log(-POSITIVE)):

@@ -67,7 +67,7 @@ CHANGES = {change.__name__: change for change in (swapped, added, inserted, adde
 
 
 def check_change(change: Callable[[Growing], str], way: str) -> None:
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     with the_way(way):
         model = fxguard.instrument(Growing(), on_detect=reports.append)
         guarded = prepared(model, way)
@@ -99,7 +99,7 @@ def test_modules_that_came_later_have_names(change: str, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_parameters_that_came_later_have_names(way: str) -> None:
     """A weight that was replaced after the first forward is blamed as that weight."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     with the_way(way):
         model = fxguard.instrument(Bare(), on_detect=reports.append)
         guarded = prepared(model, way)

@@ -44,7 +44,7 @@ def pairs(sizes: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 def check_many_sizes(sizes: Any, way: str = EAGER) -> str:
     """Every size, healthy and faulty; what `coverage` says in the end."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Flattens(), on_detect=reports.append)
     guarded, plain = prepared(model, way), Flattens()
     bad = []
@@ -93,7 +93,7 @@ def test_without_the_observer_past_the_recompile_limit_the_check_fails(
 @pytest.mark.parametrize("way", [EAGER, AOT])
 def test_changing_shapes(way: str) -> None:
     """Sizes that TorchDynamo turns into symbols are checked like the first one."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Bare(), on_detect=reports.append)
     guarded = prepared(model, way)
     for size in (3, 5, 1, 7, 0, 4):
@@ -104,7 +104,7 @@ def test_changing_shapes(way: str) -> None:
 
 
 def check_changing_dtypes(way: str) -> None:
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     with the_way(way):
         plain = Bare()
         model = fxguard.instrument(copy.deepcopy(plain), on_detect=reports.append)
@@ -138,7 +138,7 @@ def test_train_and_eval_in_turns(way: str) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), Block())
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     x = torch.arange(8.0).view(2, 4)
     with the_way(way):
         plain, model = make(), fxguard.instrument(make(), on_detect=reports.append)

@@ -89,7 +89,7 @@ def test_a_dtensor_is_checked_where_it_is(way: str, mesh: Any) -> None:
         plain = prepared(Sharded(mesh), way)
         expected = [plain(x).to_local() for x in inputs]
         torch._dynamo.reset()
-        reports: list[fxguard.Report] = []
+        reports: list[fxguard.types.Report] = []
         model = fxguard.instrument(Sharded(mesh), on_detect=reports.append)
         guarded = prepared(model, way)
         for x, shard in zip(inputs, expected, strict=True):

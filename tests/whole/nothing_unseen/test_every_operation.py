@@ -53,7 +53,7 @@ def normal(name: str) -> str:
     return name.strip("_").removesuffix("_fallback")
 
 
-def operations_in(guard: fxguard.Guard) -> list[tuple[str, str]]:
+def operations_in(guard: fxguard.types.Guard) -> list[tuple[str, str]]:
     """Name and numbers of every output of every operation that was measured and framed."""
     from fxguard.batch.assemble import assemble
 

@@ -48,7 +48,7 @@ class Meeting(nn.Module):
 
 def check_threads(way: str, rounds: int = 4, in_turns: bool = False) -> None:
     """Two threads inside one model, in an order that is chance or that of ``Meeting.other``."""
-    reports: list[tuple[str, fxguard.Report]] = []
+    reports: list[tuple[str, fxguard.types.Report]] = []
     model = fxguard.instrument(
         Meeting(),
         on_detect=lambda report: reports.append((threading.current_thread().name, report)),
@@ -108,7 +108,7 @@ def test_four_threads_call_one_model(calls: int, way: str) -> None:
 
     No two batches have one number, and every report blames the operation.
     """
-    reports: list[tuple[str, fxguard.Report]] = []
+    reports: list[tuple[str, fxguard.types.Report]] = []
     model = fxguard.instrument(
         chain(),
         on_detect=lambda report: reports.append((threading.current_thread().name, report)),

@@ -32,14 +32,14 @@ def large(device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.full((4, 8), 3000.0, device=device, dtype=dtype)
 
 
-def first_origin(reports: list[fxguard.Report]) -> fxguard.Origin:
+def first_origin(reports: list[fxguard.types.Report]) -> fxguard.types.Origin:
     (report,) = reports
     return report.origins[0]
 
 
 def test_an_overflow_is_named_with_its_numbers(device: torch.device) -> None:
     """Operation, cause and counts are those of the elements on the device."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(model_on(device, torch.float16), on_detect=reports.append)
     x = large(device, torch.float16)
     x[1:] = 1.0
@@ -67,7 +67,7 @@ def test_a_bad_gradient_is_named(device: torch.device) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (self.linear(x) * 0).sqrt().sum()
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(Root().to(device), on_detect=reports.append)
     model(torch.randn(2, 4, device=device)).backward()
     origin = first_origin(reports)
@@ -79,7 +79,7 @@ def test_a_step_that_spoils_weights_is_named(
     device: torch.device, options: dict[str, bool]
 ) -> None:
     """However the optimizer runs its step."""
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = model_on(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=3e38, **options)
     with fxguard.watch(model, on_detect=reports.append):
@@ -94,7 +94,7 @@ def test_a_scaler_skips_its_steps(device: torch.device) -> None:
     model = model_on(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**30)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     x = torch.randn(8, 8, device=device)
     with fxguard.watch(model, on_detect=reports.append):
         for _ in range(20):
@@ -123,7 +123,7 @@ def test_a_model_on_two_devices(device: torch.device) -> None:
     torch.manual_seed(0)
     plain = Split()
     expected = results(plain, inputs, train=True)
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(plain, on_detect=reports.append)
     plain.zero_grad()
     assert_same(expected, results(model, inputs, train=True))
@@ -137,7 +137,7 @@ def test_another_stream(device: torch.device) -> None:
     """A model that runs in a stream of its own is measured there."""
     if device.type != "cuda":
         pytest.skip("the CPU has no streams")
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(model_on(device, torch.float16), on_detect=reports.append)
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
@@ -159,7 +159,7 @@ def test_compiled_models(device: torch.device, mode: str) -> None:
         expected = [plain(x).clone() for x in batches]
     torch._dynamo.reset()
 
-    reports: list[fxguard.Report] = []
+    reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(model_on(device), on_detect=reports.append)
     compiled = torch.compile(model, mode=mode)
     with torch.no_grad():

@@ -1,0 +1,99 @@
+"""The types of what fxguard gives and takes, for annotations and for ``isinstance``.
+
+    def told(report: fxguard.types.Report) -> None: ...
+
+Of a guarded model:
+    Guard                                 what guard_of returns; watch gives it to its block
+    Report, Origin, Climb, Growth, Fix    what was found in a batch, where it came from, what to do
+    Frame, Row, Source                    one operation or module, one value of it, one line of code
+    SelfTest                              of Guard.selftest
+    CompilerBackend                       what backend returns
+    Plan                                  what insert_checks returns, beside the graph
+
+Of a trace file, and of two things that were compared:
+    Trace, TracedBatch, Fingerprint       of load_trace
+    Diff, BatchDiff, Match, RowPair       of diff
+    Comparison, Compared, Apart           of compare
+
+Of a model in another dtype:
+    Forecast, ForecastRow, PrecisionPlan  of forecast, and of its plan()
+
+Of options:
+    InstrumentOptions                     for a function that passes them on: Unpack[...]
+    OnDetect, Granularity                 what on_detect and granularity take
+
+Only Guard and CompilerBackend import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fxguard.given_out import give_out
+
+if TYPE_CHECKING:
+    from fxguard.comparison.elements import Apart as Apart
+    from fxguard.comparison.elements import Compared as Compared
+    from fxguard.comparison.result import Comparison as Comparison
+    from fxguard.findings import Climb as Climb
+    from fxguard.findings import Fix as Fix
+    from fxguard.findings import Growth as Growth
+    from fxguard.findings import Origin as Origin
+    from fxguard.findings import SelfTest as SelfTest
+    from fxguard.guard.backend import CompilerBackend as CompilerBackend
+    from fxguard.guard.guard import Guard as Guard
+    from fxguard.options import Granularity as Granularity
+    from fxguard.options import InstrumentOptions as InstrumentOptions
+    from fxguard.options import OnDetect as OnDetect
+    from fxguard.plan.plan import Plan as Plan
+    from fxguard.records import Fingerprint as Fingerprint
+    from fxguard.records import Frame as Frame
+    from fxguard.records import Row as Row
+    from fxguard.records import Source as Source
+    from fxguard.report.forecast import Forecast as Forecast
+    from fxguard.report.forecast import ForecastRow as ForecastRow
+    from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
+    from fxguard.report.report import Report as Report
+    from fxguard.trace.batch_diff import BatchDiff as BatchDiff
+    from fxguard.trace.batch_diff import Match as Match
+    from fxguard.trace.batch_diff import RowPair as RowPair
+    from fxguard.trace.diff import Diff as Diff
+    from fxguard.trace.trace import Trace as Trace
+    from fxguard.trace.trace import TracedBatch as TracedBatch
+
+_HOME = {
+    "Apart": "comparison.elements",
+    "BatchDiff": "trace.batch_diff",
+    "Climb": "findings",
+    "Compared": "comparison.elements",
+    "Comparison": "comparison.result",
+    "CompilerBackend": "guard.backend",
+    "Diff": "trace.diff",
+    "Fingerprint": "records",
+    "Fix": "findings",
+    "Forecast": "report.forecast",
+    "ForecastRow": "report.forecast",
+    "Frame": "records",
+    "Granularity": "options",
+    "Growth": "findings",
+    "Guard": "guard.guard",
+    "InstrumentOptions": "options",
+    "Match": "trace.batch_diff",
+    "OnDetect": "options",
+    "Origin": "findings",
+    "Plan": "plan.plan",
+    "PrecisionPlan": "report.precision_plan",
+    "Report": "report.report",
+    "Row": "records",
+    "RowPair": "trace.batch_diff",
+    "SelfTest": "findings",
+    "Source": "records",
+    "Trace": "trace.trace",
+    "TracedBatch": "trace.trace",
+}
+
+__all__ = sorted(_HOME)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+    __getattr__, __dir__ = give_out(__name__, _HOME)
