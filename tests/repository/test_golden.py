@@ -2,45 +2,95 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import fxguard
-from support import golden
+from support.golden.differences import differences, first_difference
+from support.golden.families import FAMILIES, cases_of
+from support.golden.records import Record, of_reports, raised_by, recorded
+from support.golden.second_runs import second_runs
+from support.golden.sides import is_in_sample
 
 
-def exploding() -> golden.Record:
+def exploding() -> Record:
     """One batch of a model whose exponential overflows."""
     reports: list[fxguard.types.Report] = []
     model = fxguard.instrument(lambda x: (x * 100).exp() * 2, on_detect=reports.append)
     model(torch.ones(2))
-    return golden.of_reports(reports)
+    return of_reports(reports)
 
 
 def test_a_record_is_the_same_twice_and_counts_second_runs() -> None:
     """What is printed, as data and as text, and how often the graph ran again."""
-    one, two = golden.recorded(exploding), golden.recorded(exploding)
+    one, two = recorded(exploding), recorded(exploding)
     assert one == two
     assert one["runs"] > 0
     assert "exp made inf" in one["texts"][0]
     assert one["reports"][0]["origins"][0]["what"] == "exp"
 
 
+def test_who_began_a_second_run_is_named() -> None:
+    """By file and function, the innermost first; afterwards nothing is counted."""
+    with second_runs() as runs:
+        exploding()
+    assert runs
+    assert all(", for " in run for run in runs)
+    before = list(runs)
+    exploding()
+    assert runs == before
+
+
 def test_every_difference_is_shown_and_fewer_second_runs_are_none() -> None:
     record = {"texts": ["a"], "runs": 3}
-    assert golden.differences({"x": record}, {"x": record}) == []
-    assert golden.differences({"x": record | {"runs": 2}}, {"x": record}) == []
-    assert golden.differences({"x": record | {"runs": 4}}, {"x": record}) == [
+    assert differences({"x": record}, {"x": record}) == []
+    assert differences({"x": record | {"runs": 2}}, {"x": record}) == []
+    assert differences({"x": record | {"runs": 4}}, {"x": record}) == [
         "x: 4 second runs instead of 3"
     ]
-    [changed] = golden.differences({"x": record | {"texts": ["b"]}}, {"x": record})
+    [changed] = differences({"x": record | {"texts": ["b"]}}, {"x": record})
     assert changed == "x: texts[0]\n  before 'a'\n  now    'b'"
     texts = [{"k": "one\ntwo"}], [{"k": "one\ntree"}]
-    assert golden.first_difference(*texts) == ("[0]['k'][1]", "'two'", "'tree'")
-    assert golden.differences({"x": record}, {}) == ["x: only on one side"]
+    assert first_difference(*texts) == ("[0]['k'][1]", "'two'", "'tree'")
+    assert differences({"x": record}, {}) == ["x: only on one side"]
+
+
+def test_what_a_change_of_fxguard_does_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another word in a report; one second run more."""
+    [(name, run)] = cases_of("stories", lambda name: name == "stories/cosh/eager")
+    before = recorded(run)
+    assert differences({name: recorded(run)}, {name: before}) == []
+
+    def twice() -> Record:
+        run()
+        return run()
+
+    [line] = differences({name: recorded(twice)}, {name: before})
+    assert line == f"{name}: {2 * before['runs']} second runs instead of {before['runs']}"
+    text = fxguard.types.Report.__str__
+    monkeypatch.setattr(fxguard.types.Report, "__str__", lambda r: text(r).replace("made", "makes"))
+    [line] = differences({name: recorded(run)}, {name: before})
+    assert line.startswith(f"{name}: texts[0][0]\n  before 'cosh made inf")
 
 
 def test_an_exception_is_a_record() -> None:
-    def fails() -> golden.Record:
+    def fails() -> Record:
         raise ValueError("no")
 
-    assert golden.recorded(fails)["raised"] == "ValueError: no"
+    assert recorded(fails)["raised"] == raised_by(fails)["raised"] == "ValueError: no"
+
+
+def test_a_sample_is_chosen_by_name() -> None:
+    """The same cases on both sides, whatever else there is; about one of so many."""
+    names = [str(number) for number in range(1000)]
+    taken = [name for name in names if is_in_sample(name, 4)]
+    assert 200 < len(taken) < 300
+    assert all(is_in_sample(name, 1) for name in names)
+
+
+def test_each_family_has_cases() -> None:
+    """Names are read here, and nothing runs."""
+    for family in FAMILIES:
+        asked: list[str] = []
+        assert [*cases_of(family, lambda name, asked=asked: bool(asked.append(name)))] == []
+        assert len(asked) == len(set(asked)) > 10, family
