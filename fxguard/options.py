@@ -129,16 +129,15 @@ class Options:
     reproduce_to: str | os.PathLike[str] | None = field(
         default=None,
         metadata={
-            "flag": "--reproduce",
             "help": "write the blamed operation and its operands into this folder, as a test that "
             "fails",
-            "metavar": "DIR",
+            "metavar": "FOLDER",
         },
     )
     reproduce_ranges_only: bool = field(
         default=False,
         metadata={
-            "help": "with --reproduce: write random numbers of the same ranges in place of the "
+            "help": "with --reproduce-to: write random numbers of the same ranges in place of the "
             "model's own"
         },
     )

@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
         usage="fxguard run [options] (script.py | -m module) [args ...]",
     )
     add_options(run)
+    run.add_argument(  # --reproduce-to in short
+        "--reproduce", dest="reproduce_to", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
     run.add_argument(
         "--report",
         default=argparse.SUPPRESS,
@@ -100,7 +103,6 @@ def add_options(run: argparse.ArgumentParser) -> None:
     """Add an option for each field of ``Options``; options not given are absent from the result."""
     for option in fields(Options):
         told: dict[str, Any] = {"default": argparse.SUPPRESS, **option.metadata}
-        flag = told.pop("flag", "--" + option.name.replace("_", "-"))
         if isinstance(option.default, bool):
             told["action"] = argparse.BooleanOptionalAction
         elif isinstance(option.default, int) or option.name == "abort_after_batch_num":
@@ -111,7 +113,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
             told["type"] = batch_numbers
         elif option.name == "ignore":
             told["action"] = "append"
-        run.add_argument(flag, dest=option.name, **told)
+        run.add_argument("--" + option.name.replace("_", "-"), **told)
 
 
 def batch_numbers(text: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ DTYPES = (torch.float16, torch.bfloat16, *FLOAT8)
 
 def forecast(
     model: Module,
-    *args: Any,
+    *inputs: Any,
     dtype: torch.dtype | str = torch.float16,
     loss: Loss | None = None,
     **kwargs: Any,
@@ -57,7 +57,7 @@ def forecast(
 
     Args:
         model: a model that is healthy in its own dtype, in the mode that it is to run in.
-        args: its positional arguments.
+        inputs: its positional arguments.
         dtype: ``torch.float16``, ``torch.bfloat16``, ``torch.float8_e4m3fn``,
             ``torch.float8_e5m2``, or a name such as "float16", "fp16", "bf16".
         loss: given to examine the backward as well, also in :meth:`Forecast.plan`: a function of
@@ -83,7 +83,7 @@ def forecast(
     if not isinstance(model, Module):
         raise UsageError(f"forecast needs a torch.nn.Module, got {type(model).__name__}")
     model = unwrapped(model)
-    trials = Trials(model, args, kwargs, dtype, loss)
+    trials = Trials(model, inputs, kwargs, dtype, loss)
     try:
         graphs, between = trials.forecast()
     except NotJudged as reason:  # such as a DTensor among its weights
@@ -94,7 +94,7 @@ def forecast(
             raise UsageError(f"a plan is for float16 and bfloat16, and this forecast is of {dtype}")
         if not autocast:
             return plan_of(trials, graphs, tolerance)
-        others = Trials(model, args, kwargs, dtype, loss, autocast=True)
+        others = Trials(model, inputs, kwargs, dtype, loss, autocast=True)
         return plan_of(others, others.forecast()[0], tolerance)
 
     return graphs.found.forecast(name_of_dtype(dtype), between, plan)

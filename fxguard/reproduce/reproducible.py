@@ -15,7 +15,7 @@ from fxguard.reproduce.reproducer import KeptOperation, NotKept, kept
 
 __all__ = ["kept_of", "same_failure", "same_gradient"]
 
-AGAIN = "run again with --reproduce DIR, or with instrument(..., reproduce_to=DIR)"
+AGAIN = "run again with --reproduce-to FOLDER, or with instrument(..., reproduce_to=FOLDER)"
 
 
 def kept_of(origin: Origin, operation: OneOperation | None) -> KeptOperation | NotKept:

@@ -13,10 +13,10 @@ __all__ = ["assert_finite"]
 
 def assert_finite(
     model: Model,
-    *args: Any,
+    *inputs: Any,
     strict: bool = True,
     ignore: Iterable[str] = (),
-    backward: bool = False,
+    gradients: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call a model, and fail if an operation in it makes an inf or a NaN.
@@ -25,12 +25,12 @@ def assert_finite(
         model: any module, or a function of tensors. It is guarded during the call only. The graphs
             of the last model are kept, so that the next example of a property test does not capture
             them again.
-        args: positional arguments of the model.
+        inputs: positional arguments of the model.
         strict: whether bad values that reach no output also count: a square that overflows under a
             reciprocal, so that the result is a zero.
         ignore: globs of modules and operations, as for :func:`fxguard.instrument`.
-        backward: whether to also differentiate the ``loss`` that the model returns, or else the sum
-            of all its outputs, with respect to weights and inputs. No ``.grad`` changes.
+        gradients: whether to also differentiate the ``loss`` that the model returns, or else the
+            sum of all its outputs, with respect to weights and inputs. No ``.grad`` changes.
         kwargs: keyword arguments of the model.
 
     Returns:
@@ -45,7 +45,7 @@ def assert_finite(
         ...     assert_finite(model, x)
     """
     __tracebackhide__ = True
-    outcome = watch(model, args, kwargs, strict=strict, ignore=tuple(ignore), backward=backward)
+    outcome = watch(model, inputs, kwargs, strict=strict, ignore=tuple(ignore), backward=gradients)
     if outcome.report is not None:
         raise NumericsError("\n".join(outcome.report.verdict), outcome.report)
     return outcome.output

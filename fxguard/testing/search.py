@@ -49,7 +49,7 @@ def find_overflow(
     seed: int | None = None,
     strict: bool = True,
     ignore: Iterable[str] = (),
-    backward: bool = False,
+    gradients: bool = False,
 ) -> Overflow | None:
     """Look for an input with which an operation of a model overflows, and shrink it.
 
@@ -64,7 +64,7 @@ def find_overflow(
         seed: repeats a search; a new one if not given. It is printed.
         strict: as for :func:`fxguard.testing.assert_finite`.
         ignore: likewise.
-        backward: likewise.
+        gradients: likewise.
 
     Returns:
         The smallest input that was found, with its report, or None.
@@ -88,7 +88,7 @@ def find_overflow(
     seed = random.getrandbits(32) if seed is None else seed
     best: list[tuple[Any, Report]] = []
     runs = 0
-    options = {"strict": strict, "ignore": tuple(ignore), "backward": backward}
+    options = {"strict": strict, "ignore": tuple(ignore), "backward": gradients}
     with on_loan(model, **options) as (called, guard, reports):
 
         @hypothesis.seed(seed)
@@ -108,7 +108,7 @@ def find_overflow(
             reports.clear()
             args, kwargs = as_call(inputs)
             try:
-                call(called, args, kwargs, backward=backward)
+                call(called, args, kwargs, backward=gradients)
             except Exception:
                 if not reports:
                     raise

@@ -31,11 +31,11 @@ ROUNDINGS, MOST = 32, 1 / 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stability:
-    """The result of comparing two precisions. True if every operation stayed within ``rtol``."""
+    """The result of comparing two precisions. True if no error was over ``tolerance``."""
 
     dtype: torch.dtype
     reference: torch.dtype
-    rtol: float
+    tolerance: float
     deviations: tuple[Deviation, ...]  # one for each operation, in order of execution
     between: int = 0  # operations that ran between graphs and were not compared
     taken_over: int = 0  # operations that draw random numbers or have no kernel for the reference
@@ -48,8 +48,8 @@ class Stability:
 
     @property
     def first(self) -> Deviation | None:
-        """The first operation whose error is over ``rtol``."""
-        return next((d for d in self.deviations if not d.error <= self.rtol), None)
+        """The first operation whose error is over ``tolerance``."""
+        return next((d for d in self.deviations if not d.error <= self.tolerance), None)
 
     @property
     def worst(self) -> Deviation | None:
@@ -75,18 +75,18 @@ class Stability:
                 text += f"\n  {self.first.source}"
         else:
             text = f"stable in {names[0]}, against {names[1]}: the worst is {self.worst}"
-        return f"{text}\n  rtol {self.rtol:.2g}; {counted}"
+        return f"{text}\n  tolerance {self.tolerance:.2g}; {counted}"
 
     __repr__ = __str__  # what pytest shows of `assert numerically_stable(...)`
 
 
 def numerically_stable(
     model: Model,
-    *args: Any,
+    *inputs: Any,
     dtype: torch.dtype | str = torch.float16,
     reference: torch.dtype | str = torch.float64,
-    rtol: float | None = None,
-    backward: bool = False,
+    tolerance: float | None = None,
+    gradients: bool = False,
     **kwargs: Any,
 ) -> Stability:
     """Compare every operation of a model in one dtype with itself in a more precise one.
@@ -99,7 +99,7 @@ def numerically_stable(
 
     The error of a tensor is ``max |x - reference| / max |reference|``.
 
-    With ``backward=True``, the gradients that each operation returns to its operands are compared
+    With ``gradients=True``, the gradients that each operation returns to its operands are compared
     as well. The backward starts from the ``loss`` that the model returns, or else from all outputs,
     with gradients drawn from a normal distribution: the gradients of a sum would be 0 behind a
     softmax or a layer norm. It goes to weights and floating-point inputs. If operations ran between
@@ -113,12 +113,12 @@ def numerically_stable(
 
     Args:
         model: any module, or a function of tensors. A copy runs.
-        args: positional arguments of the model.
+        inputs: positional arguments of the model.
         dtype: the precision that is tested; a name such as "fp16" will do.
         reference: the precision that it is compared with.
-        rtol: the largest allowed error; by default 32 times the dtype's ``eps``, and at most 1/16
-            (for bfloat16).
-        backward: whether to also compare gradients.
+        tolerance: the largest allowed error; by default 32 times the dtype's ``eps``, and at most
+            1/16 (for bfloat16).
+        gradients: whether to also compare gradients.
         kwargs: keyword arguments of the model.
 
     Returns:
@@ -126,7 +126,7 @@ def numerically_stable(
 
     Raises:
         FxguardError: when nothing could be compared, or the reference is not more precise. With
-            ``backward=True`` also when no output of the model is differentiable, or an operation
+            ``gradients=True`` also when no output of the model is differentiable, or an operation
             that writes in place has no kernel for ``reference``.
 
     Warns:
@@ -144,15 +144,15 @@ def numerically_stable(
     tested = copy.deepcopy(unwrapped(as_module(model))).to(dtype)
     if find_guard(tested) is not None:
         remove(tested)
-    comparison = Comparison(reference, backward)
+    comparison = Comparison(reference, gradients)
     options = Options(on_detect=lambda report: None, backward=False)
     guard = Guard(tested, options, Plugins(hear=comparison.hear))
     guard.install()
-    with torch.set_grad_enabled(backward):
+    with torch.set_grad_enabled(gradients):
         args, kwargs = pytree.tree_map(
             # Clones are not leaves, so the model may write them.
-            lambda x: x.requires_grad_(backward).clone() if is_float(x) else x,
-            converted((args, kwargs), dtype),
+            lambda x: x.requires_grad_(gradients).clone() if is_float(x) else x,
+            converted((inputs, kwargs), dtype),
         )
         output = tested(*args, **kwargs)
         if not any(each.deviations for each in comparison.compared):
@@ -161,13 +161,14 @@ def numerically_stable(
                 f"{type(tested).__name__}"
             )
         between = guard.counted().between
-        if backward:
+        if gradients:
             comparison.differentiate(output, is_cut=between > 0)
-    rtol = min(ROUNDINGS * torch.finfo(dtype).eps, MOST) if rtol is None else rtol
+    if tolerance is None:
+        tolerance = min(ROUNDINGS * torch.finfo(dtype).eps, MOST)
     found = Stability(
         dtype,
         reference,
-        rtol,
+        tolerance,
         tuple(comparison.deviations()),
         between,
         sum(each.not_compared for each in comparison.compared),

@@ -250,8 +250,8 @@ cross_entropy(model(torch.rand(8, 4)), target).backward()
 
 
 def test_a_test_of_the_blamed_operation_is_written(tmp_path: Path) -> None:
-    """With --reproduce, of a loss too; the status is that of a detection."""
-    ended = watch(tmp_path, LOSS, "--reproduce", "made/here")
+    """With --reproduce-to, or --reproduce, of a loss too; the status is that of a detection."""
+    ended = watch(tmp_path, LOSS, "--reproduce-to", "made/here")
     assert ended.status == 3, ended.err
     path = "made/here/test_cross_entropy.py"
     assert own_lines(ended)[0] == f"fxguard: {path} fails as the model did: pytest {path}"

@@ -258,7 +258,7 @@ def test_types_names_what_functions_return() -> None:
     difference = fxguard.diff(frames, frames)
     forecast = fxguard.forecast(torch.nn.Linear(2, 2), x * 1e30)
     comparison = fxguard.compare(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), x)
-    graph, plan = fxguard.insert_checks(torch.fx.symbolic_trace(torch.nn.Linear(2, 2)))
+    _, plan = fxguard.insert_checks(torch.fx.symbolic_trace(torch.nn.Linear(2, 2)))
     given = [guard, guard.selftest(), *frames, *frames[0].rows, fxguard.backend(), plan]
     given += [difference, *difference.batches, *difference.batches[0].matches]
     given += [forecast, *forecast.rows, forecast.plan(), comparison, *comparison.everything]

@@ -342,7 +342,9 @@ def test_an_operation_between_graphs(tmp_path: Path) -> None:
     [path] = tmp_path.glob("test_*.py")
     failure_of(path)
     report = report_of(Between(), torch.rand(4, 3))
-    with pytest.raises(fxguard.FxguardError, match="were not kept: run again with --reproduce DIR"):
+    with pytest.raises(
+        fxguard.FxguardError, match="were not kept: run again with --reproduce-to FOLDER"
+    ):
         report.reproduce(tmp_path)
 
 

@@ -88,7 +88,7 @@ def test_casts_do_not_make_the_reference_coarser() -> None:
 
     torch.manual_seed(0)
     model = Casts()
-    found = numerically_stable(model, X, dtype=torch.float32, rtol=1)
+    found = numerically_stable(model, X, dtype=torch.float32, tolerance=1)
     errors = {d.title: d.error for d in found.deviations}
     # Against float32 in the reference the errors of what bfloat16 rounds would be zeros.
     assert 1e-3 < errors["linear linear"] < 1e-2
@@ -180,7 +180,7 @@ def test_healthy_models(name: str) -> None:
     entry = zoo.ZOO[name]
     model = entry.model()
     args, kwargs = entry.inputs(torch.float32, entry.has_mask)
-    plain = numerically_stable(model, *args, dtype=torch.float32, rtol=1e-4, **kwargs)
+    plain = numerically_stable(model, *args, dtype=torch.float32, tolerance=1e-4, **kwargs)
     assert plain, str(plain)
     assert len(plain.deviations) > 4
     assert plain.between == 0

@@ -20,7 +20,7 @@ X = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
 
 
 def compared(model: Any, *args: Tensor, **options: Any) -> Stability:
-    return numerically_stable(model, *args, backward=True, **options)
+    return numerically_stable(model, *args, gradients=True, **options)
 
 
 def backward_of(found: Stability) -> dict[str, Deviation]:
@@ -38,7 +38,7 @@ def test_a_gradient_that_saturates_is_named() -> None:
     lines = str(found).splitlines()
     assert lines[0].startswith("not stable in float16: sigmoid (backward) (test_stability_of_grad")
     assert lines[0].endswith("made an error of 1 out of 0, against float64")
-    assert lines[2] == "  rtol 0.031; 1 operations and the backward of 1 compared"
+    assert lines[2] == "  tolerance 0.031; 1 operations and the backward of 1 compared"
 
 
 def test_errors_are_those_of_the_definition() -> None:
@@ -217,9 +217,9 @@ def test_in_place_operations() -> None:
 def test_a_model_that_writes_its_input() -> None:
     """The caller's tensor stays as it was, in the same dtype, too."""
     given = X.clone()
-    for backward in (False, True):
+    for gradients in (False, True):
         found = numerically_stable(
-            lambda x: x.mul_(2).exp(), given, dtype=torch.float32, backward=backward
+            lambda x: x.mul_(2).exp(), given, dtype=torch.float32, gradients=gradients
         )
         assert found
         assert torch.equal(given, X)
@@ -363,7 +363,7 @@ def test_healthy_models(name: str) -> None:
     args, kwargs = entry.inputs(torch.float32, entry.has_mask)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Mixtral's grouped products know no float64
-        for options in ({"dtype": torch.float32, "rtol": 1e-4}, {"dtype": torch.bfloat16}):
+        for options in ({"dtype": torch.float32, "tolerance": 1e-4}, {"dtype": torch.bfloat16}):
             found = compared(model, *args, **options, **kwargs)
             assert found, str(found)
             assert len(backward_of(found)) > 4

@@ -32,11 +32,11 @@ def cases() -> Cases:
             run = functools.partial(stable_in_the_zoo, name, dtype)
             yield f"stable/{name}/{dtype}", run
             if name not in ("in_place", "t5", "llama", "vit"):
-                yield f"stable/{name}/{dtype}/backward", functools.partial(run, backward=True)
+                yield f"stable/{name}/{dtype}/backward", functools.partial(run, gradients=True)
     for place, name in enumerate(STORIES):
-        yield f"stable/{name}", functools.partial(stable_story, name, backward=bool(place % 2))
+        yield f"stable/{name}", functools.partial(stable_story, name, gradients=bool(place % 2))
         if place % 2:
-            yield f"finite/{name}", functools.partial(finite, name, backward=bool(place % 4))
+            yield f"finite/{name}", functools.partial(finite, name, gradients=bool(place % 4))
         if place % 6 == 3:
             yield f"profile/{name}", functools.partial(profile, name)
     for function in SEARCHED:
