@@ -16,7 +16,7 @@ from fxguard.graph import nodes
 from fxguard.graph.random_state import RandomState
 from fxguard.measure import eager, native, traceable
 from fxguard.plan.plan import FramePlan, Plan, RowPlan, Step, Value, link
-from fxguard.records import Range, Role
+from fxguard.records import NOT_MEASURED, Range, Role
 from fxguard.source.lines import Place, source_at
 
 __all__ = [
@@ -150,6 +150,16 @@ class GraphRun(Event):
             return self.statistics
         return eager.as_tensor(self.postponed.leaving)
 
+    @property
+    def ranges(self) -> list[Range | str]:
+        """The range of each value of the plan, or why there is none."""
+        if self.postponed is None:
+            return ranges_of(self.plan, self.statistics)
+        found: list[Range | str] = [value.note or NOT_MEASURED for value in self.plan.values]
+        for value, pair in zip(self.postponed.values, self.numbers.tolist(), strict=True):
+            found[value] = traceable.decode(*pair)
+        return found
+
     def is_finite(self) -> bool:
         """Whether no measured number is NaN or inf, once the numbers were read."""
         numbers = self.measured if self.postponed is None else self.postponed.leaving
@@ -204,7 +214,7 @@ class GraphRun(Event):
         return name
 
     def add_to(self, flow: DataFlow, index: int, look_again: LookAgain | None) -> None:
-        ranges = ranges_of(self.plan, self.numbers)
+        ranges = self.ranges
         if look_again is not None and self.plan.later:
             for local, found in look_again(self).items():
                 ranges[local] = found

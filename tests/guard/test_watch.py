@@ -105,6 +105,20 @@ def test_a_backward_of_several_losses(loss: Loss, message: str, compiled: bool) 
     assert torch.autograd.backward is torchs_own
 
 
+@pytest.mark.parametrize(
+    ("loss", "message"), [(entropy, "log made -inf"), (scaled, "square made inf")]
+)
+def test_a_loss_of_a_model_that_is_replayed(loss: Loss, message: str) -> None:
+    """Of its healthy batch only the outputs have numbers, and these are what the loss was given."""
+    report = report_of(loss, replay=True)
+    assert report.message.startswith(f"batch 0: {message}")
+    [whole] = [frame for frame in report.frames if frame.kind == "Net"]
+    assert whole.rows[-1].label == "output"
+    assert whole.rows[-1].abs_max == pytest.approx(0.928, rel=0.01)
+    [inside] = [frame for frame in report.frames if frame.name == "fc"]
+    assert inside.rows[-1].note == "not measured"
+
+
 def test_a_bad_target_is_data() -> None:
     """It came with what the loss was given."""
 
