@@ -5,20 +5,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.nn import Module
+from typing_extensions import Unpack
 
 import fxguard
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
 from fxguard.guard.outermost import OutermostModules
 from fxguard.install.instrumented import find_guard
-from fxguard.options import Options
+from fxguard.options import InstrumentOptions, Options
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 
 __all__ = ["Fixture", "guarding"]
+
+Model = TypeVar("Model", bound=Module)
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
@@ -63,7 +66,7 @@ class Fixture:
     def __getattr__(self, name: str) -> Any:
         return getattr(fxguard, name)
 
-    def instrument(self, model: Module, **options: Any) -> Module:
+    def instrument(self, model: Model, **options: Unpack[InstrumentOptions]) -> Model:
         """Like :func:`fxguard.instrument`, with the options of the test's marker as well."""
         if isinstance(model, Module) and find_guard(model) is not None:
             fxguard.remove(model)  # instrumented by --fxguard before the test reached this line

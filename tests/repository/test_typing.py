@@ -21,7 +21,10 @@ ROOT = Path(fxguard.__file__).parents[1]
 
 PROGRAM = """
 import fxguard
-from torch import nn
+from fxguard.integrations import lightning, transformers
+from fxguard.testing.session import Fixture
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 
 class Net(nn.Linear):
@@ -51,6 +54,33 @@ fxguard.no_such_name  # wrong
 fxguard.types.no_such_name  # wrong
 fxguard.Report  # wrong
 frames: list[fxguard.types.Frame] = fxguard.guard_of(model).frames()
+plain: Net = fxguard.remove(model)
+fixture = Fixture({"strict": True})
+again: Net = fixture.instrument(model, on_detect="warn")
+fixture.instrument(model, on_detect="stop")  # wrong
+transformers.FxguardCallback(on_detect="warn", replay=True)
+transformers.FxguardCallback(strikt=True)  # wrong
+lightning.FxguardCallback(granularity="ops")  # wrong
+
+
+def guarded(model: Net, **options: Unpack[fxguard.types.InstrumentOptions]) -> Net:
+    return fxguard.instrument(model, **options)
+
+
+guarded(model, strict=True)
+guarded(model, on_detect="stop")  # wrong
+
+
+@fxguard.instrument
+def loss(x: Tensor) -> Tensor:
+    return x.log()
+
+
+value: Tensor = loss(Tensor())
+number = loss("x")  # wrong
+outcome: bool = fxguard.compare(model, model).outcome == "same"  # wrong
+chosen: fxguard.types.Granularity = "ops"  # wrong
+budget: fxguard.types.PrecisionPlan = fxguard.forecast(model, dtype="fp16").plan()
 """
 
 
