@@ -103,7 +103,7 @@ class Looks(TorchFunctionMode):
             self._refuse("it waits for other ranks")
         if kind == "__set__":
             result = func(*args, **kwargs)
-            if len(args) > 1 and isinstance(args[1], Tensor):
+            if isinstance(args[1], Tensor):
                 self._keep(args[0])
             return result
         call = read_call(func, args, kwargs)

@@ -165,7 +165,7 @@ def _product_added(step: Step, read: Sequence[Range]) -> float:
 
 def _logarithm(operand: Range) -> float:
     ends = (operand.abs_min, operand.abs_max)
-    return max(abs(math.log2(end)) if 0 < end < math.inf else math.inf for end in ends)
+    return max(abs(math.log2(end)) if end > 0 else math.inf for end in ends)
 
 
 def _near(step: Step, read: Sequence[Range]) -> float:

@@ -173,3 +173,4 @@ def test_samples(shape: tuple[int, ...]) -> None:
     gradient.view(-1)[0] = torch.nan
     assert not is_sample_of(sample, gradient)
     assert is_sample_of(sample_of(gradient), gradient)
+    assert not is_sample_of(sample_of(gradient * 1e-6), gradient * 2e-6)

@@ -170,6 +170,16 @@ def test_early_stop_comes_when_the_batch_has_finished(
     assert ("Starting batch number=0" in capsys.readouterr().out) == bool(trace)
 
 
+def test_early_stop_of_a_backend_comes_when_the_next_batch_begins() -> None:
+    """A backend alone does not see where a model returns."""
+    backend = fxguard.backend("eager", abort_after_batch_num=1)
+    model = torch.compile(lambda x: x * 2, backend=backend)
+    for _ in range(2):
+        model(torch.ones(2))
+    with pytest.raises(fxguard.BatchLimitReached, match="batch 1 has finished"):
+        model(torch.ones(2))
+
+
 def test_module_granularity_shows_modules_only() -> None:
     """The frame that shows the bad value first is the last one, as in the hook debugger."""
     model = make(granularity="module")

@@ -273,11 +273,20 @@ class WritesGlobals(Own):
         w.div_(g.norm() * 0)
 
 
+class SetsGlobals(WritesGlobals):
+    """What is set is a flag, and no tensor of the step."""
+
+    def update(self, w: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        KEPT.requires_grad = False
+        super().update(w, g, state, group)
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
         (Around, "it holds a model or another optimizer"),
         (WritesGlobals, "it writes a tensor that was not copied"),
+        (SetsGlobals, "it writes a tensor that was not copied"),
     ],
 )
 def test_a_step_that_may_reach_outside_is_not_run_again(kind: Any, why: str) -> None:

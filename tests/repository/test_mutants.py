@@ -39,6 +39,7 @@ def changes(source: str) -> list[tuple[str, str, str]]:
         ("def f(a: Literal[1]) -> Literal[2]: ...", []),
         ("if TYPE_CHECKING:\n    x = 1", []),
         ("def f() -> None:\n    return None", []),
+        ("def f() -> str:\n    return ''", []),
     ],
 )
 def test_an_expression_is_changed_in_its_own_way(

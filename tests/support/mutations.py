@@ -92,7 +92,8 @@ def changes(node: ast.AST, in_function: bool, returns: str) -> Iterator[Change]:
             yield condition, "condition", negated(condition), in_function
     if isinstance(node, ast.Return) and node.value is not None:
         for after in instead_of(node.value, returns):
-            yield node.value, "return", after, in_function
+            if after != ast.unparse(node.value):
+                yield node.value, "return", after, in_function
     for name, below in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue

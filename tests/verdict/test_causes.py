@@ -144,6 +144,9 @@ CASES = (
     case("cross_entropy", NAN, (ROW,), NAN, NAN, "empty", "cross_entropy without a valid target"),
     case("softmax", NAN, (MASKED, number(-1)), NAN, NAN, "masked row",
          "all 4 elements of the row are -inf", masked_row=True),
+    case("softmax", NAN, (MASKED, number(-1)), NAN, NAN, "masked row",
+         "all 4 elements of the row are -inf"),  # nobody could look at all rows
+    case("std", NAN, (MASKED,), NAN, NAN, "domain", "all 4 elements of the row are -inf"),
     case("sub", NAN, (one(-INF), one(-INF)), NAN, NAN, "masked row", "-inf - -inf",
          masked_row=True),
     case("scaled_dot_product_attention", NAN, (ROW, ROW, ROW), NAN, NAN, "masked row",

@@ -163,6 +163,8 @@ CASES = (
     Case("overflow", "s = pow(x, 2)!; m = mean(s, -1); i = rsqrt(m); y = mul(x, i)",
          "advice: square in float32, x.float().pow(2): float16 holds squares of up to 256"),
     Case("overflow", "e = exp(w)!; y = mul(x, e)", "advice: keep the weight in float32"),
+    Case("overflow", "h = half(w); n = neg(h); e = exp(n)!; y = mul(x, e)",
+         "advice: keep the weight in float32"),
     Case("overflow", "d = sub(a, b); e = exp(d)!; y = mul(x, e)",
          "advice: compute it in float32, exp(x.float()): float16 holds exp up to exp(11)"),
     Case("overflow", "e = exp(x)!", "advice: look at what its argument grew from",

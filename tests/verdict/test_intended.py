@@ -235,6 +235,14 @@ class Cached(nn.Module):
         return self.cache.amax(-1)
 
 
+class Attended(Cached):
+    """Keeps what it attended to: finite numbers, made with a mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[:2] = x.masked_fill(x == x[0, 0], -INF).softmax(-1)
+        return self.cache.amax(-1)
+
+
 class Masking(nn.Module):
     """Keeps its mask in a buffer, and writes it in each batch."""
 
@@ -259,6 +267,8 @@ def test_a_cache_that_holds_minus_infinity_is_no_mask() -> None:
     """What the model itself writes is an origin where it holds an infinity when it comes in."""
     assert origins_of(Cached(), X) == []
     assert origins_of(Cached(-INF), X) == [("buffer cache", "inf")]
+    assert origins_of(Attended(), X) == []
+    assert origins_of(Attended(-INF), X) == [("buffer cache", "inf")]
     cache = torch.zeros(4, 3)
     assert origins_of(Passed(), X, cache) == []
     cache[3] = -INF
