@@ -12,7 +12,7 @@ from . import __doc__ as about
 from .differences import differences
 from .families import FAMILIES
 from .folders import HERE
-from .sides import Side, made_in, write
+from .sides import Side, log_of, made_in, write
 
 __all__ = ["main"]
 
@@ -33,8 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made_in(root, options.only, options.every, file)
             for root, file in zip(roots, files, strict=True)
         ]
-        if max([each.wait() for each in running]):
-            return 2
+        ends = [each.wait() for each in running]
+        for file, end in zip(files, ends, strict=True):
+            if end:
+                print(log_of(file).read_text(errors="replace"))
+                return 2
         now, before = map(Side.read, files)
     found = differences(now.records, before.records)
     print(*found[:SHOWN], *report(now, before, len(found)), sep="\n")

@@ -14,7 +14,7 @@ from typing import Any
 
 from .folders import HERE, without_paths
 
-__all__ = ["Side", "is_in_sample", "made_in", "write"]
+__all__ = ["Side", "is_in_sample", "log_of", "made_in", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,16 @@ def is_in_sample(name: str, every: int) -> bool:
 
 
 def made_in(root: Path, families: Sequence[str], every: int, file: Path) -> subprocess.Popen[bytes]:
-    """A process that writes the records of a checkout."""
-    command = [sys.executable, str(HERE), "--root", str(root), "--write", str(file)]
-    env = {**os.environ, "PYTHONPATH": str(root), "NO_COLOR": "1", "COLUMNS": "100"}
+    """A process that writes the records of a checkout, and what it prints beside the file."""
+    options = ["--root", str(root), "--write", str(file), "--every", str(every)]
     return subprocess.Popen(
-        [*command, "--every", str(every), "--only", *families], env=env, cwd=root
+        [sys.executable, str(HERE), *options, "--only", *families],
+        env={**os.environ, "PYTHONPATH": str(root), "NO_COLOR": "1", "COLUMNS": "100"},
+        cwd=root,
+        stderr=log_of(file).open("wb"),
     )
+
+
+def log_of(file: Path) -> Path:
+    """Where the process that writes a file prints: torch says much that is of no interest."""
+    return file.with_suffix(".log")

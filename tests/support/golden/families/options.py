@@ -1,4 +1,4 @@
-"""What the options of ``instrument`` change, and what a guard answers."""
+"""What the options of ``instrument`` change."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import fxguard
 from support import zoo
 from support.models import Checkpointed
 from support.ways import AOT, PYTHON
 
-from ..records import Cases, Record, guarded, of_reports, raised_by
-from .forecasts import gated
+from ..records import Cases, Record, guarded
 
 
 class Two(nn.Module):
@@ -70,22 +68,13 @@ MODELS = {"two": Two, "raises": Raises, "checkpointed": Checkpointed}
 
 
 def cases() -> Cases:
-    """Each option with models that go wrong; self-tests; the class of transformers."""
+    """Each option with models that go wrong, and two other ways to run them."""
     for title, options in OPTIONS.items():
         for name, make in MODELS.items():
             yield f"{name}/{title}", functools.partial(called, make, **options)
     for way in (AOT, PYTHON):
         for name, make in MODELS.items():
             yield f"{name}/{way}", functools.partial(called, make, way=way)
-    for name in zoo.ZOO:
-        yield f"selftest/{name}", functools.partial(selftest, name)
-        yield f"debug/{name}", functools.partial(drop_in, name)
-    for name in ("cnn", "twice", "encoder", "in_place"):
-        yield f"selftest/{name}/aot", functools.partial(selftest, name, AOT)
-        yield f"inserted/{name}", functools.partial(inserted, name)
-        yield f"backend/{name}", functools.partial(by_backend, name)
-    for name in ("cnn", "lstm", "t5"):
-        yield f"shown/{name}", functools.partial(shown, name)
 
 
 def called(make: Any, **options: Any) -> Record:
@@ -99,83 +88,3 @@ def called(make: Any, **options: Any) -> Record:
             torch.as_tensor(sum(x.sum() for x in zoo.tensors_in(output))).backward()
 
     return guarded(model, call, **options)
-
-
-def selftest(name: str, way: str | None = None) -> Record:
-    """Faults in every measured value of a model."""
-    entry = zoo.ZOO[name]
-    args, kwargs = entry.inputs(torch.float32, entry.has_mask)
-    model = fxguard.instrument(entry.model())
-    called = model if way is None else torch.compile(model, backend=way)
-    called(*args, **kwargs)
-    guard = fxguard.guard_of(model)
-    assert guard is not None
-    try:
-        return {"text": str(guard.selftest()), "coverage": guard.coverage(), "guard": repr(guard)}
-    finally:
-        fxguard.remove(model)
-
-
-def drop_in(name: str) -> Record:
-    """The class of transformers, on a model with an infinite weight."""
-    entry = zoo.ZOO[name]
-    args, kwargs = entry.inputs(torch.float32, False)
-    model = entry.model()
-    weights = list(model.parameters())
-    with torch.no_grad():
-        for weight in weights[-1:]:
-            weight.view(-1)[0] = torch.inf
-    fxguard.DebugUnderflowOverflow(model, max_frames_to_save=8)
-
-    def run() -> Record:
-        model(*args, **kwargs)
-        return {}
-
-    try:
-        return raised_by(run)
-    finally:
-        fxguard.remove(model)
-
-
-def inserted(name: str) -> Record:
-    """A graph of the user's own with checks, and its frames."""
-    entry = zoo.ZOO[name]
-    args, kwargs = entry.inputs(torch.float32, False)
-    graph = torch.export.export(entry.model(), args, kwargs).module()
-    checked, plan = fxguard.insert_checks(graph)
-    _, statistics = checked(*args, **kwargs)
-    found = fxguard.frames_of(plan, statistics)
-    return {"code": checked.code, "frames": [repr(frame) for frame in found]}
-
-
-def by_backend(name: str) -> Record:
-    """``torch.compile(backend=fxguard.backend(...))``."""
-    entry = zoo.ZOO[name]
-    args, kwargs = entry.inputs(torch.float32, False)
-    reports: list[fxguard.types.Report] = []
-    model = entry.model()
-    with torch.no_grad():
-        next(iter(model.parameters())).view(-1)[0] = torch.nan
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=fxguard.backend("eager", on_detect=reports.append))
-    compiled(*args, **kwargs)
-    return of_reports(reports)
-
-
-def shown(name: str) -> Record:
-    """What notebooks and tables show of a report and of a forecast."""
-    entry = zoo.ZOO[name]
-    args, kwargs = entry.inputs(torch.float32, False)
-    reports: list[fxguard.types.Report] = []
-    model = entry.model()
-    with torch.no_grad():
-        list(model.parameters())[-1].view(-1)[0] = torch.inf
-    fxguard.instrument(model, on_detect=reports.append)
-    model(*args, **kwargs)
-    fxguard.remove(model)
-    forecast = fxguard.forecast(gated(3e4)[0], gated(3e4)[1][0])
-    return {
-        "table": reports[0].to_table(),
-        "html": reports[0]._repr_html_(),
-        "forecast": forecast._repr_html_(),
-    }
