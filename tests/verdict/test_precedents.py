@@ -104,6 +104,52 @@ def test_a_fault_after_healthy_batches_is_found(
     assert messages == [o.message for o in expected.origins]
 
 
+class Joined(nn.Module):
+    """Scores under a mask, and a buffer beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sink", torch.zeros(1, 1))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.cat([x + mask, self.sink], -1)
+
+
+def test_a_buffer_that_turned_infinite_is_found_where_no_result_shows_it(
+    judgments: list[Any],
+) -> None:
+    """Results are infinite where the mask is, as before. Other finite numbers are the same kind."""
+    reports: list[fxguard.types.Report] = []
+    model = fxguard.instrument(Joined(), on_detect=reports.append)
+    for number in (3.0, 2.0, 1.0):
+        model.sink.fill_(number)
+        model(X, MASK)
+    assert len(judgments) == 1
+    model.sink.fill_(INF)
+    model(X, MASK)
+    assert [origin.what for report in reports for origin in report.origins] == ["buffer sink"]
+
+
+class Scaled(nn.Module):
+    """A logarithm times a buffer; a ``where`` discards it at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 0, x.relu().log() * self.scale, x)
+
+
+def test_a_buffer_that_turned_infinite_is_noted_where_it_is_discarded() -> None:
+    """It multiplies -inf, which looks as it did before."""
+    model = fxguard.instrument(Scaled())
+    model(X)
+    model.scale[1] = INF
+    model(X)
+    assert [note.what for note in fxguard.guard_of(model).notes] == ["log", "buffer scale"]
+
+
 def test_detections_are_no_precedents(judgments: list[Any]) -> None:
     """The same fault is reported in each batch that has it."""
     reports: list[fxguard.types.Report] = []
