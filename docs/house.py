@@ -28,9 +28,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),  # the vocabulary
     *((name,) for name in ("measure", "report", "ranks", "source", "graph", "trace")),
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),
-    *((name,) for name in ("advice", "reproduce", "verdict", "install", "steps")),
-    *((name,) for name in ("underflow", "guard")),
-    ("comparison", "forecasting"),  # tools, side by side
+    *((name,) for name in ("advice", "verdict", "install", "steps", "guard")),
+    # Tools, side by side.
+    ("comparison", "forecasting", "reproduce", "tracing", "underflow", "why"),
+    ("api",),
     ("debug_utils", "netcheck", "types"),  # names that documents give
     ("__init__",),  # gives out the names of those to its left
     ("integrations", "testing", "cli", "about"),

@@ -1,6 +1,6 @@
 """fxguard names the operation that first overflowed or turned into NaN.
 
-    model = fxguard.instrument(model)     # in place; then torch.compile it, if you like
+    model = fxapi.instrument(model)     # in place; then torch.compile it, if you like
     model(**batch)                        # raises fxguard.NonFiniteError, with the report
     fxguard.remove(model)                 # back to exactly what it was
 
@@ -23,7 +23,7 @@ What it says:
     types                                 of everything above: Report, Frame, Row, Guard, ...
     logging.getLogger("fxguard")          one line for each report
 
-More: fxguard.testing, fxguard.integrations, `fxguard --help`, and help(fxguard.instrument).
+More: fxguard.testing, fxguard.integrations, `fxguard --help`, and help(fxapi.instrument).
 Importing this package does not import torch: a name does, when it is first used.
 """
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from fxguard.errors import BatchLimitReached as BatchLimitReached
     from fxguard.errors import FxguardError as FxguardError
     from fxguard.forecasting.forecast import forecast as forecast
-    from fxguard.forecasting.keep_float32 import keep_float32 as keep_float32
-    from fxguard.guard.backend import backend as backend
-    from fxguard.guard.instrument import guard_of as guard_of
-    from fxguard.guard.instrument import instrument as instrument
-    from fxguard.guard.instrument import remove as remove
-    from fxguard.guard.watch import watch as watch
+    from fxguard.api.keep_float32 import keep_float32 as keep_float32
+    from fxguard.api.backend import backend as backend
+    from fxguard.api.instrument import guard_of as guard_of
+    from fxguard.api.instrument import instrument as instrument
+    from fxguard.install.remove import remove as remove
+    from fxguard.api.watch import watch as watch
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.report.errors import NonFiniteError as NonFiniteError
     from fxguard.trace.diff import diff as diff
@@ -65,21 +65,21 @@ _HOME = {
     "DebugUnderflowOverflow": "debug_utils",
     "FxguardError": "errors",
     "NonFiniteError": "report.errors",
-    "backend": "guard.backend",
+    "backend": "api.backend",
     "compare": "comparison.compare",
     "detect_overflow": "debug_utils",
     "diff": "trace.diff",
     "forecast": "forecasting.forecast",
     "frames_of": "batch.frames",
     "get_abs_min_max": "debug_utils",
-    "guard_of": "guard.instrument",
+    "guard_of": "api.instrument",
     "insert_checks": "passes.checks",
-    "instrument": "guard.instrument",
-    "keep_float32": "forecasting.keep_float32",
+    "instrument": "api.instrument",
+    "keep_float32": "api.keep_float32",
     "load_trace": "trace.file",
-    "remove": "guard.instrument",
+    "remove": "install.remove",
     "types": "types",
-    "watch": "guard.watch",
+    "watch": "api.watch",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

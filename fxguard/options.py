@@ -206,6 +206,10 @@ class Options:
             if not isinstance(pattern, str):
                 raise UsageError(f"ignore has to be a list of globs, got {pattern!r} in it")
 
+    def traces(self, number: int) -> bool:
+        """Whether a batch is traced."""
+        return number in self.trace_batch_nums
+
     def ignores(self, step: Step) -> bool:
         """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""
         return any(globs.matches(pattern, step.module, step.kind) for pattern in self.ignore)

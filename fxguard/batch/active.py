@@ -90,8 +90,8 @@ class ActiveForward:
             self.fused.observation.close()  # may be called again after an interrupt
             self.fused = None
 
-    def take_fingerprints(self, tensors: Iterable[Any]) -> None:
-        """Take the fingerprints of floating-point tensors now: they may be written later."""
+    def measure_now(self, tensors: Iterable[Any]) -> None:
+        """Measure floating-point tensors that a graph is about to read: it may write them."""
         for number, tensor in enumerate(tensors):
             if is_float(tensor):
                 with torch._C.DisableTorchFunction():

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,24 +21,24 @@ from fxguard.batch.arguments import ModelCall
 from fxguard.batch.arrivals import Arrivals, with_outputs
 from fxguard.batch.events import Event, GraphRun, UncapturedOperation, expect_rows
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.batch.watchers import BatchWatcher
 from fxguard.batch.weights import Snapshot
 from fxguard.findings import BROUGHT
 from fxguard.graph import nodes
 from fxguard.graph.collectives import OWN
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.lost_elements import Lost
-from fxguard.graph.one_operation import OneOperation
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory, may_wait_for
 from fxguard.measure.details import Detail, describe
-from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
-from fxguard.records import NOT_MEASURED, Fingerprint, Frame, Range, Role
+from fxguard.records import NOT_MEASURED, Frame, Range, Role
 from fxguard.source.held_tensors import held_name
 from fxguard.source.lines import Place
 
 __all__ = ["Batch"]
+
+Watcher = TypeVar("Watcher", bound=BatchWatcher)
 
 
 @dataclass(slots=True)
@@ -83,16 +83,9 @@ class Batch:
         self.pairs: list[eager.Pair] = []  # their ranges, until they are read
         self.between: Tensor | None = None  # the same once read: [len(values), 2]
         self.details: dict[int, Detail] = {}  # of bad values
-        self.fingerprints: dict[Key, Fingerprint] | None = None  # if asked for
         self.evidence: dict[int, Evidence] = {}  # of the operations that made them
         self.no_evidence: dict[int, str] = {}  # why there is none, for other bad values
-        # These operations with copies of their operands, and whether they are wanted.
-        self.operations: dict[int, OneOperation] = {}
-        self.keeps_operands = False
-        # The share of lost elements from which on an operation is reported; None if not asked for.
-        self.lost_share: float | None = None
-        # For values made between graphs: what was lost, or why that is unknown.
-        self.lost: dict[int, Lost | str | None] = {}
+        self.watchers: list[BatchWatcher] = []  # the notes of tools
         self.tensors: dict[int, weakref.ref[Tensor]] = {}  # of weights and inputs among `values`
         self.copied: dict[Key, Any] = {}  # arguments that a graph wrote and had copied
         self.live = LiveTensors()
@@ -227,9 +220,9 @@ class Batch:
         if role.is_given:
             self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)
-        if self.fingerprints is not None:
+        for watcher in self.watchers:
             with self.own_arithmetic():
-                self.fingerprints[key] = fingerprint_of(tensor)
+                watcher.measured(key, tensor)
         self.live.remember(tensor, key)
         return key
 
@@ -246,6 +239,10 @@ class Batch:
             except Exception:  # a tensor with few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)
+
+    def watcher(self, kind: type[Watcher]) -> Watcher | None:
+        """The notes of one kind on this batch; None if no tool takes them."""
+        return next((each for each in self.watchers if isinstance(each, kind)), None)
 
     @contextlib.contextmanager
     def own_arithmetic(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The fingerprints of a batch, for the rows of its frames."""
+"""The fingerprints of a batch: noted while its tensors are there, shown in the rows of frames."""
 
 from __future__ import annotations
 
@@ -9,10 +9,32 @@ from torch import Tensor
 
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.keys import Key
+from fxguard.batch.watchers import BatchWatcher
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.records import Fingerprint, Row
 
 __all__ = ["Fingerprints"]
+
+
+class FingerprintNotes(BatchWatcher):
+    """The fingerprints of the values of one batch."""
+
+    reads_inputs = True
+
+    def __init__(self) -> None:
+        self.of: dict[Key, Fingerprint] = {}
+
+    def of_loss(self) -> FingerprintNotes:
+        """The same for a loss."""
+        return FingerprintNotes()
+
+    def measured(self, key: Key, tensor: Tensor) -> None:
+        """Note the fingerprint of a value that no graph has measured."""
+        self.of[key] = fingerprint_of(tensor)
+
+    def renamed(self, keys: Mapping[Key, Key]) -> None:
+        """Rename the keys."""
+        self.of = {keys[key]: found for key, found in self.of.items() if key in keys}
 
 
 @dataclass(slots=True)
@@ -26,18 +48,16 @@ class Fingerprints:
     of_tensors: dict[int, tuple[Tensor, Fingerprint]] = field(default_factory=dict)  # by id
 
     @classmethod
-    def in_flow(
-        cls, flow: DataFlow, noted: Mapping[Key, Fingerprint] | None
-    ) -> Fingerprints | None:
+    def in_flow(cls, flow: DataFlow, notes: FingerprintNotes | None) -> Fingerprints | None:
         """The noted fingerprints, by value of the data flow; None if none were asked for.
 
         A value that one graph made and another one read was noted twice: the first one with numbers
         is taken.
         """
-        if noted is None:
+        if notes is None:
             return None
         found: dict[int, Fingerprint] = {}
-        for key, each in noted.items():
+        for key, each in notes.of.items():
             value = flow.place.get(key)
             if value is not None and (value not in found or found[value].note):
                 found[value] = each

@@ -54,13 +54,11 @@ def keep_only(batch: Batch, wanted: Collection[Key]) -> Mapping[Key, Key]:
     batch.details = by_number(batch.details)
     batch.evidence = by_number(batch.evidence)
     batch.no_evidence = by_number(batch.no_evidence)
-    batch.operations = by_number(batch.operations)
-    batch.lost = by_number(batch.lost)
     batch.tensors = by_number(batch.tensors)
     batch.labels = _by_key(batch.labels, keys)
     batch.copied = _by_key(batch.copied, keys)
-    if batch.fingerprints is not None:
-        batch.fingerprints = _by_key(batch.fingerprints, keys)
+    for watcher in batch.watchers:
+        watcher.renamed(keys)
     batch.judged_before = {keys[key] for key in batch.judged_before if key in keys}
     batch.live.keep(keys)
     batch.arrivals = None  # what they read has other keys now

@@ -130,9 +130,9 @@ class Loss:
         self.batch.number = made_in.number
         self.batch.parts.append((len(self.batch.events), made_in))
         made_in.part_of = weakref.ref(self)
-        self.batch.keeps_operands |= made_in.keeps_operands
-        if made_in.fingerprints is not None and self.batch.fingerprints is None:
-            self.batch.fingerprints = {}
+        for watcher in made_in.watchers:
+            if self.batch.watcher(type(watcher)) is None and (own := watcher.of_loss()) is not None:
+                self.batch.watchers.append(own)
         for label, tensor in outputs:
             key = self.batch.given_later(tensor, label)
             self.given[key] = _Output(made_in, label, tensors, modules, owner)
@@ -166,7 +166,7 @@ class Loss:
         """Keep only what a later backward may still begin with."""
         live = [(x, key) for x, key in self.batch.live.alive() if x.requires_grad]
         self._keep([key for x, key in live if key in self.given or self.tape.may_run_to(x)])
-        self.has_ended, self.batch.fingerprints, self.batch.keeps_operands = False, None, False
+        self.has_ended, self.batch.watchers = False, []
         self.owners, self.weights.maps[1:], self.modules.maps[1:] = [], [], []
         for output in self.given.values():
             self._own(output.owner, output.tensors, output.modules)

@@ -31,8 +31,6 @@ from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.collectives import waits
 from fxguard.graph.exchanges import brought_later, exchange_of
-from fxguard.graph.lost_elements import lost_alone
-from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
@@ -225,8 +223,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
         add_evidence(batch, call, func, result, made)
-    if batch.lost_share is not None and made:
-        add_lost(batch, call, func, result, made[0][1].value)
+    for watcher in batch.watchers if made else ():
+        with batch.own_arithmetic():
+            watcher.ran(call, func, result, made[0][1])
     if outputs:
         batch.events.append(operation_of(batch, call, place, inputs, outputs))
     if apart:
@@ -268,7 +267,8 @@ def add_evidence(
     batch: Batch, call: Call, func: Any, result: Any, made: list[tuple[tuple[int, ...], Key]]
 ) -> None:
     """Take a closer look at an operation that made something bad."""
-    for path, (_, index) in made:
+    for path, key in made:
+        index = key.value
         if index not in batch.details or len(batch.evidence) >= FLOAT64_RUNS:
             continue
         if reason := waits(func, nodes.leaves([*call.args, *call.kwargs.values(), result])):
@@ -278,23 +278,8 @@ def add_evidence(
             evidence = evidence_alone(call, func, result, path)
             if evidence is not None:
                 batch.evidence[index] = evidence
-                if batch.keeps_operands:
-                    operation = OneOperation.now(call, func, path)
-                    batch.operations[index] = operation.with_tensors(
-                        [x.detach().clone() for x in operation.tensors]
-                    )
-
-
-def add_lost(batch: Batch, call: Call, func: Any, result: Any, value: int) -> None:
-    """Note the elements that an operation made 0 and that are not 0 in float64."""
-    assert batch.lost_share is not None
-    if call.written or call.kind in RUN_FUNCTIONS:
-        return  # its operands are gone, or it is not a single operation
-    if reason := waits(func, nodes.leaves([*call.args, *call.kwargs.values(), result])):
-        batch.lost[value] = reason
-        return
-    with batch.own_arithmetic():
-        batch.lost[value] = lost_alone(call, func, result, batch.lost_share)
+                for watcher in batch.watchers:
+                    watcher.turned_bad(call, func, path, key)
 
 
 def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:

@@ -168,8 +168,8 @@ class CheckingBackend:
                 not_again="" if kept is not None else NOT_COPIED,
                 is_compiled=is_compiled,
             )
-            if forward is not None and forward.batch.fingerprints is not None:
-                forward.take_fingerprints(args[at] for at, _ in plan.inputs)
+            if forward is not None and any(x.reads_inputs for x in forward.batch.watchers):
+                forward.measure_now(args[at] for at, _ in plan.inputs)
             try:
                 # The graph checks its own operations, so no observer has to see them.
                 outputs = observer.unobserved(compiled, *args)

@@ -16,13 +16,13 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard.api.outermost import is_traced, pays_to_capture
 from fxguard.capture.dynamo import leave_to_python
 from fxguard.cli._session import write
 from fxguard.errors import FxguardError
 from fxguard.forecasting.forecast import forecast_of_step
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
-from fxguard.guard.outermost import is_traced, pays_to_capture
 from fxguard.install.instrumented import unwrapped
 
 __all__ = ["FirstStep"]

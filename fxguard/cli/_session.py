@@ -16,6 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from torch.nn import Module
 
+from fxguard.api.outermost import OutermostModules
 from fxguard.batch.assemble import assemble
 from fxguard.cli._ending import last_line, say
 from fxguard.cli._processes import Note, Notes
@@ -26,11 +27,11 @@ from fxguard.cli._warnings import Warnings
 from fxguard.formats import FORMATS, headroom
 from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED
 from fxguard.guard.guard import Guard
-from fxguard.guard.outermost import OutermostModules
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Range
 from fxguard.report.forecast import Forecast
 from fxguard.report.report import Report
+from fxguard.tracing.traces import Traces
 
 __all__ = ["Session"]
 
@@ -177,13 +178,13 @@ def summary_of(guard: Guard) -> Summary:
     """What a guard has seen."""
     name = guard.recorder.held_as or guard.model_name
     counted, idle = guard.counted(), guard.idle_globs()
-    traces, traced = guard.delivery.traces, tuple(guard.options.trace_batch_nums)
+    traces, traced = guard.recorder.listener(Traces), tuple(guard.options.trace_batch_nums)
     return Summary(
         batches=Counter({name: guard.recorder.next_number}),
         weights={name: guard.names.count_weights()},
         traced=traced or None,
-        seen_traced=set(traces.seen),
-        traced_bad=traces.first_bad,
+        seen_traced=set() if traces is None else set(traces.seen),
+        traced_bad="" if traces is None else traces.first_bad,
         operations={name: counted.checked},
         unchecked=Counter({f"{why} in {name}": count for why, count in counted.unchecked.items()}),
         least=headroom_of(guard),

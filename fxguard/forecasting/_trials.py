@@ -20,10 +20,10 @@ from fxguard.forecasting._in_float8 import FLOAT8
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrument import remove
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import find_installed
 from fxguard.install.keeper import Keeper
+from fxguard.install.remove import remove
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.options import Options
 

@@ -15,7 +15,7 @@ from fxguard.batch.dataflow import joined
 from fxguard.findings import Origin
 from fxguard.plan.plan import Plan
 
-__all__ = ["Coverage", "coverage_of", "idle_globs", "no_underflow_judged", "not_judged_in"]
+__all__ = ["Coverage", "coverage_of", "idle_globs", "not_judged_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,6 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     unmeasured = 0 if last is None else last.unmeasured()
     known = sum(plan.operations for plan in plans) + between
     return Coverage(len(plans), known, between, unchecked, unmeasured)
-
-
-def no_underflow_judged(reasons: Iterable[str]) -> str:
-    """Text, to end the line, on operations of which it is unknown whether they underflow.
-
-    Args:
-        reasons: why it is unknown, for each of them.
-    """
-    counts = sorted(Counter(reasons).items())
-    if not counts:
-        return ""
-    listed = ", ".join(f"{count} ({why})" for why, count in counts)
-    return f"; underflow not judged: {listed}"
 
 
 def not_judged_in(notes: Iterable[Origin]) -> str:

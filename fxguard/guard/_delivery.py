@@ -7,9 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import torch
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
@@ -21,15 +19,15 @@ from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.guard._coverage import idle_globs
-from fxguard.guard._receivers import Detection, Receiver, Seen, receivers_for
-from fxguard.guard._traces import Traces
+from fxguard.guard._receivers import Receiver, receivers_for
 from fxguard.guard._withheld import Withheld
+from fxguard.guard.detection import Detection, Seen
 from fxguard.guard.recorder import Recorder
 from fxguard.plan.plan import Step
 from fxguard.ranks import agreement
 from fxguard.ranks.fsdp import is_sharded
 from fxguard.ranks.gathering import Gather, gathered_for_one, nothing_gathered
-from fxguard.records import Role
+from fxguard.records import Frame, Role
 from fxguard.report import terminal
 from fxguard.report.groups import by_cause
 from fxguard.report.report import Report
@@ -39,7 +37,6 @@ from fxguard.steps.known_steps import KnownSteps
 from fxguard.steps.loss_scale import LossScale
 from fxguard.steps.optimizer_step import SteppedWeight, frame_of_step
 from fxguard.steps.step_rules import Excused
-from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import COMPILED, NOT_KNOWN, Ended, ReportOfBackward
 from fxguard.verdict.report_of import Finished
@@ -87,17 +84,7 @@ class Delivery:
         self._not_judged = Seen()
         self._said_apart = False
         self.stream = stream
-        self._receivers: list[Receiver] = []
-        writer: TraceWriter | None = None
-        if options.trace_to is not None:
-            model = recorder.model
-            name = "graph" if model is None else class_name(type(model))
-            name = recorder.held_as or name
-            writer = TraceWriter(Path(options.trace_to), name, torch.__version__)
-        self.traces = Traces(recorder, writer)
-        if writer is not None:
-            self._receivers.append(self.traces.report)
-        self._receivers += receivers_for(options, stream)
+        self._receivers: list[Receiver] = list(receivers_for(options, recorder.listeners))
 
     @property
     def steps(self) -> KnownSteps:
@@ -117,12 +104,6 @@ class Delivery:
     def note(self, origin: Origin) -> None:
         """Keep a finding that did no harm, once for each operation."""
         self.recorder.notes.setdefault(origin.message, origin)
-
-    @property
-    def trace_path(self) -> Path | None:
-        """The trace file; None before its first batch."""
-        writer = self.traces.writer
-        return None if writer is None else writer.path
 
     @property
     def syncs(self) -> bool:
@@ -161,8 +142,8 @@ class Delivery:
         if self.options.sync_ranks and self.recorder.stages and not self._said_apart:
             self._said_apart = True
             warn_user(APART)
-        if number in self.options.trace_batch_nums:
-            self.traces.batch_ended(finished)
+        for listener in self.recorder.listeners:
+            listener.ended(finished)
         if finished.report is None and finished.absorbed:
             self._say_not_judged(finished)
         if finished.report is not None or self.syncs:
@@ -193,12 +174,9 @@ class Delivery:
         last = self.recorder.last
         if last is None:
             return
+        for listener in self.recorder.listeners:
+            listener.loss_came(loss)
         if self.options.trace_batch_nums:
-            if self.traces.wants(loss.batch.number):
-                with loss.read(given=True) as batch:
-                    first_bad = self.recorder.first_bad_of_loss(batch)
-                    frames = self.recorder.frames_of_loss(batch)
-                    self.traces.loss_came(batch.number, frames, first_bad)
             return
         report = None
         number = loss.batch.number if self.recorder.stages else last.batch.number
@@ -216,8 +194,9 @@ class Delivery:
             NonFiniteError: if ``on_detect="raise"``.
         """
         kept = ended.kept
+        for listener in self.recorder.listeners:
+            listener.backward_ended(kept)
         if self.options.trace_batch_nums:
-            self.traces.backward_ended(kept)
             return
         last = self.recorder.last
         batch = Batch(0) if last is None else last.batch
@@ -280,15 +259,19 @@ class Delivery:
                 self.steps.bad_gradients.setdefault(name, number)
 
     def stepped(self, optimizer: Optimizer, weights: Iterator[SteppedWeight]) -> None:
-        """Trace a step of an optimizer, if that was asked for."""
+        """Called when an optimizer has made a step that tools may look at."""
         last = self.recorder.last
-        if last is None or not self.traces.wants(last.batch.number):
+        if last is None:
             return
-        name, source, number = class_name(type(optimizer)), source_of_caller(), last.batch.number
-        named = enumerate(map(self._of_model, weights))
-        frames = [frame_of_step(name, each, source, number, i) for i, each in named]
-        if frames:
-            self.traces.stepped(number, frames)
+        number = last.batch.number
+
+        def frames() -> list[Frame]:
+            name, source = class_name(type(optimizer)), source_of_caller()
+            named = enumerate(map(self._of_model, weights))
+            return [frame_of_step(name, each, source, number, i) for i, each in named]
+
+        for listener in self.recorder.listeners:
+            listener.stepped(number, frames)
 
     def weights_spoilt(
         self, describe: Callable[[int], Origin], *, brought_in: int | None = None
@@ -332,7 +315,11 @@ class Delivery:
         self, number: int, ended: Ended, gather: Gather = nothing_gathered
     ) -> Report | None:
         ended = replace(ended, leaves=[replace(x, name=self._held(x.name)) for x in ended.leaves])
-        judge = ReportOfBackward(max_frames=self.options.max_frames_to_save, gather=gather)
+        judge = ReportOfBackward(
+            max_frames=self.options.max_frames_to_save,
+            gather=gather,
+            additions=[listener.reports_backward for listener in self.recorder.listeners],
+        )
         scale = self.loss_scale(ended.kept)
         report, notes = judge(
             ended, self.recorder.earlier_frames, batch_number=number, loss_scale=scale
@@ -408,7 +395,8 @@ class Delivery:
             report = replace(report, stage=stage.number, micro_batch=stage.micro_batch)
         self.last_report = report
         self._told.append(report.batch_number)
-        detection = Detection(report, finished, error, self._reported.adds(report.origins), tells)
+        is_new = self._reported.adds(report.origins)
+        detection = Detection(report, finished, error, is_new, tells, self.stream)
         try:
             self._hand_on(detection)
         finally:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fxguard.batch.late_outputs import LateOutputs
 from fxguard.graph import nodes
-from fxguard.guard._receivers import Seen
+from fxguard.guard.detection import Seen
 from fxguard.report import terminal
 from fxguard.report.report import Report
 

@@ -35,7 +35,6 @@ from fxguard.guard._coverage import (
     Coverage,
     coverage_of,
     idle_globs,
-    no_underflow_judged,
     not_judged_in,
 )
 from fxguard.guard._delivery import Delivery, raised_now
@@ -106,7 +105,7 @@ class Guard:
         self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
         self.capture = plugins.watches_operations  # False: Python runs an eager model
-        self.recorder = Recorder(options, model, plugins.judge, held_as)
+        self.recorder = Recorder(options, model, plugins.judge, held_as, plugins.listeners)
         self.delivery = Delivery(self.recorder, plugins.stream)
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
@@ -161,7 +160,7 @@ class Guard:
     @property
     def trace_path(self) -> Path | None:
         """The file that ``trace_to`` writes to; None before the first batch in it."""
-        return self.delivery.trace_path
+        return next((x.path for x in self.recorder.listeners if x.path is not None), None)
 
     @property
     def optimizer_step(self) -> int | None:
@@ -217,7 +216,7 @@ class Guard:
                 f"; {count} bad gradient{'' if count == 1 else 's'} without an operation: {reason}"
             )
         line += not_judged_in(self.recorder.notes.values())
-        return line + no_underflow_judged(self.recorder.underflows.not_judged)
+        return line + "".join(listener.coverage() for listener in self.recorder.listeners)
 
     @property
     def plans(self) -> list[Plan]:
@@ -436,7 +435,7 @@ class Guard:
         """Whether to listen to the backward of a batch."""
         if self.backward is None or not torch.is_grad_enabled():
             return False
-        return not self.options.trace_batch_nums or self.delivery.traces.wants(number)
+        return not self.options.trace_batch_nums or self.options.traces(number)
 
     def _form_of(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
         if outer is None and not self.capture:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fxguard.guard.listeners import MakeListeners
 from fxguard.guard.recorder import MakeJudge
 from fxguard.install.captures import Hear
 from fxguard.install.methods import Methods
@@ -18,6 +19,7 @@ class Plugins:
     methods: Methods = field(default_factory=Methods)
     judge: MakeJudge | None = None  # None for the rules of fxguard.verdict
     hear: Hear | None = None
+    listeners: MakeListeners = lambda recorder: ()  # tools
     # Whether operations are watched. If not, only modules are, and Python runs eager models.
     watches_operations: bool = True
     stream: str = "stderr"  # stream of `sys` where reports are printed

@@ -8,13 +8,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from torch.nn import Module
 
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
-from fxguard.batch.fingerprints import Fingerprints
+from fxguard.batch.fingerprints import FingerprintNotes, Fingerprints
 from fxguard.batch.frames import FrameView
 from fxguard.batch.loss import Loss
 from fxguard.batch.model_reference import reference_to
@@ -22,6 +23,7 @@ from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
 from fxguard.guard._last_frames import LastFrames
+from fxguard.guard.listeners import Listener, MakeListeners
 from fxguard.options import Options
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
@@ -29,17 +31,16 @@ from fxguard.ranks.pipelines import Stage, stage_now
 from fxguard.records import Frame, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
-from fxguard.rerun.fingerprints import take_fingerprints
-from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.steps.known_steps import KnownSteps
 from fxguard.steps.scaled_step import with_scaled_step
 from fxguard.steps.turned_bad import with_last_good
-from fxguard.underflow.underflows import Underflows
 from fxguard.verdict.report_of import Finished, Judge, ReportOf, glance
 
 __all__ = ["MakeJudge", "Recorder"]
 
 # Makes the judge of one model's batches, from its options and the frames to show.
+Tool = TypeVar("Tool", bound=Listener)
+
 MakeJudge = Callable[[Options, FrameView], Judge]
 
 
@@ -73,6 +74,7 @@ class Recorder:
         model: the model; None for the graphs of a backend.
         judge: makes the callable that judges; None for :class:`ReportOf`.
         held_as: the name that a script has for the model; "" if names need not begin with it.
+        listeners: makes the tools that hear of its batches, in the order in which they hear.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Recorder:
         model: Module | None = None,
         judge: MakeJudge | None = None,
         held_as: str = "",
+        listeners: MakeListeners = lambda recorder: (),
     ) -> None:
         self.options = options
         self._model = reference_to(model)
@@ -91,11 +94,11 @@ class Recorder:
         self._lock = threading.Lock()
         self.last: Finished | None = None
         self.view = FrameView(model, options.granularity == "op")
+        self.listeners = tuple(listeners(self))
         self.growth = WeightGrowth(model)
         self.judge = self._rules(self.view) if judge is None else judge(options, self.view)
         self.view_of_loss = FrameView(model, phase="loss")  # a loss has no frames of modules
         self.judge_loss = self._rules(self.view_of_loss)
-        self.underflows = Underflows(options, self.view)
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
         self.standing = StandingTensors(model)
@@ -109,7 +112,12 @@ class Recorder:
             strict=self.options.strict,
             is_ignored=self.ignores,
             growth=self.growth.since_first,
+            additions=[listener.reports for listener in self.listeners],
         )
+
+    def listener(self, kind: type[Tool]) -> Tool | None:
+        """The tool of one kind that listens; None if none does."""
+        return next((each for each in self.listeners if isinstance(each, kind)), None)
 
     def ignores(self, step: Step) -> bool:
         """Whether a glob names an operation, with or without the name of the model."""
@@ -156,11 +164,8 @@ class Recorder:
                 self.stages.pop(next(iter(self.stages)), None)
         batch.held_as = self.held_as
         batch.frames = functools.partial(_frames_of, weakref.ref(self), weakref.ref(batch))
-        batch.keeps_operands = self.options.reproduce_to is not None
-        if self._writes(batch):
-            batch.fingerprints = {}
-        if self.options.underflow is not None:
-            batch.lost_share = self.underflows.share_for(number)
+        for listener in self.listeners:
+            listener.begins(batch)
         return batch
 
     def number_in_pipeline(self, last: int) -> int:
@@ -174,13 +179,6 @@ class Recorder:
         stage = stage_now() if self.stages else None
         numbers = [number for number, each in self.stages.copy().items() if each == stage]
         return max(numbers, default=last)
-
-    def _writes(self, batch: Batch, found: Finished | None = None) -> bool:
-        """Whether a batch is written to a trace file, given what was found in it."""
-        if self.options.trace_to is None:
-            return False
-        is_reported = found is not None and found.report is not None
-        return is_reported or batch.number in self.options.trace_batch_nums
 
     def finish(self) -> Finished:
         """Judge the batch that runs in this thread, and close it."""
@@ -206,16 +204,9 @@ class Recorder:
         found, traced = None, self.options.trace_batch_nums
         try:
             batch.read()
-            if not traced:
-                found = self._judged(self.judge, batch, error)
-            elif batch.number in traced:
-                measure_postponed(batch)
-                flow, first_bad = glance(batch, self.view)
-                found = Finished(batch, flow, first_bad=first_bad)
-            if self._writes(batch, found):
-                take_fingerprints(batch)
-            if batch.lost_share is not None and error is None:
-                found = self._with_underflows(found or Finished(batch))
+            found = Finished(batch) if traced else self._judged(self.judge, batch, error)
+            for listener in self.listeners:
+                found = listener.read(found, error)
         finally:
             batch.close()
             batch.ended = self.standing.snapshot()
@@ -228,14 +219,6 @@ class Recorder:
                 self.growth.note_first(batch.number)
             if not (self.options.replay and batch.postponed):  # postponed graphs have no frames
                 self.earlier.add(batch, self.frame_count(batch))
-        return found
-
-    def _with_underflows(self, finished: Finished) -> Finished:
-        if finished.report is not None:
-            return finished
-        found = self.underflows(finished, self.earlier_frames, self.optimizer_step)
-        for origin in () if found.seen is None else found.seen.origins:
-            self.notes.setdefault(origin.message, origin)
         return found
 
     def finish_loss(self, batch: Batch) -> Finished:
@@ -376,7 +359,7 @@ class Recorder:
         shown = view.shown(flow)
         then = None if just_ended else batch.ended
         unlike = None if then is None else self.standing.changes_since(then)
-        prints = Fingerprints.in_flow(flow, batch.fingerprints)
+        prints = Fingerprints.in_flow(flow, batch.watcher(FingerprintNotes))
         found = []
         for index, position in enumerate(shown):
             if on_progress is not None:

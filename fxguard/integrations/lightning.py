@@ -10,11 +10,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn import Module
 from typing_extensions import Unpack
 
-from fxguard.guard.guard import Guard
-from fxguard.guard.instrument import guard_of, remove
-from fxguard.guard.plugins import Plugins
+from fxguard.api.instrument import guard_of
+from fxguard.api.listening import guard_with_tools
 from fxguard.install.instrumented import check_can_instrument, find_guard
 from fxguard.install.methods import Methods
+from fxguard.install.remove import remove
 from fxguard.options import InstrumentOptions, Options
 from fxguard.steps.losses import Losses
 
@@ -85,7 +85,7 @@ class FxguardCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Guard the module, before it is moved, wrapped and compiled."""
         check_can_instrument(pl_module)
-        guard = Guard(pl_module, self.options, Plugins(methods=_Steps()))
+        guard = guard_with_tools(pl_module, self.options, methods=_Steps())
         guard.install()
         if stage == "fit":
             self.losses = Losses()

@@ -10,8 +10,8 @@ from torch.nn import Module
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import Unpack
 
+from fxguard.api.instrument import guard_of, instrument
 from fxguard.debug_utils import DebugUnderflowOverflow
-from fxguard.guard.instrument import guard_of, instrument
 from fxguard.install.instrumented import find_guard
 from fxguard.options import InstrumentOptions
 from fxguard.steps.losses import Losses

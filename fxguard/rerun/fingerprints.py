@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation
+from fxguard.batch.fingerprints import FingerprintNotes
 from fxguard.batch.keys import Key
 from fxguard.formats import format_of
 from fxguard.graph.random_state import RandomState
@@ -54,14 +55,15 @@ def take_fingerprints(batch: Batch) -> None:
         batch: a batch that was read and is still open. If it has noted no fingerprints between
             graphs, it gets a place for them.
     """
-    if batch.fingerprints is None:
-        batch.fingerprints = {}
+    notes = batch.watcher(FingerprintNotes)
+    if notes is None:
+        batch.watchers.append(notes := FingerprintNotes())
     for index, event in enumerate(batch.events):
         if isinstance(event, GraphRun):
             later = batch.events[index + 1 :]
             is_last = not any(isinstance(e, (GraphRun, UncapturedOperation)) for e in later)
             found = fingerprints_of(event, is_last=is_last)
-            batch.fingerprints |= {Key(index, value): each for value, each in found.items()}
+            notes.of |= {Key(index, value): each for value, each in found.items()}
 
 
 def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerprint]:

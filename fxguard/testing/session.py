@@ -11,9 +11,9 @@ from torch.nn import Module
 from typing_extensions import Unpack
 
 import fxguard
+from fxguard.api.outermost import OutermostModules
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
-from fxguard.guard.outermost import OutermostModules
 from fxguard.install.instrumented import find_guard
 from fxguard.options import InstrumentOptions, Options
 from fxguard.report.errors import NonFiniteError

@@ -13,9 +13,9 @@ import torch.utils._pytree as pytree
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrument import remove
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import find_guard, unwrapped
+from fxguard.install.remove import remove
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.options import Options
 from fxguard.testing._comparison import Comparison

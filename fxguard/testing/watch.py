@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard.api.listening import guard_with_tools
 from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import Guard
 from fxguard.install.instrumented import check_can_instrument, find_guard, unwrapped
@@ -168,7 +169,7 @@ def _keep(model: Model, options: Options) -> _Kept:
     called = as_module(model)
     reports: list[Report] = []
     wanted = replace(options, on_detect=reports.append)
-    guard = Guard(unwrapped(called), wanted)
+    guard = guard_with_tools(unwrapped(called), wanted)
     if isinstance(called, Function):
         return _Kept(lambda: model, options, called, guard, reports)
     return _Kept(weakref.ref(model), options, None, guard, reports)

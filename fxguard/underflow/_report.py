@@ -16,7 +16,6 @@ from fxguard.batch.frames import FrameView
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix, Origin
 from fxguard.formats import FORMATS
-from fxguard.graph.lost_elements import KEEPS_ZEROS, Lost
 from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.graph.tables import CASTS
 from fxguard.plan.blame import Blame
@@ -26,6 +25,8 @@ from fxguard.records import Severity
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
+from fxguard.underflow._between_graphs import LostBetween
+from fxguard.underflow.lost import KEEPS_ZEROS, Lost
 from fxguard.underflow.lost_elements import lost_elements_in
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames, position_of
@@ -107,8 +108,9 @@ class ReportOfUnderflow:
     def _found_between(
         self, batch: Batch, event: UncapturedOperation
     ) -> Iterator[tuple[Key, Lost]]:
+        notes = batch.watcher(LostBetween)
         for _, key in event.outputs[:1]:
-            lost = batch.lost.get(key.value, "")
+            lost = "" if notes is None else notes.lost.get(key, "")
             if isinstance(lost, Lost):
                 yield key, lost
             elif lost or (lost == "" and self._made_zeros(batch, event)):

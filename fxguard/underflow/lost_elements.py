@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
-from fxguard.graph.lost_elements import KEEPS_ZEROS, Lost, lost_in, may_have_lost, why_not
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import Ran, wide_result, widened
 from fxguard.passes.unmark import without_marks
@@ -24,6 +23,7 @@ from fxguard.plan.plan import Place
 from fxguard.rerun.evidence import samples_of
 from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.start import Start
+from fxguard.underflow.lost import KEEPS_ZEROS, Lost, lost_in, may_have_lost, why_not
 
 __all__ = ["LostElements", "lost_elements_in"]
 

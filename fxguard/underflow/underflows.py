@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
 from dataclasses import replace
 
-from fxguard.batch.frames import FrameView
-from fxguard.options import Options
+from fxguard.batch.batch import Batch
+from fxguard.guard.listeners import Listener, Recorded
+from fxguard.underflow._between_graphs import LostBetween
 from fxguard.underflow._report import ReportOfUnderflow
 from fxguard.verdict.forgiving import or_else
-from fxguard.verdict.report_of import EarlierFrames, Finished
+from fxguard.verdict.report_of import Finished
 
 __all__ = ["EVERY", "Underflows"]
 
@@ -18,55 +19,49 @@ __all__ = ["EVERY", "Underflows"]
 EVERY = 100
 
 
-class Underflows:
-    """The underflows of one model. Threads may share it.
+class Underflows(Listener):
+    """The underflows of one model.
 
     Args:
-        options: what the user asked for.
-        view: which frames a report shows.
+        recorder: the batches of the model.
+        share: the share of lost elements from which on an operation is reported.
     """
 
-    def __init__(self, options: Options, view: FrameView) -> None:
-        self.share = options.underflow
-        self.traced = tuple(options.trace_batch_nums)
-        self._judge: ReportOfUnderflow | None = None
-        if options.underflow is not None:
-            self._judge = ReportOfUnderflow(
-                share=options.underflow,
-                view=view,
-                max_frames=options.max_frames_to_save,
-                is_ignored=options.ignores,
-            )
+    def __init__(self, recorder: Recorded, share: float) -> None:
+        super().__init__(recorder)
+        self.traced = self.options.trace_batch_nums
+        self._judge = ReportOfUnderflow(
+            share=share,
+            view=recorder.view,
+            max_frames=self.options.max_frames_to_save,
+            is_ignored=self.options.ignores,
+        )
 
-    @property
-    def not_judged(self) -> Collection[str]:
-        """For each operation that could not be judged: why it is unknown whether it underflows."""
-        return () if self._judge is None else list(self._judge.not_judged.values())
+    def begins(self, batch: Batch) -> None:
+        """Note losses between graphs, in the batches that are examined."""
+        if self.options.traces(batch.number) if self.traced else batch.number % EVERY == 0:
+            batch.watchers.append(LostBetween(self._judge.share))
 
-    def share_for(self, number: int) -> float | None:
-        """The share that was asked for, if this batch is examined for underflows, else None."""
-        is_due = number in self.traced if self.traced else number % EVERY == 0
-        return self.share if is_due else None
+    def read(self, finished: Finished, error: Exception | None) -> Finished:
+        """Examine a batch that is due and in which nothing was found.
 
-    def __call__(
-        self, finished: Finished, earlier: EarlierFrames, optimizer_step: int | None
-    ) -> Finished:
-        """Examine a batch that is due, in which nothing was found, and which is not closed yet.
-
-        Args:
-            finished: the batch.
-            earlier: gives frames of earlier batches, if this one has too few.
-            optimizer_step: steps made before; None if unknown.
-
-        Returns:
-            The batch, with what was found. A traced batch gets no report: detection is off.
+        A traced batch gets no report: detection is off.
         """
         batch = finished.batch
-        assert self._judge is not None
-        found = or_else(Finished(batch), self._judge, batch, earlier)
+        if error is not None or finished.report is not None or batch.watcher(LostBetween) is None:
+            return finished
+        found = or_else(Finished(batch), self._judge, batch, self.recorder.earlier_frames)
         if found.report is None:
             return finished
-        report = replace(found.report, optimizer_step=optimizer_step)
-        if self.traced:
-            return replace(finished, flow=found.flow, seen=report)
-        return replace(finished, flow=found.flow, report=report)
+        report = replace(found.report, optimizer_step=self.recorder.optimizer_step)
+        if not self.traced:
+            return replace(finished, flow=found.flow, report=report)
+        for origin in report.origins:
+            self.recorder.notes.setdefault(origin.message, origin)
+        return replace(finished, flow=found.flow, seen=report)
+
+    def coverage(self) -> str:
+        """How many operations could not be judged, and why."""
+        reasons = sorted(Counter(list(self._judge.not_judged.values())).items())
+        listed = ", ".join(f"{count} ({why})" for why, count in reasons)
+        return f"; underflow not judged: {listed}" if reasons else ""

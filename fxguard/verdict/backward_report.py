@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
-from fxguard.graph.one_operation import OneOperation
 from fxguard.measure.at_hand import range_of
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
 from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
 from fxguard.report.report import Report
-from fxguard.reproduce.reproducible import kept_of
 from fxguard.rerun.gradients import gradients_of
 from fxguard.verdict.backward import suspects_in
 from fxguard.verdict.backward_origins import (
@@ -26,10 +24,11 @@ from fxguard.verdict.backward_origins import (
     origin_of_leaves,
     seen_of,
 )
+from fxguard.verdict.first_gradient import Began, FirstGradient, OnBackwardReport
+from fxguard.verdict.first_origin import with_additions
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import factor_to_blame
 from fxguard.verdict.report_of import EarlierFrames
-from fxguard.verdict.why_backward import First, why_of_backward, why_of_compiled
 
 __all__ = [
     "COMPILED",
@@ -70,7 +69,7 @@ class Searched:
     came_in: tuple[int, Severity] | None = None  # the output whose incoming gradient was bad
     not_searched: str = ""  # why a graph did not run again, beginning with the last
     operations: int = 0  # in the graphs that ran again
-    first: First | None = None  # where the first origin began
+    first: Began | None = None  # where the first origin began
     most: float = 0.0  # the largest finite gradient of the graphs' inputs
 
 
@@ -80,6 +79,7 @@ class ReportOfBackward:
 
     max_frames: int = 21  # of a report
     gather: Gather = nothing_gathered  # gathers weights that a second run reads
+    additions: Sequence[OnBackwardReport] = ()  # of tools
 
     def __call__(
         self,
@@ -120,8 +120,6 @@ class ReportOfBackward:
             # Frames that show a bad gradient came after it.
             before = itertools.takewhile(lambda frame: not _shows_bad(frame), frames)
             frames = [*before, origins[0].frame]
-        nothing: tuple[str, ...] = ()
-        why = or_else(nothing, self._why, ended, found, origins[0], loss_scale)
         frames = frames[-self.max_frames :]
         if len(frames) < self.max_frames:
             frames = earlier(self.max_frames - len(frames)) + frames
@@ -130,27 +128,17 @@ class ReportOfBackward:
             frames=tuple(frames),
             origins=origins,
             rank=current_rank(),
-            why=why,
-            kept=kept_of(origins[0], _operation_of(found)),
         )
-        return report, ()
-
-    def _why(
-        self, ended: Ended, found: Searched, origin: Origin, loss_scale: float | None
-    ) -> tuple[str, ...]:
-        """The first bad gradient, computed in other ways."""
-        if found.first is not None:
-            with self.gather(found.first.kept.freed_weights()):
-                return why_of_backward(found.first, origin, loss_scale)
-        if found.is_certain and found.came_in is None and not ended.functions:
-            return why_of_compiled(ended.kept, found.most)
-        return ()
-
-
-def _operation_of(found: Searched) -> OneOperation | None:
-    """The operation whose backward made the first bad gradient, with its operands."""
-    first = found.first
-    return None if first is None or first.seen is None else first.seen.operation
+        first = FirstGradient(
+            origin=origins[0],
+            kept=kept,
+            began=found.first,
+            was_healthy=found.is_certain and found.came_in is None and not ended.functions,
+            most=found.most,
+            loss_scale=loss_scale,
+            gather=self.gather,
+        )
+        return with_additions(report, first, self.additions), ()
 
 
 def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
@@ -237,7 +225,7 @@ def _search_in(
             origin_of(backward, suspect, leaves, each, factor)
             for suspect, each, factor in zip(suspects, seen, factors, strict=True)
         ),
-        first=First(run, gradients, suspects[0], seen[0], divisor, factors[0])
+        first=Began(run, gradients, suspects[0], seen[0], divisor, factors[0])
         if suspects
         else None,
         most=max([before.most, *finite]),

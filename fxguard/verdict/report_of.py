@@ -26,7 +26,6 @@ from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Frame, Role, Row, Severity, Source
 from fxguard.report.report import Report
-from fxguard.reproduce.reproducible import kept_of
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.source.assigned import assignment_of
@@ -36,6 +35,7 @@ from fxguard.source.suspects import Bad, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
+from fxguard.verdict.first_origin import FirstOrigin, OnReport, with_additions
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
@@ -43,7 +43,6 @@ from fxguard.verdict.precedents import Precedents
 from fxguard.verdict.returned import returned_by
 from fxguard.verdict.second_opinion import FAILURES, SecondOpinion
 from fxguard.verdict.trials import tried, with_tried
-from fxguard.verdict.why import Why, why_of
 
 __all__ = [
     "EarlierFrames",
@@ -99,6 +98,7 @@ class ReportOf:
         False
     )  # whether it must not be reported
     growth: Callable[[], tuple[Growth, ...]] = tuple  # weights that have grown beyond reason
+    additions: Sequence[OnReport] = ()  # of tools
     # Grows by single operations on dicts. If two threads see a new kind of batch at the same time,
     # both judge it.
     precedents: Precedents = field(default_factory=Precedents)
@@ -144,8 +144,14 @@ class ReportOf:
         first = min(map(describe.position, accused))
         model = self.view.model
         origins = _once_each(map(describe.explained, accused))
-        grown = self.growth()
-        why = Why(batch, flow, accused[0], origins[0], opinion.evidence(accused[0]))
+        first_origin = FirstOrigin(
+            batch=batch,
+            flow=flow,
+            blame=accused[0],
+            origin=origins[0],
+            evidence=opinion.evidence(accused[0]),
+            operation=opinion.operation(accused[0]),
+        )
         report = Report(
             batch_number=batch.number,
             frames=last_frames(self.view, flow, first, self.max_frames, earlier),
@@ -155,11 +161,10 @@ class ReportOf:
             error="" if error is None else _one_line(error),
             weights=0 if model is None else len(list(model.parameters())),
             buffers=0 if model is None else len(list(model.buffers())),
-            grown=grown,
+            grown=self.growth(),
             repeated=batch.repeated,
-            why=why_of(why, grown),
-            kept=kept_of(origins[0], opinion.operation(accused[0])),
         )
+        report = with_additions(report, first_origin, self.additions)
         return Finished(batch, flow, report, absorbed)
 
 

@@ -118,8 +118,7 @@ class SecondOpinion:
             if not key.is_between_graphs:
                 by_event.setdefault(key.event, {})[key.value] = blame
             elif key.value in self.batch.evidence:
-                operation = self.batch.operations.get(key.value)
-                found[blame] = Look(self.batch.evidence[key.value], operation=operation)
+                found[blame] = Look(self.batch.evidence[key.value])
         for event, values in by_event.items():
             run = self.batch.run_of(Key(event, 0))
             if run is None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 import fxguard
+from fxguard.api.outermost import OutermostModules
 from fxguard.capture import traced_modules
-from fxguard.guard.outermost import OutermostModules
 from fxguard.options import Options
 
 

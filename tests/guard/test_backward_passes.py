@@ -18,8 +18,8 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
+from fxguard.api.outermost import OutermostModules
 from fxguard.batch.kept_run import KeptRun
-from fxguard.guard.outermost import OutermostModules
 from fxguard.options import Options
 from fxguard.testing import assert_finite
 from support.needs import OF_PYTHON_3_13_0

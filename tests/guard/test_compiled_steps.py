@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import fxguard
-from fxguard.guard.outermost import OutermostModules
+from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
 Step = Callable[[], object]

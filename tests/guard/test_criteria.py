@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxguard.guard.outermost import OutermostModules
+from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
 IGNORED = nn.CrossEntropyLoss(ignore_index=0)  # NaN if all targets are 0

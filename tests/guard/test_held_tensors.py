@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.outermost import OutermostModules
+from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
 TARGETS = torch.tensor([0, 1, 2, 0])

@@ -15,7 +15,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries_of
 
 import fxguard
 import fxguard.testing
-from fxguard.guard.outermost import OutermostModules
+from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
 X = torch.randn(2, 4)

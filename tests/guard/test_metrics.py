@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver
 
 import fxguard
-from fxguard.guard.outermost import OutermostModules
+from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
 TARGETS = torch.tensor([0, 1, 1, 0])  # class 2 does not occur

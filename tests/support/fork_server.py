@@ -20,8 +20,8 @@ from typing import Any
 
 IMPORTED = (
     *("torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch.distributed"),
-    *("fxguard.cli.main", "fxguard.guard.watch", "fxguard.comparison.compare", "fxguard.testing"),
-    *("fxguard.forecasting.forecast", "fxguard.forecasting.keep_float32", "fxguard.trace.file"),
+    *("fxguard.cli.main", "fxguard.api.watch", "fxguard.comparison.compare", "fxguard.testing"),
+    *("fxguard.forecasting.forecast", "fxguard.api.keep_float32", "fxguard.trace.file"),
 )
 
 # Files whose frames a traceback of the program does not show.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.outermost import OutermostModules
+from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
 X = torch.rand(4, 3)

@@ -5,43 +5,31 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fxguard.batch.batch import Batch
-from fxguard.batch.dataflow import DataFlow
-from fxguard.batch.keys import Key
-from fxguard.findings import Growth, Origin
+from fxguard.findings import Growth
 from fxguard.formats import FORMATS, PARTS
 from fxguard.graph.evidence import Evidence
-from fxguard.plan.blame import Blame
 from fxguard.records import Role
 from fxguard.rerun.other_samples import bad_rows, returned_on_others, samples_of
 from fxguard.rerun.other_ways import Outcome, in_dtype, in_eager_mode, leading_to, on_others
+from fxguard.verdict.first_origin import FirstOrigin
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.second_opinion import FAILURES
 
-__all__ = ["Why", "number_at", "why_of"]
+__all__ = ["number_at", "why_of"]
 
 MOST_NAMES = 3  # of samples
 
 
-@dataclass(frozen=True)
 class Why:
-    """The first origin of a batch that is still open, and the questions asked about it."""
+    """The questions about the first origin of a batch that is still open."""
 
-    batch: Batch
-    flow: DataFlow
-    blame: Blame
-    origin: Origin  # its description
-    evidence: Evidence | None = None  # of its operation, in float64 throughout its graph
-
-    @property
-    def key(self) -> Key:
-        """The key of the bad value."""
-        return self.flow.keys[self.blame.value]
+    def __init__(self, first: FirstOrigin) -> None:
+        self.batch, self.flow, self.key = first.batch, first.flow, first.key
+        self.blame, self.origin, self.evidence = first.blame, first.origin, first.evidence
 
     @functools.cached_property
     def eager(self) -> Outcome | None:
@@ -174,19 +162,20 @@ class Why:
             yield f"{start} what left the model is finite (at most {most:.3g}): the data"
 
 
-def why_of(why: Why, grown: Sequence[Growth]) -> tuple[str, ...]:
+def why_of(first: FirstOrigin, grown: Sequence[Growth]) -> tuple[str, ...]:
     """The answers for :attr:`~fxguard.report.report.Report.why`, a line each.
 
     An exception in one of them does not affect the others.
 
     Args:
-        why: the questions about the first origin.
+        first: the first origin.
         grown: weights that are far larger than they were, the worst first.
 
     Example:
-        >>> why_of(Why(batch, flow, blame, origin), grown=())
+        >>> why_of(first, grown=())
         ("in float32 it is finite (at most 2.63e+05): precision",)
     """
+    why = Why(first)
     asked = [why.given] if why.blame.step is None else [why.precision, why.compiler, why.data]
     nothing: list[str] = []
     lines = [line for ask in asked for line in or_else(nothing, lambda ask: list(ask()), ask)]

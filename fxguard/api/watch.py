@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 from torch.nn import Module
 from typing_extensions import Unpack
 
+from fxguard.api.instrument import instrument
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
-from fxguard.guard.instrument import instrument, remove
 from fxguard.install.instrumented import find_guard, unwrapped
+from fxguard.install.remove import remove
 from fxguard.options import InstrumentOptions
 from fxguard.steps.losses import Losses
 

@@ -7,51 +7,83 @@ the step of an optimizer. Printed traces go to stdout, because the user asked fo
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import torch
+
+from fxguard.batch.batch import Batch
+from fxguard.batch.fingerprints import FingerprintNotes
 from fxguard.batch.kept_run import KeptRun
-from fxguard.guard._receivers import Detection, Seen
-from fxguard.guard.recorder import Recorder
+from fxguard.batch.loss import Loss
+from fxguard.graph.nodes import class_name
+from fxguard.guard.detection import Detection, Seen
+from fxguard.guard.listeners import Listener, Recorded
 from fxguard.ranks import agreement
 from fxguard.records import Frame
 from fxguard.report import terminal
 from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
+from fxguard.rerun.fingerprints import take_fingerprints
+from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.source.lines import warn_user
 from fxguard.trace.trace import TracedBatch, place_of
 from fxguard.trace.writer import TraceWriter
 from fxguard.verdict.backward_report import frames_of_backward
-from fxguard.verdict.report_of import Finished
+from fxguard.verdict.report_of import Finished, glance
 
 __all__ = ["Traces"]
 
 
-class Traces:
-    """Writes the traced batches of one recorder.
+class Traces(Listener):
+    """Writes the traced batches of one model, and those of its reports.
 
     Args:
-        recorder: the recorder of the batches.
-        writer: the writer of their file; None if they are printed.
+        recorder: the batches of the model.
 
     Attributes:
         seen: the traced batches that have run.
         first_bad: what first made an inf or a NaN in them, and where; "" if nothing did.
     """
 
-    def __init__(self, recorder: Recorder, writer: TraceWriter | None) -> None:
-        self.recorder = recorder
-        self.writer = writer
+    def __init__(self, recorder: Recorded) -> None:
+        super().__init__(recorder)
+        self.writer: TraceWriter | None = None  # None if they are printed
+        if self.options.trace_to is not None:
+            model = recorder.model
+            name = "graph" if model is None else class_name(type(model))
+            name = recorder.held_as or name
+            self.writer = TraceWriter(Path(self.options.trace_to), name, torch.__version__)
         self.seen: set[int] = set()
         self.first_bad = ""
         self._written = Seen()
 
-    def wants(self, number: int) -> bool:
-        """Whether a batch is traced."""
-        return number in self.recorder.options.trace_batch_nums
+    @property
+    def path(self) -> Path | None:
+        """The trace file; None before its first batch."""
+        return None if self.writer is None else self.writer.path
 
-    def batch_ended(self, finished: Finished) -> None:
-        """Called when the forward of a traced batch has ended."""
+    def begins(self, batch: Batch) -> None:
+        """Take fingerprints in a batch that will be written."""
+        if self.writer is not None and self.options.traces(batch.number):
+            batch.watchers.append(FingerprintNotes())
+
+    def read(self, finished: Finished, error: Exception | None) -> Finished:
+        """Measure all of a traced batch, and take the fingerprints of one that will be written."""
+        batch, is_traced = finished.batch, self.options.traces(finished.batch.number)
+        if is_traced:
+            measure_postponed(batch)
+            flow, first_bad = glance(batch, self.recorder.view)
+            finished = replace(finished, flow=flow, first_bad=first_bad)
+        if self.writer is not None and (is_traced or finished.report is not None):
+            take_fingerprints(batch)
+        return finished
+
+    def ended(self, finished: Finished) -> None:
+        """Write the forward of a traced batch."""
+        if not self.options.traces(finished.batch.number):
+            return
         batch, seen = self._traced(finished), finished.seen
         self.seen.add(batch.number)
         self._note_bad([] if finished.first_bad is None else [finished.first_bad])
@@ -60,33 +92,41 @@ class Traces:
             batch = replace(batch, verdict=tuple(seen.verdict), blamed=blamed)
         self._write(batch)
 
-    def loss_came(
-        self, number: int, frames: Sequence[Frame], first_bad: Frame | None = None
-    ) -> None:
-        """Called when a script has computed a loss from what a batch returned."""
-        self._note_bad([] if first_bad is None else [replace(first_bad, batch_number=number)])
-        self._write(TracedBatch(number, tuple(frames)), "loss")
+    def loss_came(self, loss: Loss) -> None:
+        """Write what a script has computed from what a traced batch returned."""
+        if not self.options.traces(loss.batch.number):
+            return
+        with loss.read(given=True) as batch:
+            first_bad = self.recorder.first_bad_of_loss(batch)
+            frames = self.recorder.frames_of_loss(batch)
+            number = batch.number
+            self._note_bad([] if first_bad is None else [replace(first_bad, batch_number=number)])
+            self._write(TracedBatch(number, tuple(frames)), "loss")
 
     def backward_ended(self, kept: Sequence[KeptRun]) -> None:
-        """Called with the graph runs that gradients reached, in the order of their forward."""
+        """Write the backward of traced batches."""
         for number in sorted({run.batch_number for run in kept}):
-            if self.wants(number):
+            if self.options.traces(number):
                 of_batch = [run for run in kept if run.batch_number == number]
                 frames = tuple(frames_of_backward(of_batch))
                 self._note_bad([frame for frame in frames if frame.made_bad])
                 self._write(TracedBatch(number, frames), "backward")
 
-    def stepped(self, number: int, frames: Sequence[Frame]) -> None:
-        """Called when an optimizer has made a step after a batch."""
-        self._note_bad([frame for frame in frames if frame.made_bad])
-        self._write(TracedBatch(number, tuple(frames)), "optimizer")
+    def stepped(self, number: int, frames: Callable[[], Sequence[Frame]]) -> None:
+        """Write the step of an optimizer after a traced batch."""
+        made = tuple(frames()) if self.options.traces(number) else ()
+        if made:
+            self._note_bad([frame for frame in made if frame.made_bad])
+            self._write(TracedBatch(number, made), "optimizer")
 
     def _note_bad(self, frames: Sequence[Frame]) -> None:
         if frames and not self.first_bad:
             self.first_bad = place_of(frames[0])
 
-    def report(self, detection: Detection) -> None:
+    def told(self, detection: Detection) -> None:
         """Write the batch of a report whose origin was not reported before."""
+        if self.writer is None:
+            return
         report, finished = detection.report, detection.finished
         found_here = report.rank == agreement.current_rank()
         if not found_here or not self._written.adds(report.origins):

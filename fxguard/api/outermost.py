@@ -21,6 +21,7 @@ from torch._guards import CompileContext
 from torch.fx import GraphModule
 from torch.nn import Module
 
+from fxguard.api.listening import guard_with_tools
 from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
@@ -289,7 +290,7 @@ class OutermostModules:
             self._drop_what_is_gone()
             captures = self.capture_all or pays_to_capture(target)
             held_as = name_by_holder(target) if captures else ""
-            guard = Guard(target, self.options, held_as=held_as)
+            guard = guard_with_tools(target, self.options, held_as=held_as)
             # A glob for one of the models names nothing in the others, so no warning is due here.
             guard.delivery.warns_of_idle_globs = False
             guard.capture = captures

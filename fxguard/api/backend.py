@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from fxguard.api.listening import listeners_for
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
@@ -17,7 +18,6 @@ from fxguard.errors import UsageError
 from fxguard.guard._coverage import (
     NOTHING_YET,
     coverage_of,
-    no_underflow_judged,
     not_judged_in,
 )
 from fxguard.guard._delivery import Delivery, raised_now
@@ -87,7 +87,7 @@ class CompilerBackend:
     def __init__(self, inner: str | dynamo.Backend, options: Options) -> None:
         if not isinstance(inner, str) and not callable(inner):
             raise UsageError(f"a backend is a name or a callable, got {inner!r}")
-        self.recorder = Recorder(options)
+        self.recorder = Recorder(options, listeners=listeners_for)
         self.delivery = Delivery(self.recorder)
         self._begins: Any = None  # the code that the first graph was captured from
         self._part_of = _Running()
@@ -131,7 +131,7 @@ class CompilerBackend:
         counted = coverage_of(self._checking.plans, last)
         line = counted.in_words(replay=self.recorder.options.replay)
         line += not_judged_in(self.recorder.notes.values())
-        return line + no_underflow_judged(self.recorder.underflows.not_judged)
+        return line + "".join(listener.coverage() for listener in self.recorder.listeners)
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         with self.delivery.batch(self._part_of.number) as batch:

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
-from fxguard.records import Range, Severity
-from fxguard.rerun.backward_evidence import BackwardEvidence
-from fxguard.rerun.edges import Gradients
-from fxguard.verdict.backward import Suspect
+from fxguard.records import Severity
+from fxguard.verdict.first_gradient import Began
 from fxguard.verdict.forgiving import or_else
-from fxguard.verdict.loss_scale import LARGE_FACTOR, gradient_without
+from fxguard.verdict.loss_scale import LARGE_FACTOR
 from fxguard.verdict.second_opinion import FAILURES
-from fxguard.verdict.why import number_at
+from fxguard.why._forward import number_at
 
-__all__ = ["First", "why_of_backward", "why_of_compiled"]
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """Where the first bad gradient of a backward began, in a second run of its graph."""
-
-    kept: KeptRun
-    gradients: Gradients
-    suspect: Suspect
-    seen: BackwardEvidence | None
-    scale: float = 1.0  # the divisor of the incoming gradients
-    factor: float = 1.0  # of :func:`~fxguard.verdict.loss_scale.factor_to_blame`
-
-    def divided_by(self, divisor: float) -> Range | None:
-        """The range of the same gradient if incoming gradients are also divided by a number."""
-        return gradient_without(self.kept, self.gradients, self.suspect, self.scale * divisor)
+__all__ = ["why_of_backward", "why_of_compiled"]
 
 
 def why_of_backward(
-    first: First, origin: Origin, loss_scale: float | None = None
+    began: Began, origin: Origin, loss_scale: float | None = None
 ) -> tuple[str, ...]:
     """The answers for :attr:`~fxguard.report.report.Report.why`, a line each.
 
@@ -50,15 +31,15 @@ def why_of_backward(
             not known to be scaled.
 
     Example:
-        >>> why_of_backward(first, origin)
+        >>> why_of_backward(began, origin)
         ('without the loss scale of 65536 it is 12.3: the loss scale',)
     """
     nothing: list[str] = []
     asked = [
-        lambda: list(_precision(first, origin)),
-        lambda: list(_compiler(first, origin)),
-        lambda: list(_loss_scale(first, origin, loss_scale)),
-        lambda: list(_factor(first, loss_scale)),
+        lambda: list(_precision(began, origin)),
+        lambda: list(_compiler(began, origin)),
+        lambda: list(_loss_scale(began, origin, loss_scale)),
+        lambda: list(_factor(began, loss_scale)),
     ]
     return tuple(line for ask in asked for line in or_else(nothing, ask))
 
@@ -78,9 +59,9 @@ def why_of_compiled(kept: Sequence[KeptRun], most: float) -> tuple[str, ...]:
     return (f"eager mode makes gradients of at most {most:.3g}: the compiler",)
 
 
-def _precision(first: First, origin: Origin) -> Iterator[str]:
+def _precision(began: Began, origin: Origin) -> Iterator[str]:
     """The answer from the gradient in float64, on the operands that float64 would give."""
-    gradient = None if first.seen is None else first.seen.gradient
+    gradient = None if began.seen is None else began.seen.gradient
     if gradient is None or gradient.wide is None or gradient.not_judged:
         return
     fails = (*FAILURES, "loss scale")
@@ -91,38 +72,38 @@ def _precision(first: First, origin: Origin) -> Iterator[str]:
         yield f"in float64 it is {problem} too: not precision"
 
 
-def _compiler(first: First, origin: Origin) -> Iterator[str]:
+def _compiler(began: Began, origin: Origin) -> Iterator[str]:
     """The answer from the second run of the graph, which was in eager mode."""
-    if first.kept.event.is_compiled:
+    if began.kept.event.is_compiled:
         made = origin.not_finite
         yield f"eager mode agrees ({made} in backward of {origin.what}): not the compiler"
 
 
-def _loss_scale(first: First, origin: Origin, known: float | None) -> Iterator[str]:
+def _loss_scale(began: Began, origin: Origin, known: float | None) -> Iterator[str]:
     """The answer about the known scale, or else about a loss that may have been scaled."""
-    if known == 1 or (first.factor > 1 and known is None):
+    if known == 1 or (began.factor > 1 and known is None):
         return  # there is none, or it is the factor
     if known is not None:
         made = origin.not_finite
         yield f"without the loss scale of {known:g} it is {made} too: not the loss scale"
         return
-    came_in = [abs(float(x)) for x in first.kept.incoming.values() if x.numel() == 1]
+    came_in = [abs(float(x)) for x in began.kept.incoming.values() if x.numel() == 1]
     scale = max((x for x in came_in if LARGE_FACTOR <= x < math.inf), default=None)
-    found = None if scale is None else first.divided_by(scale)
+    found = None if scale is None else began.divided_by(scale)
     if found is not None and found.severity:
         made = "NaN" if found.severity is Severity.NAN else "infinite"
         yield f"without the loss scale of {scale:g} it is {made} too: not the loss scale"
 
 
-def _factor(first: First, known: float | None) -> Iterator[str]:
+def _factor(began: Began, known: float | None) -> Iterator[str]:
     """The answer about the constant to blame: the loss scale, or a factor beside a known scale."""
-    found = first.divided_by(first.factor) if first.factor > 1 else None
+    found = began.divided_by(began.factor) if began.factor > 1 else None
     if found is None:
         return
     what, end = "the loss scale of", "the loss scale"
     if known is not None:
         what, end = "the loss's factor of", "that factor"
-    yield f"without {what} {first.factor:g} it is at most {found.abs_max:.3g}: {end}"
+    yield f"without {what} {began.factor:g} it is at most {found.abs_max:.3g}: {end}"
 
 
 def _has_hooks(kept: KeptRun) -> bool:

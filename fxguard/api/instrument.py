@@ -1,4 +1,4 @@
-"""The three functions around a guard: ``instrument``, ``remove``, ``guard_of``."""
+"""``instrument`` puts a guard in front of a model, and ``guard_of`` finds it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 
 from torch.nn import Module
 
+from fxguard.api.listening import guard_with_tools
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
-from fxguard.install.functions import FunctionModule, module_of
-from fxguard.install.instrumented import check_can_instrument, find_guard, find_installed
+from fxguard.install.functions import module_of
+from fxguard.install.instrumented import check_can_instrument, find_guard
 from fxguard.options import Granularity, OnDetect, Options
 
-__all__ = ["guard_of", "instrument", "remove"]
+__all__ = ["guard_of", "instrument"]
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -117,29 +118,9 @@ def instrument(
     )
     module: Any = model if isinstance(model, Module) else module_of(model)
     check_can_instrument(module)
-    Guard(module, options).install()
+    guard_with_tools(module, options).install()
     dynamo.compile_again(module)
     return module  # type: ignore[no-any-return]
-
-
-def remove(model: Model) -> Model:
-    """Undo :func:`instrument`: the model is exactly what it was.
-
-    If it was not instrumented, undo :func:`keep_float32`.
-
-    Returns:
-        The same object; for an instrumented function, the original function.
-
-    Raises:
-        FxguardError: when the model has nothing of fxguard on it.
-    """
-    module: Any = model
-    found = find_installed(module)
-    if found is None:
-        raise UsageError(f"this {type(model).__name__} is not instrumented")
-    found.uninstall()
-    dynamo.compile_again(module)
-    return module.function if isinstance(module, FunctionModule) else model  # type: ignore[return-value]
 
 
 def guard_of(model: Callable[..., Any]) -> Guard:
