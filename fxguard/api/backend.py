@@ -15,12 +15,12 @@ from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
 from fxguard.errors import UsageError
-from fxguard.guard._coverage import (
+from fxguard.guard.coverage import (
     NOTHING_YET,
     coverage_of,
     not_judged_in,
 )
-from fxguard.guard._delivery import Delivery, raised_now
+from fxguard.guard.delivery import Delivery, raised_now
 from fxguard.guard.recorder import Recorder
 from fxguard.options import Granularity, OnDetect, Options
 from fxguard.records import Frame

@@ -25,9 +25,9 @@ from fxguard.api.listening import guard_with_tools
 from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
-from fxguard.guard._last_frames import LastFrames
-from fxguard.guard._withheld import Withheld
 from fxguard.guard.guard import Guard, in_backward
+from fxguard.guard.last_frames import LastFrames
+from fxguard.guard.withheld import Withheld
 from fxguard.install.holders import name_by_holder
 from fxguard.install.instrumented import check_kind, find_guard, unwrapped
 from fxguard.install.own_calls import OwnCalls

@@ -30,14 +30,14 @@ from fxguard.errors import FxguardError, UsageError
 from fxguard.findings import Origin, SelfTest
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
-from fxguard.guard._coverage import (
+from fxguard.guard.coverage import (
     NOTHING_YET,
     Coverage,
     coverage_of,
     idle_globs,
     not_judged_in,
 )
-from fxguard.guard._delivery import Delivery, raised_now
+from fxguard.guard.delivery import Delivery, raised_now
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
 from fxguard.guard.selftest import merged, selftest_of

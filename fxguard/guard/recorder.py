@@ -22,7 +22,7 @@ from fxguard.batch.model_reference import reference_to
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
-from fxguard.guard._last_frames import LastFrames
+from fxguard.guard.last_frames import LastFrames
 from fxguard.guard.listeners import Listener, MakeListeners
 from fxguard.options import Options
 from fxguard.plan.plan import Step

@@ -20,7 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import fxguard
 from fxguard.batch import active, batch
-from fxguard.guard._last_frames import LastFrames
+from fxguard.guard.last_frames import LastFrames
 
 PACKAGE = str(Path(fxguard.__file__).parent)
 INTERRUPTED = (PACKAGE, torch.overrides.__file__)  # the latter puts modes on the stack and off it

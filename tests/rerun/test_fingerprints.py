@@ -233,7 +233,6 @@ def test_only_traced_batches_are_read_again(
         return Fingerprint(note="spied")
 
     for module in (
-        "fxguard.batch.batch",
         "fxguard.batch.fingerprints",
         "fxguard.rerun.fingerprints",
     ):

@@ -19,7 +19,8 @@ from fxguard.measure import free_memory
 from fxguard.report.load import load_report
 from fxguard.report.report import Report
 from fxguard.testing.watch import as_module
-from fxguard.verdict import forgiving, report_of, why
+from fxguard.verdict import forgiving
+from fxguard.why import _forward, reasons
 
 HALF = torch.float16
 AT_MOST = re.compile(r"at most ([\d.e+-]+)")
@@ -426,7 +427,7 @@ class Stateful(nn.Module):
 
 def state_after(asks: bool, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     if not asks:
-        monkeypatch.setattr(report_of, "why_of", lambda *args: ())
+        monkeypatch.setattr(reasons, "why_of", lambda *args: ())
     torch.manual_seed(0)
     model = Stateful()
     reports: list[Report] = []
@@ -451,7 +452,7 @@ def test_the_model_does_not_notice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_healthy_batch_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing runs again before something is found."""
     asked: list[Any] = []
-    monkeypatch.setattr(report_of, "why_of", asked.append)
+    monkeypatch.setattr(reasons, "why_of", lambda *args: asked.append(args))
     fxguard.instrument(as_module(squares))(torch.ones(2, 2))
     assert asked == []
 
@@ -463,7 +464,7 @@ def test_a_question_that_raises_hides_no_report(monkeypatch: pytest.MonkeyPatch)
         raise ZeroDivisionError
 
     monkeypatch.setattr(forgiving, "RAISES", False)
-    monkeypatch.setattr(why, "in_dtype", broken)
+    monkeypatch.setattr(_forward, "in_dtype", broken)
     report = report_on(squares, torch.tensor([[300.0], [300.0]], dtype=HALF))
     assert report.origins[0].what == "mul"
     assert report.why == ("both samples fail: not one sample's data",)

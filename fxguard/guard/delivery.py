@@ -18,11 +18,11 @@ from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
-from fxguard.guard._coverage import idle_globs
 from fxguard.guard._receivers import Receiver, receivers_for
-from fxguard.guard._withheld import Withheld
+from fxguard.guard.coverage import idle_globs
 from fxguard.guard.detection import Detection, Seen
 from fxguard.guard.recorder import Recorder
+from fxguard.guard.withheld import Withheld
 from fxguard.plan.plan import Step
 from fxguard.ranks import agreement
 from fxguard.ranks.fsdp import is_sharded
