@@ -1,6 +1,6 @@
 """fxguard names the operation that first overflowed or turned into NaN.
 
-    model = fxapi.instrument(model)     # in place; then torch.compile it, if you like
+    model = fxguard.instrument(model)     # in place; then torch.compile it, if you like
     model(**batch)                        # raises fxguard.NonFiniteError, with the report
     fxguard.remove(model)                 # back to exactly what it was
 
@@ -23,7 +23,7 @@ What it says:
     types                                 of everything above: Report, Frame, Row, Guard, ...
     logging.getLogger("fxguard")          one line for each report
 
-More: fxguard.testing, fxguard.integrations, `fxguard --help`, and help(fxapi.instrument).
+More: fxguard.testing, fxguard.integrations, `fxguard --help`, and help(fxguard.instrument).
 Importing this package does not import torch: a name does, when it is first used.
 """
 
@@ -36,6 +36,11 @@ from fxguard.given_out import give_out
 
 if TYPE_CHECKING:
     from fxguard import types as types
+    from fxguard.api.backend import backend as backend
+    from fxguard.api.instrument import guard_of as guard_of
+    from fxguard.api.instrument import instrument as instrument
+    from fxguard.api.keep_float32 import keep_float32 as keep_float32
+    from fxguard.api.watch import watch as watch
     from fxguard.batch.frames import frames_of as frames_of
     from fxguard.comparison.compare import compare as compare
     from fxguard.debug_utils import DebugUnderflowOverflow as DebugUnderflowOverflow
@@ -44,12 +49,7 @@ if TYPE_CHECKING:
     from fxguard.errors import BatchLimitReached as BatchLimitReached
     from fxguard.errors import FxguardError as FxguardError
     from fxguard.forecasting.forecast import forecast as forecast
-    from fxguard.api.keep_float32 import keep_float32 as keep_float32
-    from fxguard.api.backend import backend as backend
-    from fxguard.api.instrument import guard_of as guard_of
-    from fxguard.api.instrument import instrument as instrument
     from fxguard.install.remove import remove as remove
-    from fxguard.api.watch import watch as watch
     from fxguard.passes.checks import insert_checks as insert_checks
     from fxguard.report.errors import NonFiniteError as NonFiniteError
     from fxguard.trace.diff import diff as diff

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from fxguard.given_out import give_out
 
 if TYPE_CHECKING:
+    from fxguard.api.backend import CompilerBackend as CompilerBackend
     from fxguard.comparison.elements import Apart as Apart
     from fxguard.comparison.elements import Compared as Compared
     from fxguard.comparison.result import Comparison as Comparison
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from fxguard.findings import Growth as Growth
     from fxguard.findings import Origin as Origin
     from fxguard.findings import SelfTest as SelfTest
-    from fxguard.guard.backend import CompilerBackend as CompilerBackend
     from fxguard.guard.guard import Guard as Guard
     from fxguard.options import Granularity as Granularity
     from fxguard.options import InstrumentOptions as InstrumentOptions
@@ -67,7 +67,7 @@ _HOME = {
     "Climb": "findings",
     "Compared": "comparison.elements",
     "Comparison": "comparison.result",
-    "CompilerBackend": "guard.backend",
+    "CompilerBackend": "api.backend",
     "Diff": "trace.diff",
     "Fingerprint": "records",
     "Fix": "findings",
