@@ -205,8 +205,8 @@ class Frame:
     source: Source | None = None  # None if no line outside torch is known
     batch_number: int = 0  # the batch that it belongs to
     index: int = 0  # its place among the frames of that batch; the backward is numbered separately
-    # "forward", "loss" or "backward". The rows of "backward" are gradients: "grad of output" and
-    # "grad of weight".
+    # "forward", "loss", "backward" or "optimizer". The rows of "backward" are gradients: "grad of
+    # output" and "grad of weight".
     phase: str = "forward"
 
     @property

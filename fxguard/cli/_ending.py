@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fxguard.cli._processes import Note
+from fxguard.cli._statuses import Status
 from fxguard.errors import BatchLimitReached
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.terminal import escaped
 
-__all__ = ["DETECTED", "FAILED", "end", "last_line", "say"]
-
-DETECTED = 3  # exit status after a detection
-FAILED = 1  # after an exception of the script's own
+__all__ = ["end", "last_line", "say"]
 
 
 def end(
@@ -45,22 +43,22 @@ def end(
         say(str(error))
         if tells:
             last_line(note)
-        return 0
+        return Status.FINE
     if isinstance(error, NonFiniteError):
         say(error.report.advice)
-        return DETECTED
+        return Status.DETECTED
     # An exception of another process arrives here as text inside an exception of torch's.
     if error is not None and not (note.detections and NonFiniteError.__name__ in str(error)):
         show(error)
         if not note.detections:
             if tells and note.summary.batches:
                 last_line(note)
-            return FAILED
+            return Status.FAILED
     if not note.detections:
         return None
     went_on = "" if error is not None else "the script went on after a detection: "
     say(went_on + note.detections[0])
-    return DETECTED
+    return Status.DETECTED
 
 
 def last_line(note: Note, *, flush: bool = True) -> None:

@@ -24,6 +24,7 @@ from fxguard.forecasting.forecast import forecast_of_step
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
 from fxguard.install.instrumented import unwrapped
+from fxguard.report.forecast import Forecast
 
 __all__ = ["FirstStep"]
 
@@ -57,6 +58,7 @@ class FirstStep:
     def __init__(self, dtype: str, report: Path | None = None) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.report = report
+        self.found: list[Forecast] = []
         self._calls: dict[int, Call] = {}
         self._local = threading.local()
 
@@ -147,6 +149,7 @@ class FirstStep:
                 print(f"{type(each.module).__name__}: {error}", flush=True)
                 continue
             print(f"{type(each.module).__name__}: {found}", flush=True)
+            self.found.append(found)
             if self.report is not None:
                 more = "" if number == 1 else f"-{number}"
                 write(found, self.report.with_stem(self.report.stem + more))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.cli._summary import Summary
+from fxguard.report.strict_json import strict_json
 
 __all__ = ["FOLDER", "OPTIONS", "SWITCH", "Note", "Notes", "is_on"]
 
@@ -37,6 +38,7 @@ class Note:
     summary: Summary
     # What to look at: one line for each detection that ends a run.
     detections: list[str] = field(default_factory=list)
+    report: dict[str, Any] | None = None  # of the last detection, as JSON holds it
 
 
 class Notes:
@@ -75,10 +77,11 @@ class Notes:
 
     def leave(self, note: Note) -> None:
         """Leave the note of this process, in place of an earlier one."""
-        data = {"summary": note.summary.to_dict(), "detections": note.detections}
+        summary = note.summary.to_dict()
+        data = {"summary": summary, "detections": note.detections, "report": note.report}
         part = self.folder / f"{os.getpid()}.part"
         with contextlib.suppress(OSError):  # the owner has ended already
-            part.write_text(json.dumps(data), encoding="utf-8")
+            part.write_text(strict_json(data), encoding="utf-8")
             part.replace(part.with_suffix(".json"))
 
     def read(self) -> Note:
@@ -89,6 +92,7 @@ class Notes:
                 data = json.loads(file.read_text(encoding="utf-8"))
                 found.summary.merge(Summary.from_dict(data["summary"]))
                 found.detections += data["detections"]
+                found.report = data["report"] or found.report
         return found
 
     def remove(self) -> None:

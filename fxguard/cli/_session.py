@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -72,6 +73,7 @@ class Session:
 
     def _begin(self) -> None:
         self._past = Note(Summary())  # what guards that no longer exist have seen
+        self._last_report: Report | None = None
         # Modules without weights. They are counted once each, while they live.
         self._bare: WeakValueDictionary[int, Module] = WeakValueDictionary()
         self._counted: WeakSet[Guard] = WeakSet()  # guards of such modules
@@ -101,7 +103,8 @@ class Session:
             summary.merge(self._summary_of(guard))
         summary.processes = 1 if summary.batches else 0
         summary.without_weights = self._bare_count
-        return Note(summary, list(self._past.detections))
+        report = None if self._last_report is None else self._last_report.to_dict()
+        return Note(summary, list(self._past.detections), report)
 
     def close(self) -> Note:
         """What this process and all others have checked and found."""
@@ -110,6 +113,7 @@ class Session:
             others = self.notes.read()
             found.summary.merge(others.summary)
             found.detections += others.detections
+            found.report = found.report or others.report
             self.notes.remove()
         return found
 
@@ -132,6 +136,7 @@ class Session:
         self._past.summary.underflows += report.origins[0].problem == "underflow"
         if self.stops:
             self._past.detections.append(report.advice)
+        self._last_report = replace(report, kept=None)  # which holds operands
         if self.report_file is not None and report.rank == current_rank():
             write(report, Path(self.report_file))  # else the rank with the detection writes it
         if not self.notes.is_owner:

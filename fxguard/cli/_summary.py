@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["Headroom", "Summary"]
@@ -73,7 +73,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain data for JSON."""
-        least = None if self.least is None else list(astuple(self.least))
+        least = None if self.least is None else asdict(self.least)
         return {
             "batches": dict(self.batches),
             "weights": self.weights,
@@ -83,8 +83,9 @@ class Summary:
             "least": least,
             "detections": self.detections,
             "underflows": self.underflows,
+            "processes": self.processes,
             "unfinished": self.unfinished,
-            "traced": self.traced,
+            "traced": None if self.traced is None else list(self.traced),
             "seen_traced": sorted(self.seen_traced),
             "traced_bad": self.traced_bad,
             "idle_globs": None if self.idle_globs is None else sorted(self.idle_globs),
@@ -99,7 +100,7 @@ class Summary:
             without_weights=data["without_weights"],
             operations=data["operations"],
             unchecked=Counter(data["unchecked"]),
-            least=None if data["least"] is None else Headroom(*data["least"]),
+            least=None if data["least"] is None else Headroom(**data["least"]),
             detections=data["detections"],
             underflows=data["underflows"],
             unfinished=data["unfinished"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import webbrowser
 from dataclasses import replace
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fxguard.cli._ending import say
+from fxguard.cli._statuses import Status
 from fxguard.errors import FxguardError, UsageError
 from fxguard.report.load import load_report
 from fxguard.report.report import Report
+from fxguard.report.strict_json import recorded, write_json
 from fxguard.report.terminal import Progress, escaped, for_terminal
 from fxguard.trace.diff import Diff, diff
 from fxguard.trace.file import load_trace
@@ -21,10 +22,7 @@ from fxguard.trace.trace import Trace
 
 __all__ = ["add_commands"]
 
-# Exit statuses.
-DIFFERENT = 1  # two traces differ
-DAMAGED = 2  # a file in a folder could not be read
-NOTHING = 2  # no frame of two traces could be compared
+STDOUT = "- writes it to stdout, in place of the text"
 
 
 def add_commands(commands: Any) -> None:
@@ -39,7 +37,7 @@ def add_commands(commands: Any) -> None:
     report.add_argument("file", type=Path, metavar="FILE | FOLDER")
     report.add_argument(
         "-o",
-        "--output",
+        "--html",
         type=Path,
         metavar="FILE.html",
         help="where to write the page (next to FILE, under its name with .html)",
@@ -50,7 +48,7 @@ def add_commands(commands: Any) -> None:
         help="show the page in a browser; of several, the first with a detection",
     )
     report.add_argument(
-        "--json", action="store_true", help="print files, pages and verdicts as a JSON list"
+        "--json", metavar="FILE", help=f"write files, pages and verdicts here; {STDOUT}"
     )
     report.set_defaults(do=_report)
     compare = commands.add_parser(
@@ -59,7 +57,8 @@ def add_commands(commands: Any) -> None:
         description="Align two traces by operation and show the first operation where they part, "
         "then the largest difference. What is compared are smallest and largest magnitudes, and "
         "fingerprints (mean, norm, two sums with seeded signs) where both files have them. The "
-        f"exit status is {DIFFERENT} when they differ, {NOTHING} when nothing could be compared.",
+        f"exit status is {Status.DIFFERENT} when they differ, {Status.NOTHING} when nothing could "
+        "be compared.",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a file that --trace-to wrote")
     compare.add_argument(
@@ -78,7 +77,8 @@ def add_commands(commands: Any) -> None:
         help="how far apart two magnitudes may be, relative to the tensor's largest (enough for "
         "rounding in the coarsest dtype of the traces: 1e-4 for float32, 1e-2 for float16)",
     )
-    compare.add_argument("--format", choices=("text", "table", "json"), default="text")
+    compare.add_argument("--format", choices=("text", "table"), default="text")
+    compare.add_argument("--json", metavar="FILE", help=f"write every difference here; {STDOUT}")
     compare.add_argument(
         "--html", type=Path, metavar="FILE.html", help="also make a page with both curves"
     )
@@ -100,42 +100,37 @@ def _report(args: argparse.Namespace) -> int:
         files = sorted(args.file.glob("*.jsonl"))
         if not files:
             raise UsageError(f"no traces in the folder {args.file}: their names end in .jsonl")
-        if args.output is not None:
+        if args.html is not None:
             raise UsageError("-o names one page, and a folder gives one for each trace in it")
-    pages: list[tuple[Path, bool]] = []  # with whether the page shows a healthy batch
-    damaged = 0
+    pages: list[dict[str, Any]] = []
+    damaged: list[dict[str, str]] = []
+    shows = args.json != "-"
     for file in files:
         try:
             shown = load_report(file) if file.suffix == ".json" else _load(file)
         except FxguardError as error:
             if len(files) == 1:
                 raise
-            damaged += 1  # the other files can still be read
+            damaged.append({"file": str(file), "problem": str(error)})  # others can still be read
             say(str(error))
             continue
-        page = args.output or file.with_suffix(".html")
+        page = args.html or file.with_suffix(".html")
         _write(shown, page)
         healthy = isinstance(shown, Trace) and shown.is_healthy
-        pages.append((page, healthy))
-        if args.json:
-            row = {
-                "file": str(file),
-                "page": str(page),
-                "healthy": healthy,
-                "verdict": shown.verdict,
-            }
-            print(("[" if len(pages) == 1 else ",") + json.dumps(row))
+        told = {"file": str(file), "page": str(page), "healthy": healthy, "verdict": shown.verdict}
+        pages.append(told)
+        if not shows:
             continue
         if len(files) > 1:
             _print(f"{file}:")
         _print("\n".join(shown.verdict), healthy=healthy)
         _print(f"page: {page}")
-    if args.json:
-        print("]" if pages else "[]")
+    if args.json is not None:
+        _write_json(args.json, recorded("pages", {"pages": pages, "damaged": damaged}))
     if args.open and pages:
-        page = min(pages, key=lambda each: each[1])[0]
-        webbrowser.open(page.resolve().as_uri())
-    return DAMAGED if damaged else 0
+        first = min(pages, key=lambda each: bool(each["healthy"]))
+        webbrowser.open(Path(first["page"]).resolve().as_uri())
+    return Status.DAMAGED if damaged else Status.FINE
 
 
 def _print(text: str, *, healthy: bool | None = None) -> None:
@@ -165,16 +160,18 @@ def _diff(args: argparse.Namespace) -> int:
     result = replace(diff(a, b, tolerance=args.tolerance), a=name_a, b=name_b)
     if args.html is not None:
         _write(result, args.html)
-    if args.format == "json":
-        print(result.to_json(indent=2))
+    if args.json is not None:
+        _write_json(args.json, result.to_dict())
+    if args.json == "-":
+        pass
     elif args.format == "table":
         _print(result.to_table(), healthy=True)
     else:
         _print(f"A: {name_a}\nB: {name_b}\n")
         _print("\n".join(result.verdict), healthy=result.agrees)
     if not result.compared:
-        return NOTHING
-    return DIFFERENT if result.differs else 0
+        return Status.NOTHING
+    return Status.DIFFERENT if result.differs else Status.FINE
 
 
 def _only(trace: Trace, number: int, path: str) -> Trace:
@@ -184,6 +181,15 @@ def _only(trace: Trace, number: int, path: str) -> Trace:
         numbers = ", ".join(str(batch.number) for batch in trace.batches) or "none"
         raise UsageError(f"{path} has no batch {number}; it has {numbers}")
     return replace(trace, batches=tuple(chosen[:1]))
+
+
+def _write_json(file: str, record: dict[str, Any]) -> None:
+    try:
+        write_json(file, record)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise FxguardError(f"the record could not be written: {error}") from error
 
 
 def _write(shown: Report | Trace | Diff, path: Path) -> None:

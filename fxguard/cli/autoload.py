@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import Module
 
-from fxguard.cli._ending import DETECTED, FAILED, end, last_line, say
+from fxguard.cli._ending import end, last_line, say
 from fxguard.cli._processes import OPTIONS, SWITCH, Notes, is_on
 from fxguard.cli._settings import UnreadError, options_of, settings_of_project
+from fxguard.cli._statuses import Status
 from fxguard.report.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ class Armed:
             SystemExit: to end with a status other than 1. Python allows that here.
         """
         if isinstance(error, NonFiniteError) and not self.notes.is_owner:
-            raise SystemExit(DETECTED)  # the owner says what to look at
+            raise SystemExit(Status.DETECTED)  # the owner says what to look at
         status = self.end(error, self.show)
         if isinstance(error, KeyboardInterrupt):
             return  # Python ends by the signal
-        if status not in (None, FAILED):
+        if status not in (None, Status.FAILED):
             raise SystemExit(status)
 
     def show(self, error: BaseException) -> None:

@@ -15,18 +15,22 @@ from typing import Any, NoReturn
 
 import fxguard
 from fxguard import netcheck
-from fxguard.cli._ending import DETECTED, FAILED, end, last_line, say
+from fxguard.cli._ending import end, last_line, say
 from fxguard.cli._processes import SWITCH
+from fxguard.cli._run_record import (
+    record_of_forecasts,
+    record_of_run,
+    status_of,
+    write_record,
+)
 from fxguard.cli._script import find_module, run_any
 from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
+from fxguard.cli._statuses import Status
 from fxguard.cli._traces import add_commands
 from fxguard.formats import spelled_out
 from fxguard.options import Options
 
 __all__ = ["main"]
-
-WRONG_USE = 2
-PIPE_CLOSED = 141  # as shells report it: 128 + SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         "run",
         help="run a training script with its models checked",
         description="Run an unmodified training script. The outermost modules that it calls are "
-        f"instrumented at their first call. A detection ends it with status {DETECTED}.",
+        f"instrumented at their first call. A detection ends it with status {Status.DETECTED}.",
         usage="fxguard run [options] (script.py | -m module) [args ...]",
     )
     add_options(run)
@@ -78,6 +82,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also write the last report here: a page if the name ends in .html, JSON if it "
         "ends in .json, else text",
+    )
+    run.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write what was checked and found into this file when the script ends",
     )
     run.add_argument(
         "--forecast",
@@ -144,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         return _wrong(f"no such file: {error.filename}")
     except BrokenPipeError:  # by `| head`: Python would complain when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return Status.PIPE_CLOSED
 
 
 def _start(given: argparse.Namespace, rest: list[str]) -> int:
@@ -159,7 +168,7 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
             return _wrong(f"no module named {given.module}")
     except Exception as error:  # of the package that the module is in
         _show(error)
-        return FAILED
+        return Status.FAILED
     name = given.module or rest[0]
     of_script = rest if given.module is not None else rest[1:]
     looks = sorted({word.partition("=")[0] for word in of_script} & given.parser.option_strings)
@@ -177,23 +186,25 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
     except fxguard.FxguardError as error:
         return _wrong(str(error))
     settings |= {name: value for name, value in vars(given).items() if name in NAMES}
-    if (problem := _cannot_write(settings)) is not None:
+    if (problem := _cannot_write({**settings, "json": given.json})) is not None:
         return _wrong(problem)
     if given.forecast is not None:
-        return _forecast(given.forecast, settings.get("report"), given.module, rest)
-    return _run(given.module, rest, settings)
+        return _forecast(given, settings.get("report"), rest)
+    return _run(given, rest, settings)
 
 
 def _cannot_write(settings: Mapping[str, Any]) -> str | None:
     """What is wrong with the paths that a run would write to; None if nothing is."""
-    if (report := settings.get("report")) is not None:
-        file = Path(report)
+    for name, what in (("report", "report"), ("json", "record")):
+        if (given := settings.get(name)) is None:
+            continue
+        file = Path(given)
         if file.is_dir():
-            return f"the report needs a file, and {file} is a folder"
+            return f"the {what} needs a file, and {file} is a folder"
         if not file.parent.is_dir():
-            return f"no such folder for the report: {file}"
+            return f"no such folder for the {what}: {file}"
         if not _is_writable(file.parent) or (file.exists() and not os.access(file, os.W_OK)):
-            return f"the report cannot be written to {file}"
+            return f"the {what} cannot be written to {file}"
     for name, what in (("trace_to", "traces"), ("reproduce_to", "tests")):
         if (folder := settings.get(name)) is None:
             continue
@@ -225,17 +236,26 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv, []
 
 
-def _forecast(dtype: str, report: str | None, module: str | None, rest: list[str]) -> int:
+def _forecast(given: argparse.Namespace, report: str | None, rest: list[str]) -> int:
     os.environ.pop(SWITCH, None)
     from fxguard.cli._forecast import FirstStep
 
-    with FirstStep(dtype, None if report is None else Path(report)).watching():
-        run_any(module, rest)
-    say(f"no model was called: there is nothing to forecast in {dtype}")
-    return 0
+    first = FirstStep(given.forecast, None if report is None else Path(report))
+    error: BaseException | None = None
+    try:
+        with first.watching():
+            run_any(given.module, rest)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if given.json is not None:
+            write_record(given.json, record_of_forecasts(first.found, status_of(error)))
+    say(f"no model was called: there is nothing to forecast in {given.forecast}")
+    return Status.FINE
 
 
-def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
+def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -> int:
     os.environ.pop(SWITCH, None)  # or importing torch would also watch this process
     from fxguard.cli._session import Session
 
@@ -247,7 +267,7 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
     own_end: SystemExit | None = None
     try:
         with session.watching():
-            run_any(module, rest)
+            run_any(given.module, rest)
     except SystemExit as raised:
         own_end = raised
     except BaseException as raised_by_script:
@@ -256,6 +276,9 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
         note = session.close()
     owns = session.notes.is_owner
     status = end(error, note, _show, session.trace_files, tells=owns)
+    if given.json is not None:
+        ends_with = status_of(own_end or error) if status is None else status
+        write_record(given.json, record_of_run(note, ends_with))
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *shown: None
         raise error  # Python ends by the signal then
@@ -265,7 +288,7 @@ def _run(module: str | None, rest: list[str], settings: dict[str, Any]) -> int:
         last_line(note)
     if own_end is not None:
         raise own_end
-    return 0
+    return Status.FINE
 
 
 def _show(error: BaseException) -> None:
@@ -302,7 +325,7 @@ def _cannot_find(module: str) -> bool:
 
 def _wrong(message: str) -> int:
     say(message)
-    return WRONG_USE
+    return Status.WRONG_USE
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from fxguard.comparison._result_page import page_of
 from fxguard.comparison._result_text import table, verdict_lines
 from fxguard.comparison.elements import Compared
 from fxguard.report.display import SHOWN, Display, Displayed
-from fxguard.report.strict_json import strict_json
+from fxguard.report.strict_json import recorded, strict_json
 from fxguard.trace.batch_diff import BatchDiff
 from fxguard.trace.diff import Diff
 
@@ -123,7 +123,7 @@ class Comparison(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain dicts, lists, strings and numbers."""
-        return {
+        data = {
             "a": self.a,
             "b": self.b,
             "outcome": self.outcome,
@@ -137,6 +137,7 @@ class Comparison(Displayed):
             "notes": list(self.notes),
             "ranges": self.ranges.to_dict(),
         }
+        return recorded("comparison", data)
 
     def _parts(self) -> Iterator[tuple[str, tuple[Compared, ...]]]:
         yield "operations", self.operations

@@ -25,6 +25,7 @@ from tabulate import tabulate
 from torch import Tensor, distributed
 
 from fxguard.ranks.rendezvous import FAILED, Failure, Place, Progress, WrongStart, join, tell
+from fxguard.report.strict_json import recorded, write_json
 
 __all__ = ["main"]
 
@@ -140,8 +141,12 @@ def gpu_of(place: Place) -> torch.device:
 # The whole check.
 
 
-def check(place: Place, progress: Progress, backend: str, size: int) -> None:
-    """Run all steps; a failed one raises :class:`Failure`."""
+def check(place: Place, progress: Progress, backend: str, size: int) -> list[Any]:
+    """Run all steps; a failed one raises :class:`Failure`.
+
+    Returns:
+        For each rank the pairs that it tested first, and its host.
+    """
     with progress.step("the other ranks"):
         store = join(place, progress)
     device, patience = torch.device("cpu"), progress.timeout
@@ -173,12 +178,13 @@ def check(place: Place, progress: Progress, backend: str, size: int) -> None:
     if place.rank == 0:
         print(summary(place, backend, gathered), flush=True)
     distributed.destroy_process_group()
+    return gathered
 
 
 def summary(place: Place, backend: str, gathered: Sequence[Any]) -> str:
     """The table of pairs, and the versions."""
     hosts = [host for _, host in gathered]
-    pairs = sorted((pair for found, _ in gathered for pair in found), key=lambda pair: pair[3])
+    pairs = _slowest_first(gathered)
     rows = [
         {
             "rank": first,
@@ -193,13 +199,57 @@ def summary(place: Place, backend: str, gathered: Sequence[Any]) -> str:
     lines = [tabulate(rows, headers="keys", disable_numparse=True)] if rows else []
     if len(pairs) > SHOWN:
         lines.append(f"the slowest {SHOWN} of {len(pairs)} pairs")
-    versions = [f"torch {torch.__version__}"]
-    if torch.version.cuda:
-        versions.append(f"CUDA {torch.version.cuda}")
-    if backend == "nccl":
-        versions.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[attr-defined]
     where = f"{_count(place.world_size, 'rank')} on {_count(len(set(hosts)), 'host')}"
-    return "\n".join([*lines, f"{where}, {backend}, {', '.join(versions)}"])
+    return "\n".join([*lines, f"{where}, {backend}, {', '.join(versions(backend))}"])
+
+
+def record_of(
+    place: Place, backend: str, gathered: Sequence[Any] = (), problem: str = ""
+) -> dict[str, Any]:
+    """The check as plain data.
+
+    Args:
+        place: of this process.
+        backend: "gloo" or "nccl".
+        gathered: what :func:`check` returned; nothing if it failed.
+        problem: why it failed.
+    """
+    names = ("rank", "to", "latency", "bandwidth")
+    return recorded(
+        "netcheck",
+        {
+            "works": not problem,
+            "problem": problem,
+            "ranks": place.world_size,
+            "backend": backend,
+            "versions": versions(backend),
+            "hosts": [host for _, host in gathered],
+            "pairs": [dict(zip(names, pair, strict=True)) for pair in _slowest_first(gathered)],
+        },
+    )
+
+
+def versions(backend: str) -> list[str]:
+    """Versions of torch, CUDA and NCCL."""
+    found = [f"torch {torch.__version__}"]
+    if torch.version.cuda:
+        found.append(f"CUDA {torch.version.cuda}")
+    if backend == "nccl":
+        found.append("NCCL " + ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[attr-defined]
+    return found
+
+
+def _slowest_first(gathered: Sequence[Any]) -> list[tuple[int, int, float, float]]:
+    return sorted((pair for found, _ in gathered for pair in found), key=lambda pair: pair[3])
+
+
+def _keep(file: str | None, place: Place, record: dict[str, Any]) -> None:
+    if file is None or place.rank != 0:
+        return
+    try:
+        write_json(file, record)
+    except OSError as error:
+        print(f"fxguard.netcheck: the record could not be written: {error}", file=sys.stderr)
 
 
 def _count(count: int, what: str) -> str:
@@ -216,6 +266,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--size", type=int, default=2**22, help="bytes of a large message (4 MiB)", metavar="B"
     )
+    parser.add_argument(
+        "--json", metavar="FILE", help="rank 0 also writes what it found into this file"
+    )
     given = parser.parse_args(argv)
     if given.timeout <= 0 or given.size <= 0:
         parser.error("--timeout and --size have to be more than 0")
@@ -230,9 +283,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG_USE
     backend = given.backend or ("nccl" if torch.cuda.is_available() else "gloo")
     try:
-        check(place, Progress(place, given.timeout), backend, given.size)
+        gathered = check(place, Progress(place, given.timeout), backend, given.size)
+        _keep(given.json, place, record_of(place, backend, gathered))
     except Failure as failure:
         tell(place, failure)
+        _keep(given.json, place, record_of(place, backend, problem=str(failure)))
         if place.rank == 0 and not place.store_is_there:
             time.sleep(1)  # others read the reason in the store, which ends with this process
         os._exit(FAILED)  # threads may be stuck in a driver

@@ -6,8 +6,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -18,7 +19,7 @@ from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.page import page
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.sheet import Sheet
-from fxguard.report.strict_json import plain_data, strict_json
+from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 __all__ = ["Forecast", "ForecastRow"]
 
@@ -173,11 +174,20 @@ class Forecast(Displayed):
         ]
         return tabulate(cells, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
-    def to_json(self, indent: int | None = None) -> str:
-        """The forecast as strict JSON, with the fields by name."""
-        data = plain_data(self)
+    @property
+    def verdict(self) -> list[str]:
+        """What fails, in lines."""
+        return str(self).splitlines()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The forecast as plain dicts, lists, strings and numbers, without its frames."""
+        data = plain_data(replace(self, frames=(), planner=None))
         del data["planner"], data["frames"]
-        return strict_json(data, indent)
+        return recorded("forecast", {**data, "verdict": self.verdict})
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The forecast as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
+        return strict_json(self.to_dict(), indent)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: what fails, and the model against the dtype's limits.
@@ -202,7 +212,7 @@ class Forecast(Displayed):
         sheet = Sheet("0", self.frames, marked=frozenset(failing), notes=notes)
         return page(
             f"Forecast: {self.dtype}",
-            str(self).splitlines(),
+            self.verdict,
             [sheet],
             meta=f"{self._counted}; all ranges are those of float64",
             healthy=not self.rows,
@@ -210,7 +220,7 @@ class Forecast(Displayed):
 
     def _display(self) -> Display:
         return Display(
-            str(self).splitlines(),
+            self.verdict,
             healthy=bool(self),
             table=(lambda: self.to_table("html", SHOWN)) if self.rows else None,
             of_table="What fails, as a table",

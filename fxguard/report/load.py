@@ -12,6 +12,7 @@ from typing import Any
 from fxguard.errors import UsageError
 from fxguard.report.frames_json import of_type, read_text
 from fxguard.report.report import Report
+from fxguard.report.strict_json import SCHEMA
 
 __all__ = ["load_report"]
 
@@ -30,7 +31,11 @@ def load_report(path: str | Path) -> Report:
     """
     text = read_text(Path(path))
     try:
-        return typing.cast(Report, _read(Report, json.loads(text)))
+        data = json.loads(text)
+        version = data.get("fxguard_report", SCHEMA) if isinstance(data, dict) else SCHEMA
+        if version != SCHEMA:
+            raise ValueError(f"schema {str(version)[:40]}, and this version reads {SCHEMA}")
+        return typing.cast(Report, _read(Report, data))
     except (ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path}: not a report of fxguard: {error}") from error
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fxguard.report.display import Display, Displayed
-from fxguard.report.strict_json import plain_data, strict_json
+from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 __all__ = ["PrecisionPlan"]
 
@@ -77,14 +78,24 @@ class PrecisionPlan(Displayed):
 
     def _display(self) -> Display:
         return Display(
-            str(self).splitlines(),
+            self.verdict,
             healthy=self.verified,
             table=lambda: f"<pre>{html.escape(self.advice)}</pre>",
         )
 
+    @property
+    def verdict(self) -> list[str]:
+        """What to keep, and what that gains, in lines."""
+        return str(self).splitlines()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain dicts, lists, strings and numbers, with the advice."""
+        data = plain_data(self)
+        return recorded("plan", {**data, "advice": self.advice, "verdict": self.verdict})
+
     def to_json(self, indent: int | None = None) -> str:
-        """The plan as strict JSON, with the fields by name."""
-        return strict_json(plain_data(self), indent)
+        """The plan as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
+        return strict_json(self.to_dict(), indent)
 
 
 def _worded(error: float) -> str:

@@ -19,7 +19,7 @@ from fxguard.report.display import Display, Displayed
 from fxguard.report.groups import by_cause, group_headline
 from fxguard.report.page import page
 from fxguard.report.sheet import Sheet
-from fxguard.report.strict_json import plain_data, strict_json
+from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 __all__ = ["Report"]
 
@@ -216,10 +216,11 @@ class Report(Displayed):
         return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain dicts, lists, strings and numbers; with the phase and the fix."""
+        """The report as plain dicts, lists, strings and numbers; with phase, fix and verdict."""
         data = plain_data(replace(self, kept=None))
         del data["kept"]
-        return {**data, "phase": self.phase, "fix": self.fix}
+        more = {"phase": self.phase, "fix": self.fix, "verdict": self.verdict}
+        return recorded("report", {**data, **more})
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
-__all__ = ["plain_data", "strict_json"]
+__all__ = ["SCHEMA", "plain_data", "recorded", "strict_json", "write_json"]
+
+SCHEMA = 1  # the version of schema.json, beside this file, which describes all records
 
 
 def plain_data(record: Any) -> dict[str, Any]:
@@ -17,6 +21,16 @@ def plain_data(record: Any) -> dict[str, Any]:
     """
     data: dict[str, Any] = _with_lists(dataclasses.asdict(record, dict_factory=_fields))
     return data
+
+
+def recorded(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Plain data that says what it is, in which version.
+
+    Example:
+        >>> recorded("report", {"batch_number": 0})
+        {'fxguard_report': 1, 'batch_number': 0}
+    """
+    return {f"fxguard_{kind}": SCHEMA, **data}
 
 
 def _fields(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -41,6 +55,19 @@ def strict_json(data: Any, indent: int | None = None) -> str:
         '{"abs_max": "inf"}'
     """
     return json.dumps(_with_words(data), indent=indent, allow_nan=False)
+
+
+def write_json(file: str | Path, data: Any) -> None:
+    """Write plain data into a file as strict JSON; ``-`` is stdout.
+
+    Raises:
+        OSError: when the file cannot be written.
+    """
+    text = strict_json(data, indent=2) + "\n"
+    if str(file) == "-":
+        sys.stdout.write(text)
+    else:
+        Path(file).write_text(text, encoding="utf-8")
 
 
 def _with_words(value: Any) -> Any:

@@ -12,7 +12,7 @@ from fxguard.errors import UsageError
 from fxguard.records import Frame
 from fxguard.report.display import SHOWN, Display, Displayed
 from fxguard.report.page import page
-from fxguard.report.strict_json import strict_json
+from fxguard.report.strict_json import recorded, strict_json
 from fxguard.trace._diff_page import sheet_of
 from fxguard.trace.batch_diff import BatchDiff, Match, compare_batches
 from fxguard.trace.diff_text import names_text, table, verdict_lines
@@ -93,11 +93,12 @@ class Diff(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The differences as plain dicts, lists, strings and numbers."""
-        return {
+        data = {
             "a": self.a,
             "b": self.b,
             "tolerance": self.tolerance,
             "differs": self.differs,
+            "agrees": self.agrees,
             "verdict": self.verdict,
             "batches": [
                 {
@@ -112,6 +113,7 @@ class Diff(Displayed):
                 for batch in self.batches
             ],
         }
+        return recorded("diff", data)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: where the traces diverge, and both curves.

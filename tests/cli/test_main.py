@@ -31,7 +31,7 @@ def here(here: Path) -> Path:
         (["run", "--stric", "train.py"], "usage: fxguard run", "did you mean --strict?"),
         (["run", "--trace_to=x", "train.py"], "usage: fxguard run", "did you mean --trace-to?"),
         (["report", "--opne", "x.jsonl"], "usage: fxguard report", "did you mean --open?"),
-        (["diff", "--fromat", "json", "a", "b"], "usage: fxguard diff", "did you mean --format?"),
+        (["diff", "--fromat", "table", "a", "b"], "usage: fxguard diff", "did you mean --format?"),
         (["rnu", "train.py"], "usage: fxguard", "did you mean run?"),
         (["train.py"], "usage: fxguard", "to run a script, write: fxguard run train.py"),
         (["run", "--forecast", "fp17", "train.py"], "usage: fxguard run", "'float16'"),
@@ -52,6 +52,8 @@ def test_a_mistyped_word(here: Path, capsys: Any, argv: list[str], usage: str, m
         (["--report", "."], "is a folder"),
         (["--report", "missing/report.html"], "no such folder"),
         (["--report", "/proc/report.html"], "cannot be written"),
+        (["--json", "."], "the record needs a file"),
+        (["--json", "missing/run.json"], "no such folder for the record"),
         (["--trace-to", "train.py"], "is a file"),
         (["--trace-to", "train.py/below"], "is a file"),
         (["--trace-to", "/proc/traces/new"], "cannot be written"),
@@ -118,15 +120,17 @@ def test_a_damaged_trace_in_a_folder(tmp_path: Path, traces: Path, capsys: Any) 
     assert status("report", str(tmp_path), "-o", "page.html") == 2
 
 
-def test_report_as_json(traces: Path, capsys: Any) -> None:
-    """``--json`` prints a list that JSON's own reader takes, of a file or of a folder."""
-    assert status("report", "--json", str(traces)) == 0
-    linear, tanh = json.loads(capsys.readouterr().out)
+def test_report_as_json(traces: Path, tmp_path: Path, capsys: Any) -> None:
+    """``--json -`` prints a record of all pages, and ``--json FILE`` writes it beside the text."""
+    assert status("report", "--json", "-", str(traces)) == 0
+    linear, tanh = json.loads(capsys.readouterr().out)["pages"]
     assert (linear["healthy"], tanh["healthy"]) == (True, False)
     assert tanh["page"] == str(traces / "Tanh-0.html")
     assert "NaN" in tanh["verdict"][0]
-    assert status("report", "--json", str(traces / "Tanh-0.jsonl")) == 0
-    assert json.loads(capsys.readouterr().out) == [tanh]
+    file = tmp_path / "pages.json"
+    assert status("report", "--json", str(file), str(traces / "Tanh-0.jsonl")) == 0
+    assert "page: " in capsys.readouterr().out
+    assert json.loads(file.read_text()) == {"fxguard_pages": 1, "pages": [tanh], "damaged": []}
 
 
 def test_report_opens_a_browser(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:

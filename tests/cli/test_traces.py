@@ -131,7 +131,7 @@ def test_diff(traces: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_formats_of_diff(traces: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["diff", *traces, "--format", "json"]) == 1
+    assert main.main(["diff", *traces, "--json", "-"]) == 1
     assert json.loads(capsys.readouterr().out)["a"] == traces[0]
     assert main.main(["diff", *traces, "--format", "table"]) == 1
     assert capsys.readouterr().out.startswith("| batch ")

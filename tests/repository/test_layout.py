@@ -43,7 +43,7 @@ WITHOUT_TORCH = (
     *("graph.poles", "graph.evidence", "comparison.elements", "comparison.result"),
     *(f"comparison._result_{form}" for form in ("chart", "page", "text")),
     *("cli.main", "cli._ending", "cli._processes", "cli._script", "cli._settings"),
-    *("cli._summary", "cli._traces", *ROOMS),
+    *("cli._run_record", "cli._statuses", "cli._summary", "cli._traces", *ROOMS),
 )
 
 

@@ -289,8 +289,8 @@ def look_at(path: Path, folder: Path, other: Path) -> bool:
         return False
     assert main.main(["report", str(path), "-o", str(folder / "page.html")]) == 0
     for a, b in ((path, other), (other, path), (path, path)):
-        for kind in ("text", "table", "json"):
-            more = ["--format", kind, "--html", str(folder / "diff.html")]
+        for form in (["--format", "text"], ["--format", "table"], ["--json", "-"]):
+            more = [*form, "--html", str(folder / "diff.html")]
             assert main.main(["diff", str(a), str(b), *more]) in (0, 1, 2)
     return True
 
