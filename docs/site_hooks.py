@@ -28,39 +28,40 @@ BESIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }
+SCHEMA = {"fxguard/report/schema.json": "schema.json"}  # which is no page
 
 # The pages of the reference: title, then what is on it, in the order of `help(fxguard)`.
 REFERENCE: dict[str, tuple[str, ...]] = {
     "Watching a model": (
         *("fxguard.instrument", "fxguard.remove", "fxguard.watch", "fxguard.guard_of"),
-        *("fxguard.types.Guard", "fxguard.types.SelfTest", "fxguard.DebugUnderflowOverflow"),
-        *("fxguard.detect_overflow", "fxguard.get_abs_min_max"),
+        *(f"fxguard.types.{name}" for name in ("Guard", "SelfTest")),
+        *(f"fxguard.types.{name}" for name in ("InstrumentOptions", "OnDetect", "Granularity")),
+        *("fxguard.DebugUnderflowOverflow", "fxguard.detect_overflow", "fxguard.get_abs_min_max"),
     ),
     "What it says": (
+        "fxguard.NonFiniteError",
         *(
-            "fxguard.NonFiniteError",
-            "fxguard.types.Report",
-            "fxguard.types.Origin",
-            "fxguard.types.Frame",
+            f"fxguard.types.{name}"
+            for name in ("Report", "Origin", "Frame", "Row", "Source", "Fix")
         ),
-        *("fxguard.types.Row", "fxguard.types.Source", "fxguard.types.Climb"),
+        *(f"fxguard.types.{name}" for name in ("Climb", "Growth")),
         *("fxguard.FxguardError", "fxguard.BatchLimitReached"),
     ),
     "Other dtypes": (
-        *(
-            "fxguard.forecast",
-            "fxguard.types.Forecast",
-            "fxguard.types.PrecisionPlan",
-            "fxguard.keep_float32",
-        ),
+        *("fxguard.forecast", "fxguard.types.Forecast", "fxguard.types.ForecastRow"),
+        *("fxguard.types.PrecisionPlan", "fxguard.keep_float32"),
     ),
     "Comparing": (
-        *("fxguard.compare", "fxguard.types.Compared", "fxguard.types.Comparison"),
-        *("fxguard.load_trace", "fxguard.types.Trace", "fxguard.types.TracedBatch"),
-        *("fxguard.diff", "fxguard.types.Diff"),
+        "fxguard.compare",
+        *(f"fxguard.types.{name}" for name in ("Comparison", "Compared", "Apart")),
+        "fxguard.load_trace",
+        *(f"fxguard.types.{name}" for name in ("Trace", "TracedBatch", "Fingerprint")),
+        "fxguard.diff",
+        *(f"fxguard.types.{name}" for name in ("Diff", "BatchDiff", "Match", "RowPair")),
     ),
     "Compilers and graphs": (
-        *("fxguard.backend", "fxguard.insert_checks", "fxguard.types.Plan", "fxguard.frames_of"),
+        *("fxguard.backend", "fxguard.types.CompilerBackend"),
+        *("fxguard.insert_checks", "fxguard.types.Plan", "fxguard.frames_of"),
     ),
     "Numerical tests": (
         *("fxguard.testing.find_overflow", "fxguard.testing.Overflow"),
@@ -83,6 +84,7 @@ MEMBERS = {
         *("batch_number", "last_report", "trace_path", "notes", "plans", "optimizer_step"),
         *("frames", "coverage", "selftest"),
     ),
+    "fxguard.types.CompilerBackend": ("last_report", "frames", "coverage"),
     "fxguard.integrations.transformers.FxguardCallback": (),
     "fxguard.integrations.lightning.FxguardCallback": (),
 }
@@ -118,7 +120,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the documents of the root, and the reference."""
-    for name, path in BESIDE.items():
+    for name, path in {**BESIDE, **SCHEMA}.items():
         files.append(File.generated(config, path, abs_src_path=str(ROOT / name)))
     for path, text in reference().items():
         files.append(File.generated(config, path, content=text))
@@ -154,5 +156,5 @@ def in_site(link: str, path: str) -> str:
     at_root = path in BESIDE.values()
     folder = "" if at_root else posixpath.join("docs", posixpath.dirname(path))
     target = posixpath.normpath(posixpath.join(folder, link))
-    target = BESIDE.get(target, target.removeprefix("docs/"))
+    target = {**BESIDE, **SCHEMA}.get(target, target.removeprefix("docs/"))
     return posixpath.relpath(target, posixpath.dirname(path) or ".")

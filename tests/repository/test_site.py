@@ -73,8 +73,10 @@ def test_links_to_the_root_stay_in_the_site(site: Path) -> None:
 
 
 def test_every_public_name_has_an_entry(site: Path, hooks: ModuleType) -> None:
-    """Those of fxguard and of fxguard.testing."""
-    public = {f"fxguard.{name}" for name in fxguard.__all__ if not name.startswith("_")}
+    """Those of fxguard, fxguard.types and fxguard.testing."""
+    given_out = [name for name in fxguard.__all__ if not name.startswith("_") and name != "types"]
+    public = {f"fxguard.{name}" for name in given_out}
+    public |= {f"fxguard.types.{name}" for name in fxguard.types.__all__}
     public |= {f"fxguard.testing.{name}" for name in testing.__all__}
     listed = {name for names in hooks.REFERENCE.values() for name in names}
     assert public <= listed
