@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fxguard
-from support.golden.differences import differences, first_difference
+from support.golden.differences import differences, first_difference, in_groups
 from support.golden.families import FAMILIES, cases_of
 from support.golden.records import Record, of_reports, raised_by, recorded
 from support.golden.second_runs import second_runs
@@ -41,35 +41,52 @@ def test_who_began_a_second_run_is_named() -> None:
     assert runs == before
 
 
+def said(ours: dict[str, Record], theirs: dict[str, Record]) -> list[str]:
+    """All differences as text."""
+    return [str(each) for each in differences(ours, theirs)]
+
+
 def test_every_difference_is_shown_and_fewer_second_runs_are_none() -> None:
     record = {"texts": ["a"], "runs": 3}
-    assert differences({"x": record}, {"x": record}) == []
-    assert differences({"x": record | {"runs": 2}}, {"x": record}) == []
-    assert differences({"x": record | {"runs": 4}}, {"x": record}) == [
-        "x: 4 second runs instead of 3"
-    ]
-    [changed] = differences({"x": record | {"texts": ["b"]}}, {"x": record})
+    assert said({"x": record}, {"x": record}) == []
+    assert said({"x": record | {"runs": 2}}, {"x": record}) == []
+    assert said({"x": record | {"runs": 4}}, {"x": record}) == ["x: 4 second runs instead of 3"]
+    [changed] = said({"x": record | {"texts": ["b"]}}, {"x": record})
     assert changed == "x: texts[0]\n  before 'a'\n  now    'b'"
     texts = [{"k": "one\ntwo"}], [{"k": "one\ntree"}]
     assert first_difference(*texts) == ("[0]['k'][1]", "'two'", "'tree'")
-    assert differences({"x": record}, {}) == ["x: only on one side"]
+    assert said({"x": record}, {}) == ["x: only on one side"]
+
+
+def test_differences_of_one_kind_are_one_group() -> None:
+    """The words that changed count, and not what stands around them."""
+    before = {str(i): {"text": f"{i} rtol, {i}", "runs": 1} for i in range(3)}
+    now = {
+        name: {"text": each["text"].replace("rtol", "tolerance"), "runs": 1 + (name == "2")}
+        for name, each in before.items()
+    }
+    groups = in_groups(differences(now, before))
+    assert [(group[0].change, len(group)) for group in groups] == [
+        (("rtol", "tolerance"), 3),
+        (("2 second runs instead of 1", ""), 1),
+    ]
 
 
 def test_what_a_change_of_fxguard_does_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another word in a report; one second run more."""
     [(name, run)] = cases_of("stories", lambda name: name == "stories/cosh/eager")
     before = recorded(run)
-    assert differences({name: recorded(run)}, {name: before}) == []
+    assert said({name: recorded(run)}, {name: before}) == []
 
     def twice() -> Record:
         run()
         return run()
 
-    [line] = differences({name: recorded(twice)}, {name: before})
+    [line] = said({name: recorded(twice)}, {name: before})
     assert line == f"{name}: {2 * before['runs']} second runs instead of {before['runs']}"
     text = fxguard.types.Report.__str__
     monkeypatch.setattr(fxguard.types.Report, "__str__", lambda r: text(r).replace("made", "makes"))
-    [line] = differences({name: recorded(run)}, {name: before})
+    [line] = said({name: recorded(run)}, {name: before})
     assert line.startswith(f"{name}: texts[0][0]\n  before 'cosh made inf")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import __doc__ as about
-from .differences import differences
+from .differences import Difference, differences, in_groups
 from .families import FAMILIES
 from .folders import HERE
 from .sides import Side, log_of, made_in, write
@@ -17,7 +17,7 @@ from .sides import Side, log_of, made_in, write
 __all__ = ["main"]
 
 ROOT = HERE.parents[2]
-SHOWN = 20  # differences that are printed
+SHOWN = 20  # groups of differences, of each of which one is printed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,9 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(log_of(file).read_text(errors="replace"))
                 return 2
         now, before = map(Side.read, files)
-    found = differences(now.records, before.records)
-    print(*found[:SHOWN], *report(now, before, len(found)), sep="\n")
+    found = list(differences(now.records, before.records))
+    print(*shown(found), *report(now, before, len(found)), sep="\n")
     return 1 if found else 0
+
+
+def shown(found: Sequence[Difference]) -> Iterator[str]:
+    """One difference of each group, and how many others are like it."""
+    groups = in_groups(found)
+    for first, *others in groups[:SHOWN]:
+        yield f"{first}\n  and {len(others)} like it" if others else str(first)
+    if len(groups) > SHOWN:
+        yield f"... and {len(groups) - SHOWN} more kinds"
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
