@@ -18,9 +18,8 @@ from fxguard.comparison._sides import Key, Side
 from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
-from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import SecondForm, Walk
 
 __all__ = ["beyond_roundings"]
 
@@ -39,8 +38,8 @@ def beyond_roundings(
     form = _OnItsOwn(side, name, paired)
     for number, kept in enumerate(model.runs):
         form.graph = number
-        with contextlib.suppress(NotJudged), Start(kept.run).begun() as given:
-            Lockstep(without_marks(kept.run.graph_module), form).run_both(given)
+        with contextlib.suppress(NotJudged):
+            Start(kept.run).again(form)
     return form.found
 
 
@@ -54,14 +53,14 @@ class _OnItsOwn(SecondForm):
         self.graph = 0
         self.found: list[Compared] = []
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
     def copy_of(self, memory: Tensor) -> Tensor:
         return memory
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        named = self.side.named.get((self.graph, step.place(node)))
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        named = self.side.named.get((self.graph, walk.place(node)))
         if gives_memory(ran):
             return with_zeros(ran.result)
         results = [x for x in leaves(ran.result) if is_float(x)]

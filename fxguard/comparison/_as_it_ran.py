@@ -15,8 +15,6 @@ from fxguard.comparison.elements import Compared
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.measure.at_hand import dtype_of
-from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 
@@ -47,10 +45,10 @@ def _compared(kept: KeptRun, name: str) -> Iterator[Compared]:
     run = kept.run
     if not unchanged(kept):
         raise NotJudged("its inputs were written after it had run")
-    with Start(run).begun() as given:
+    start = Start(run)
+    with start.begun() as given:
         before = RandomState.now(run.args)
-        form = WideForm()
-        low, wide = Lockstep(without_marks(run.graph_module), form).run_both(given)
+        low, wide = start.walk(given, WideForm())
         draws = not before.is_same(RandomState.now(run.args))
     now = versions_of(kept.outputs)
     for position, (output, eager, high) in enumerate(zip(kept.outputs, low, wide, strict=True)):

@@ -16,7 +16,7 @@ from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.rerun.backward_of import backward_of
-from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.walk import Walk
 
 __all__ = ["BesideBackward"]
 
@@ -24,8 +24,10 @@ __all__ = ["BesideBackward"]
 class BesideBackward(Beside):
     """Compares each operation's backward in float64, on A's operands and on random gradients."""
 
+    whole_functions = True
+
     def _compare(
-        self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any, named: Named, made: Made
+        self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any, named: Named, made: Made
     ) -> None:
         theirs = made.ran.args, dict(made.ran.kwargs)
         try:
@@ -47,11 +49,11 @@ class BesideBackward(Beside):
                 self._note(named, said, gap)
                 return
 
-    def _alone(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        named = self.aligned.b.named.get((self.graph, step.place(node)))
+    def _alone(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        named = self.aligned.b.named.get((self.graph, walk.place(node)))
         if named is not None and named.kind == "detach":
             self._note(named, "B alone has it, and it hands back no gradient", None, side="B")
-        return super()._alone(step, node, ran, args, kwargs)
+        return super()._alone(walk, node, ran, args, kwargs)
 
     def _note(self, named: Named, reason: str, gap: Any, side: Any = "") -> None:
         self.found.append(

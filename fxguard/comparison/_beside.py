@@ -22,7 +22,7 @@ from fxguard.comparison._sides import Key, Named
 from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, widened
-from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.walk import SecondForm, Walk
 
 __all__ = ["Beside"]
 
@@ -78,36 +78,36 @@ class Beside(SecondForm):
         self.writes = writes
         self._whole: set[str] = set()  # nodes whose body runs inside them
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
     def copy_of(self, memory: Tensor) -> Tensor:
         return memory.clone()
 
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.kind_of(node) is not None:  # its body runs inside it
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        if walk.kind_of(node) is not None:  # its body runs inside it
             self._whole.add(node.name)
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        key = self.graph, step.place(node)
-        if any(name in self._whole for name, _ in step.inside):
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        key = self.graph, walk.place(node)
+        if any(name in self._whole for name, _ in walk.inside):
             return ran.result
         if gives_memory(ran):
             with_zeros(ran.result)
         named = self.aligned.b.named.get(key)
         partner = self.aligned.of_b.get(key)
         made = None if partner is None else self.recorded[partner[0]].next_of(partner[1])
-        if named is None or made is None or not _same_shapes(made, step, ran):
+        if named is None or made is None or not _same_shapes(made, walk, ran):
             if named is not None and made is not None:
                 self._shapes_differ(named, made, ran)
-            return self._alone(step, node, ran, args, kwargs)
+            return self._alone(walk, node, ran, args, kwargs)
         if not gives_memory(ran):
-            self._compare(step, node, ran, args, kwargs, named, made)
-        return self._as_in_a(step, ran, args, kwargs, made)
+            self._compare(walk, node, ran, args, kwargs, named, made)
+        return self._as_in_a(walk, ran, args, kwargs, made)
 
     # A's value in place of B's.
 
-    def _alone(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def _alone(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         """The result of an operation that only B has, on A's values."""
         if gives_memory(ran):
             return widened(ran.result, torch.float64)
@@ -122,10 +122,10 @@ class Beside(SecondForm):
         try:
             values = in_float64(ran, node, args, kwargs)
         except NotJudged:
-            values = evaluated(ran, node, *self._own(step, node), None)
+            values = evaluated(ran, node, *self._own(walk, node), None)
         return _in_structure(ran.result, values)
 
-    def _as_in_a(self, step: Lockstep, ran: Ran, args: Any, kwargs: Any, made: Made) -> Any:
+    def _as_in_a(self, walk: Walk, ran: Ran, args: Any, kwargs: Any, made: Made) -> Any:
         """The result of A's operation, in the memory that B's operation has for it."""
         values = copied(made.values) if self.writes else made.values
         shares = self.writes and shares_memory(ran)  # invisible if nothing is written
@@ -134,7 +134,7 @@ class Beside(SecondForm):
         try:
             with torch.no_grad():
                 result = ran.run(*args, **kwargs)
-                mine = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
+                mine = values_of(result, ran.call, lambda x: walk.others.get(x, walk.env[x]))
                 for one, other in zip(mine, values, strict=True):
                     # Operations that only B has made it in float64, and A rounds it.
                     if is_float(one) and (ran.call.written or not is_same(one, other)):
@@ -146,18 +146,18 @@ class Beside(SecondForm):
     # How far apart the two are.
 
     def _compare(
-        self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any, named: Named, made: Made
+        self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any, named: Named, made: Made
     ) -> None:
-        weights = self._weights_of(step, node)
-        actual = values_of(ran.result, ran.call, step.env.__getitem__)
+        weights = self._weights_of(walk, node)
+        actual = values_of(ran.result, ran.call, walk.env.__getitem__)
         sides = Sides(
             made=made,
             ran=ran,
             node=node,
             exact=(args, kwargs),
-            own=self._own(step, node),
+            own=self._own(walk, node),
             actual=actual,
-            is_wired_alike=self._is_wired_alike(step, node, made),
+            is_wired_alike=self._is_wired_alike(walk, node, made),
         )
         try:
             judged = self.judge.compare(sides, weights)
@@ -166,13 +166,13 @@ class Beside(SecondForm):
             return
         if judged is None:
             return
-        found, key = judged.found, (self.graph, step.place(node))
+        found, key = judged.found, (self.graph, walk.place(node))
         found = replace(
             found, title=named.title, kind=named.kind, module=named.module, source=named.source
         )
         culprit = None
         if found.reason and not weights:
-            culprit = self.culprits.behind(self.graph, step, node, made.node)
+            culprit = self.culprits.behind(self.graph, walk, node, made.node)
         if culprit is not None:
             alone, side = culprit
             found = replace(
@@ -185,7 +185,7 @@ class Beside(SecondForm):
                 reason=f"{self._alone_in(side)}, and {named.title} then reads other values",
             )
         if not found.reason and any(_tell(x) for x in made.values):
-            self.culprits.clear(self.graph, step, node, made.node)
+            self.culprits.clear(self.graph, walk, node, made.node)
         if named.is_step or found.reason:
             if judged.is_program and (culprit is not None or key not in self.aligned.alike):
                 self.suspects[len(self.found)] = key
@@ -208,40 +208,40 @@ class Beside(SecondForm):
             Compared(named.title, kind=named.kind, module=named.module, source=named.source)
         )
 
-    def _own(self, step: Lockstep, node: Node) -> tuple[Any, Any]:
+    def _own(self, walk: Walk, node: Node) -> tuple[Any, Any]:
         """Arguments of B's operation: A's values in B's dtypes, weights as B has them."""
-        written = set(step.call_of(node).written)
+        written = set(walk.call_of(node).written)
 
         def own(read: Node) -> Any:
-            low = step.env[read]
-            if not step.inside and read.name in self.weights and read not in written:
+            low = walk.env[read]
+            if not walk.inside and read.name in self.weights and read not in written:
                 return low
-            return as_dtypes_of(step.others.get(read, low), low)
+            return as_dtypes_of(walk.others.get(read, low), low)
 
         args: tuple[Any, ...] = torch.fx.node.map_arg(node.args, own)
         kwargs: dict[str, Any] = torch.fx.node.map_arg(node.kwargs, own)
         return args, kwargs
 
-    def _weights_of(self, step: Lockstep, node: Node) -> tuple[str, ...]:
+    def _weights_of(self, walk: Walk, node: Node) -> tuple[str, ...]:
         """The differing weights that an operation is the first to read."""
         found = []
-        for read in node.all_input_nodes if not step.inside else ():
+        for read in node.all_input_nodes if not walk.inside else ():
             name = self.weights.get(read.name, "")
             if name in self.differing and name not in self._said:
                 self._said.add(name)
                 found.append(f"{name}: {self.differing[name]}")
         return tuple(found)
 
-    def _is_wired_alike(self, step: Lockstep, node: Node, made: Made) -> bool:
+    def _is_wired_alike(self, walk: Walk, node: Node, made: Made) -> bool:
         """Whether both operations read the results of operations that are aligned."""
         mine, theirs = node.all_input_nodes, made.node.all_input_nodes
         if len(mine) != len(theirs):
             return False
-        graph, (inside, _) = self.aligned.of_b[self.graph, step.place(node)]
+        graph, (inside, _) = self.aligned.of_b[self.graph, walk.place(node)]
         for x, y in zip(mine, theirs, strict=True):
-            if x.op == y.op == "get_attr" or (step.inside and x.op == y.op == "placeholder"):
+            if x.op == y.op == "get_attr" or (walk.inside and x.op == y.op == "placeholder"):
                 continue
-            one = self.aligned.b.origin(self.graph, step.inside, x)
+            one = self.aligned.b.origin(self.graph, walk.inside, x)
             other = self.aligned.a.origin(graph, inside, y)
             if self.aligned.of_b.get(one, one) != other:  # type: ignore[call-overload]
                 return False
@@ -253,8 +253,8 @@ def _tell(x: Any) -> bool:
     return is_float(x) and bool((x != x.flatten()[:1]).any())
 
 
-def _same_shapes(made: Made, step: Lockstep, ran: Ran) -> bool:
-    mine = values_of(ran.result, ran.call, step.env.__getitem__)
+def _same_shapes(made: Made, walk: Walk, ran: Ran) -> bool:
+    mine = values_of(ran.result, ran.call, walk.env.__getitem__)
     if len(mine) != len(made.values):
         return False
     return all(

@@ -10,7 +10,7 @@ from torch.fx import Node
 from fxguard.comparison._aligned import Aligned
 from fxguard.comparison._sides import Key, Named, Side
 from fxguard.comparison._writers import writers_of
-from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.walk import Walk
 
 __all__ = ["Culprits", "first_alone"]
 
@@ -29,7 +29,7 @@ class Culprits:
         self.aligned = aligned
         self._cleared: tuple[set[Hashable], set[Hashable]] = set(), set()  # of A, of B
 
-    def clear(self, graph: int, step: Lockstep, node: Node, partner: Node) -> None:
+    def clear(self, graph: int, walk: Walk, node: Node, partner: Node) -> None:
         """An operation makes the same in both models.
 
         Args:
@@ -39,21 +39,19 @@ class Culprits:
             partner: the operation in A.
         """
         both = self.aligned
-        graph_a, (inside, _) = both.of_b[graph, step.place(node)]
+        graph_a, (inside, _) = both.of_b[graph, walk.place(node)]
         self._cleared[0].update(both.a.origin(graph_a, inside, x) for x in partner.all_input_nodes)
-        self._cleared[1].update(both.b.origin(graph, step.inside, x) for x in node.all_input_nodes)
+        self._cleared[1].update(both.b.origin(graph, walk.inside, x) for x in node.all_input_nodes)
 
-    def behind(
-        self, graph: int, step: Lockstep, node: Node, partner: Node
-    ) -> tuple[Named, Any] | None:
+    def behind(self, graph: int, walk: Walk, node: Node, partner: Node) -> tuple[Named, Any] | None:
         """The first operation of one model alone behind an operation, and "A" or "B".
 
         The arguments are those of :meth:`clear`.
         """
         both = self.aligned
-        graph_a, (inside, _) = both.of_b[graph, step.place(node)]
+        graph_a, (inside, _) = both.of_b[graph, walk.place(node)]
         for of_a, of_b in self._cleared, (set(), set()):
-            alone = first_alone(node, graph, step.inside, both.b, both.of_b, of_b)
+            alone = first_alone(node, graph, walk.inside, both.b, both.of_b, of_b)
             if alone is not None:
                 return alone, "B"
             alone = first_alone(partner, graph_a, inside, both.a, both.of_a, of_a)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fxguard.comparison._arguments import Arguments, weights_by_twin
 from fxguard.comparison._moves import moved_weights
-from fxguard.comparison._recorded import WholeFunctions
 from fxguard.comparison._rounding import OF_WEIGHTS, apart, gap_of, in_double, size_of, unit_of
 from fxguard.comparison._runs import ModelRun
 from fxguard.comparison._sides import standing
@@ -18,7 +17,6 @@ from fxguard.comparison._signs import Signed, Signs
 from fxguard.comparison.elements import Compared
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of
-from fxguard.passes.unmark import without_marks
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.start import Start
 
@@ -222,9 +220,9 @@ def gradients_in_float64(
                     leaves[name] = leaf.requires_grad_(argument.requires_grad)
                 wide.append(leaves[name].clone())
         form = Signed(signs, eps_of)
-        with Start(kept.run).begun() as low, torch.enable_grad():
-            module = without_marks(kept.run.graph_module)
-            _, made = WholeFunctions(module, form).run_both(low, wide)
+        start = Start(kept.run)
+        with start.begun() as low, torch.enable_grad():
+            _, made = start.walk(low, form, others=wide)
         for output, other in zip(kept.outputs, made, strict=True):
             if is_float(output):
                 known[id(output)] = widened(other, torch.float64, differentiable=True)

@@ -22,7 +22,6 @@ from fxguard.comparison.elements import Compared
 from fxguard.graph.operations import read_node
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
 
 __all__ = ["Graphs", "compare_graphs"]
@@ -63,7 +62,6 @@ def compare_graphs(
     known: Arguments,
     judge: Judge,
     form_of: type[Beside] = Beside,
-    interpreter: type[Lockstep] = Lockstep,
 ) -> Graphs:
     """Compare all operations of two models.
 
@@ -74,7 +72,6 @@ def compare_graphs(
         known: what A has for what B's graphs read.
         judge: compares an operation.
         form_of: the second form of B's graphs.
-        interpreter: runs the graphs.
     """
     graphs = Graphs()
     if not a.runs or not b.runs:
@@ -87,10 +84,10 @@ def compare_graphs(
         graphs.not_compared["operations"] = why
         return graphs
     try:
-        kept = _recorded(a, interpreter)
+        kept = _recorded(a, form_of.whole_functions)
         form = form_of(kept, both, judge)
         for number in range(len(b.runs)):
-            _compare_graph(number, b, known, form, graphs, interpreter)
+            _compare_graph(number, b, known, form, graphs)
     except NotJudged as reason:
         graphs.not_compared["the operations that follow"] = str(reason)
     graphs.not_compared |= form.not_compared
@@ -105,7 +102,7 @@ def compare_graphs(
     return graphs
 
 
-def _recorded(a: ModelRun, interpreter: type[Lockstep]) -> list[Recorded]:
+def _recorded(a: ModelRun, whole_functions: bool) -> list[Recorded]:
     """Run the graphs of A again, each on what the second runs of earlier graphs returned.
 
     The two runs may differ by roundings: the choice of kernels depends on whether gradients are
@@ -116,7 +113,7 @@ def _recorded(a: ModelRun, interpreter: type[Lockstep]) -> list[Recorded]:
     for each in a.runs:
         assert each.run.args is not None
         args = tuple(again.get(id(x), x) for x in each.run.args)
-        found.append(recorded(replace(each.run, args=args), interpreter))
+        found.append(recorded(replace(each.run, args=args), whole_functions=whole_functions))
         outputs = zip(each.outputs, each.output_versions, found[-1].outputs, strict=True)
         for output, version, other in outputs:
             if is_float(output) and versions_of([output]) == (version,):
@@ -134,7 +131,6 @@ def _compare_graph(
     known: Arguments,
     form: Beside,
     graphs: Graphs,
-    interpreter: type[Lockstep],
 ) -> None:
     """Run one graph of B, and each of its operations also on A's operands."""
     run = b.runs[number].run
@@ -146,12 +142,14 @@ def _compare_graph(
     weights = {names[position]: name for position, name in standing(run).items()}
     form.differing |= known.differing
     form.begin(number, weights, writes=writes)
-    with Start(run).begun() as low:
-        second = [
+
+    def second(low: list[Any]) -> list[Any]:
+        return [
             x.detach().clone() if writes and isinstance(x, Tensor) and x is not y else x
             for x, y in zip(arguments, low, strict=True)
         ]
-        form.returned.append(list(interpreter(module, form).run_both(low, second)[1]))
+
+    form.returned.append(list(Start(run).again(form, others=second)[1]))
 
 
 def _outputs(

@@ -22,9 +22,8 @@ from fxguard.comparison._sides import Key, standing
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_body import with_wide_dtypes
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, widened
-from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["IN_TWO_DTYPES", "Keep", "Program", "Values", "kept_values", "program_of"]
@@ -66,21 +65,21 @@ class Choosing(WideForm):
         self.graph = 0
         self.draws: set[str] = set()
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         if ran.before is not None:
             self.draws.add(ran.call.kind)
-        result = self._result(step, node, ran, args, kwargs)
+        result = self._result(walk, node, ran, args, kwargs)
         if self.keep is not None:
-            values = values_of(result, ran.call, lambda x: step.others.get(x, step.env[x]))
+            values = values_of(result, ran.call, lambda x: walk.others.get(x, walk.env[x]))
             made = [x for x in values if isinstance(x, Tensor)]
-            key = self.graph, step.place(node)
+            key = self.graph, walk.place(node)
             self.keep(key, copied(made) if ran.call.written else made)
         return result
 
-    def _result(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def _result(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         if gives_memory(ran):
             return widened(with_zeros(ran.result), torch.float64)
         made = [x for x in leaves(ran.result) if isinstance(x, Tensor)]
@@ -91,9 +90,9 @@ class Choosing(WideForm):
                 with torch.no_grad(), torch.autocast(made[0].device.type, enabled=False):
                     return widened(ran.run(*given[0], **given[1]), torch.float64)
             except Exception:  # no such kernel: the model's own choice
-                self.taken_over[step.place(node)] = f"no float64 kernel for {ran.call.kind}"
+                self.taken_over[walk.place(node)] = f"no float64 kernel for {ran.call.kind}"
                 return ran.result
-        return super().follow(step, node, with_eps_of(ran, self.eps_of), args, kwargs)
+        return super().follow(walk, node, with_eps_of(ran, self.eps_of), args, kwargs)
 
 
 def kept_values() -> tuple[Values, Keep]:
@@ -129,13 +128,13 @@ def program_of(
     _given(program, model, known)
     for number, kept in enumerate(model.runs):
         form.graph = number
-        with Start(kept.run).begun() as low, torch.no_grad():
+        start = Start(kept.run)
+        with start.begun() as low, torch.no_grad():
             second = _second(number, model, known, low, returned, program)
             for position, name in standing(kept.run).items() if moved else ():
                 if name in moved:
                     second[position] = moved[name].clone()
-            module = without_marks(kept.run.graph_module)
-            _, made = Lockstep(module, form).run_both(low, second)
+            _, made = start.walk(low, form, others=second)
         returned.append(list(made))
         for output, high in zip(kept.outputs, made, strict=True):
             if isinstance(output, Tensor) and isinstance(high, Tensor):

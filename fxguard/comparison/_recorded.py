@@ -20,14 +20,13 @@ from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import Ran
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk, Watcher
 
 __all__ = [
     "Made",
     "Recorded",
     "Recorder",
-    "WholeFunctions",
     "copied",
     "nodes_of",
     "recorded",
@@ -59,8 +58,8 @@ class Recorded:
         return turns.popleft() if turns else None
 
 
-class Recorder(SecondForm):
-    """Keeps what each operation read and made, without a second form.
+class Recorder(Watcher):
+    """Keeps what each operation read and made.
 
     Args:
         writes: whether any operation of the graph writes a tensor; if so, copies are kept.
@@ -72,47 +71,37 @@ class Recorder(SecondForm):
         self._before: tuple[Any, Any] = ((), {})
         self._state: RandomState | None = None
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
-    def copy_of(self, memory: Tensor) -> Tensor:
-        return memory
-
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
         self._before = copied((args, kwargs)) if self.writes else (args, kwargs)
-        is_random = step.call_of(node).random
+        is_random = walk.call_of(node).random
         self._state = RandomState.now((args, kwargs)) if is_random else None
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
         if gives_memory(ran):
             with_zeros(ran.result)
-        values = values_of(ran.result, ran.call, step.env.__getitem__)
+        values = values_of(ran.result, ran.call, walk.env.__getitem__)
         if self.writes:
             values = copied(values)
         ran = Ran(ran.call, ran.target, ran.run, *self._before, ran.result, ran.before)
-        self.made[step.place(node)].append(Made(node, ran, values, self._state))
-        return ran.result
+        self.made[walk.place(node)].append(Made(node, ran, values, self._state))
 
 
-class WholeFunctions(Lockstep):
-    """Runs a user's function with its own backward as one operation."""
+def recorded(run: GraphRun, *, whole_functions: bool = False) -> Recorded:
+    """Run a graph again, and keep what its operations read and made.
 
-    def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
-        kind = super().kind_of(node)
-        return None if kind is not None and kind.has_own_backward else kind
-
-    def nested(self, module: GraphModule, inside: tuple[tuple[str, int], ...]) -> Lockstep:
-        return WholeFunctions(module, self.second, inside)
-
-
-def recorded(run: GraphRun, interpreter: type[Lockstep] = Lockstep) -> Recorded:
-    """Run a graph again, and keep what its operations read and made."""
+    Args:
+        run: the graph run.
+        whole_functions: see :class:`~fxguard.rerun.walk.Watcher`.
+    """
     module = without_marks(run.graph_module)
     writes = any(read_node(node, owner).written for _, node, owner in nodes_of(module))
     recorder = Recorder(writes)
+    recorder.whole_functions = whole_functions
     # Its inputs may be what other second runs returned, which have versions of their own.
-    with Start(replace(run, versions=None)).begun() as given:
-        outputs, _ = interpreter(module, recorder).run_both(given)
+    outputs, _ = Start(replace(run, versions=None)).again(recorder)
     return Recorded(run, recorder.made, list(outputs))
 
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from fxguard.comparison._evaluated import with_eps_of
 from fxguard.graph.wide_form import Ran, is_float
-from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.walk import Walk
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Signed", "Signs"]
@@ -54,22 +54,24 @@ class Signed(WideForm):
         eps_of: the dtype of which norms have their eps; None for that of the model.
     """
 
+    whole_functions = True
+
     def __init__(self, signs: Signs | None, eps_of: torch.dtype | None) -> None:
         super().__init__(differentiable=True)
         self.signs = signs
         self.eps_of = eps_of
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         ran = with_eps_of(ran, self.eps_of)
         if self.signs is None:
-            return super().follow(step, node, ran, args, kwargs)
-        written = {id(step.others.get(each, step.env[each])) for each in ran.call.written}
+            return super().follow(walk, node, ran, args, kwargs)
+        written = {id(walk.others.get(each, walk.env[each])) for each in ran.call.written}
 
         def hooked(x: Tensor) -> Tensor:
             return x if id(x) in written else self._hooked(x)
 
         args, kwargs = pytree.tree_map_only(Tensor, hooked, (args, kwargs))
-        return super().follow(step, node, ran, args, kwargs)
+        return super().follow(walk, node, ran, args, kwargs)
 
     def _hooked(self, x: Tensor) -> Tensor:
         """An operand that does not share its gradient with other readers."""

@@ -22,7 +22,6 @@ from fxguard.comparison._graphs import compare_graphs
 from fxguard.comparison._judged import Judge
 from fxguard.comparison._outputs import Tolerance, compare_outputs
 from fxguard.comparison._programs import Program, program_of
-from fxguard.comparison._recorded import WholeFunctions
 from fxguard.comparison._rounding import unit_of
 from fxguard.comparison._runs import ModelRun, buffers_kept, converter, place_of, run_model
 from fxguard.comparison._settled import settled
@@ -247,9 +246,7 @@ class _Comparing:
 
     def _backward_to_blame(self) -> Sequence[Compared]:
         """The operations whose backward differs although the forward is the same."""
-        graphs = compare_graphs(
-            self.a, self.b, self.both, self.known, self.judge, BesideBackward, WholeFunctions
-        )
+        graphs = compare_graphs(self.a, self.b, self.both, self.known, self.judge, BesideBackward)
         return [each for each in graphs.found if each.part == "backward"]
 
     def _other_weights(self) -> set[str]:

@@ -23,14 +23,13 @@ from fxguard.forecasting._other_dtype import InDtype
 from fxguard.forecasting._ranges import rows_of, tensors_in
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
-from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
 from fxguard.records import GRADIENT, Role, Row
 from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.edges import is_differentiable, when_it_has_come
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.other_values import rounded
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = [
@@ -63,11 +62,11 @@ class _WithGradients(WideForm):
         super().__init__(WIDE, differentiable=True)
         self.made: Made = {}
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         wants = [is_differentiable(x) for x in tensors_in((args, kwargs)).values()]
-        result = super().follow(step, node, ran, args, kwargs)
+        result = super().follow(walk, node, ran, args, kwargs)
         found: dict[int, Tensor] = {}
-        self.made.setdefault(step.place(node), []).append(Came(found, wants))
+        self.made.setdefault(walk.place(node), []).append(Came(found, wants))
         for position, value in enumerate(leaves(result)):
             if is_differentiable(value):
                 when_it_has_come(value, functools.partial(_note, found, position))
@@ -102,10 +101,10 @@ def gradients_in_float64(
         for position, x in enumerate(wide)
         if position not in buffers and is_float(x) and not x.is_complex()
     }
-    with Start(run).begun() as low, torch.enable_grad():
+    start = Start(run)
+    with start.begun() as low, torch.enable_grad():
         given = [inputs[at].clone() if at in inputs else x for at, x in enumerate(wide)]
-        graph = without_marks(run.graph_module)
-        _, made = Lockstep(graph, form).run_both(low, given)
+        _, made = start.walk(low, form, others=given)
         outputs = leaves(made)
         starts = [at for at in incoming if is_differentiable(outputs[at])]
         if not starts:
@@ -165,12 +164,12 @@ class BackwardInDtype(InDtype):
         super().__init__(by_right)
         self.back = LookBack(made)
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        place = step.place(node)
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        place = walk.place(node)
         low = rounded((args, kwargs), (ran.args, ran.kwargs))  # before anything writes it
         if ran.call.written:
             low = _copied(low)
-        result = super().follow(step, node, ran, args, kwargs)
+        result = super().follow(walk, node, ran, args, kwargs)
         came = self.back.came_to(place)
         if came is not None and place not in self.failures.found:
             try:

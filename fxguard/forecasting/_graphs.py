@@ -21,11 +21,10 @@ from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import version_of
-from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import SecondForm
 
 __all__ = ["Graphs", "Operation"]
 
@@ -253,10 +252,12 @@ def _again(run: GraphRun, form: SecondForm, others: Sequence[Any]) -> tuple[Any,
 
     Written arguments are copied: arguments that are the same in both forms are the copies.
     """
-    with Start(run).begun() as low:
+
+    def seconds(low: list[Any]) -> list[Any]:
         assert run.args is not None
-        seconds = [  # copies may be written
+        return [  # copies may be written
             copied if other is argument else other if copied is argument else other.clone()
             for argument, copied, other in zip(run.args, low, others, strict=True)
         ]
-        return Lockstep(without_marks(run.graph_module), form).run_both(low, seconds)
+
+    return Start(run).again(form, others=seconds)

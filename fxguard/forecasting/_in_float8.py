@@ -31,8 +31,8 @@ from fxguard.measure.at_hand import name_of_dtype
 from fxguard.plan.plan import Place
 from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.differences import relative_error
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.other_values import AsTheModel
+from fxguard.rerun.walk import Walk
 
 __all__ = ["FLOAT8", "BackwardInFloat8", "InFloat8", "cast_to_float8", "is_matrix_product"]
 
@@ -94,16 +94,16 @@ class InFloat8(AsTheModel):
         self.products: dict[Place, None] = {}
         self.island: dict[Place, None] = {}
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        return differs or is_matrix_product(step.call_of(node))
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return differs or is_matrix_product(walk.call_of(node))
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         low = ran.result
-        if any(read in step.others for read in node.all_input_nodes):
-            low = super().follow(step, node, ran, args, kwargs)
+        if any(read in walk.others for read in node.all_input_nodes):
+            low = super().follow(walk, node, ran, args, kwargs)
         if not is_matrix_product(ran.call) or not is_float(low) or low.is_complex():
             return low
-        place = step.place(node)
+        place = walk.place(node)
         self.products[place] = None
         try:
             return self.product(place, ran, args, kwargs).to(low.dtype)
@@ -199,9 +199,9 @@ class BackwardInFloat8(InFloat8):
         super().__init__(dtype)
         self.back = LookBack(made)
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        result = super().follow(step, node, ran, args, kwargs)
-        place = step.place(node)
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        result = super().follow(walk, node, ran, args, kwargs)
+        place = walk.place(node)
         came = self.back.came_to(place)
         if came is not None and place in self.products and place not in self.failures.found:
             try:

@@ -30,8 +30,8 @@ from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widen
 from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import Place
 from fxguard.records import Row
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.other_values import AsTheModel, Repaired, rounded
+from fxguard.rerun.walk import Walk
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["InDtype", "Reference"]
@@ -51,15 +51,15 @@ class Reference(WideForm):
         self.bad: dict[Place, int] = {}
         self.rows: dict[Place, tuple[Row, ...]] = {}
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        place = step.place(node)
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        place = walk.place(node)
         read = tensors_in((args, kwargs))  # before anything writes it
         inputs = rows_of("input", read, tensors_in((ran.args, ran.kwargs)).values())
-        result = super().follow(step, node, ran, args, kwargs)
+        result = super().follow(walk, node, ran, args, kwargs)
         if place in self.taken_over and not ran.call.written:
             # The model's result may be bad because of its operands.
             low = rounded((args, kwargs), (ran.args, ran.kwargs))
-            result = widened(_AS_THE_MODEL.follow(step, node, ran, *low), self.dtype)
+            result = widened(_AS_THE_MODEL.follow(walk, node, ran, *low), self.dtype)
         self.bad[place] = max(_count_of_bad(result), self.bad.get(place, 0))
         made = (x for _, x in elements_of(ran.result))
         outputs = rows_of("output", dict(elements_of(result)), made)
@@ -87,20 +87,20 @@ class InDtype(Repaired):
         self.failures = Failures()
         self._was_lost = False  # whether the running operation has an underflow
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        place = step.place(node)
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        place = walk.place(node)
         self._was_lost = False
         try:
-            result = super().follow(step, node, ran, args, kwargs)
+            result = super().follow(walk, node, ran, args, kwargs)
         except NotJudged as reason:
             if ran.call.written:
                 raise
             self.failures.skip(place, ran, str(reason))
             args, kwargs = rounded((args, kwargs), (ran.args, ran.kwargs))
-            return AsTheModel.follow(self, step, node, ran, args, kwargs)
+            return AsTheModel.follow(self, walk, node, ran, args, kwargs)
         self.failures.note(place, ran, _too_large(ran.result, result))
         return result
 

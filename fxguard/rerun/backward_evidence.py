@@ -28,7 +28,8 @@ from fxguard.plan.plan import Place
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look
 from fxguard.rerun.gradients import gradients_of
 from fxguard.rerun.inside_function import Inside, inside_of, is_random
-from fxguard.rerun.lockstep import Ended, Lockstep, again
+from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Ended, Walk
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["BackwardEvidence", "evidence_of_backward"]
@@ -242,14 +243,17 @@ class _Arguments(WideForm):
         self.wanted = place
         self.found: tuple[Any, Any] = (None, None)
 
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.place(node) == self.wanted:
-            self.found = step.other_of(node.args, node), step.other_of(node.kwargs, node)
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return walk.place(node) == self.wanted or super().wants(walk, node, differs)
+
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        if walk.place(node) == self.wanted:
+            self.found = walk.other_of(node.args, node), walk.other_of(node.kwargs, node)
             raise Ended
 
 
 def _wide_arguments(kept: KeptRun, place: Place) -> tuple[Any, Any]:
     form = _Arguments(place)
     with contextlib.suppress(Ended):
-        again(kept.opened(), form)
+        Start(kept.opened()).again(form)
     return form.found

@@ -21,12 +21,11 @@ from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph import nodes
 from fxguard.graph.wide_form import NotJudged, is_float
-from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Place
 from fxguard.rerun.differences import Difference, difference_of
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_values import Perturbed, RaisedOnOther, Repaired, perturbed
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import SecondForm, Walk, Watcher
 
 __all__ = ["Replaced", "Replay", "check_of", "if_other", "if_repaired"]
 
@@ -50,6 +49,7 @@ class Replay:
             something starts, and graphs that read values that differ.
         starts: the events in which something starts.
         given: replacements for values that no operation made.
+        looks: who else looks at the graph of an event.
 
     Attributes:
         differences: differences of the model's outputs, in order.
@@ -61,6 +61,7 @@ class Replay:
     form_of: Callable[[int], SecondForm]
     starts: frozenset[int]
     given: Mapping[Key, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    looks: Mapping[int, Sequence[Watcher]] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     changed: dict[Key, Any] = field(default_factory=dict)
     reached: bool = False
@@ -101,13 +102,14 @@ class Replay:
                 raise NotJudged("a view that was made between graphs")
         if index not in self.starts and not others:
             return
-        step = _KeepsInputs(without_marks(run.graph_module), self.form_of(index))
-        with Start(run, to_the_end=False).begun() as low_args:
-            other_args = [
-                others[position](low) if position in others else low
-                for position, low in enumerate(low_args)
-            ]
-            low, other = step.run_both(low_args, other_args)
+        written = _Written()
+
+        def replaced(given: list[Any]) -> list[Any]:
+            return [others[at](low) if at in others else low for at, low in enumerate(given)]
+
+        watchers = self.form_of(index), *self.looks.get(index, ()), written
+        start = Start(run, to_the_end=False)
+        low, other = start.again(*watchers, others=replaced)
         outputs = zip(plan.outputs, nodes.leaves(low), nodes.leaves(other), strict=True)
         for made, one, two in outputs:
             if one is two:
@@ -119,7 +121,7 @@ class Replay:
             else:
                 raise NotJudged("integers or booleans went on to Python")
         held = dict(plan.written)
-        for position, (one, two) in step.written.items():
+        for position, (one, two) in written.found.items():
             if (now := held.get(position)) is not None:
                 self.changed[Key(index, now)] = (one, two)
             else:
@@ -133,29 +135,34 @@ class Replay:
             self.differences.append(found)
 
 
-class _KeepsInputs(Lockstep):
+class _Written(Watcher):
     """Keeps the graph's inputs to the end, because writes to them leave the graph."""
 
-    def __init__(self, module: Any, second: SecondForm) -> None:
-        super().__init__(module, second)
-        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    def __init__(self) -> None:
+        self.walk: Walk | None = None
         self.memories: set[int | None] = set()  # memory that was written
-        for unused in self.user_to_last_uses.values():
-            unused[:] = [node for node in unused if node.op != "placeholder"]
 
-    def step(self, node: Node) -> None:
-        if node.op.startswith("call"):
-            written = (self.env[operand] for operand in self.call_of(node).written)
-            self.memories.update(nodes.memory_of(operand) for operand in written)
-        super().step(node)
+    def begins(self, walk: Walk) -> None:
+        if walk.outer is None:
+            self.walk = walk
+            for unused in walk.user_to_last_uses.values():
+                unused[:] = [node for node in unused if node.op != "placeholder"]
+
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        written = (walk.env[operand] for operand in walk.call_of(node).written)
+        self.memories.update(nodes.memory_of(operand) for operand in written)
+        return False
 
     @property
-    def written(self) -> dict[int, tuple[Any, Any]]:
+    def found(self) -> dict[int, tuple[Any, Any]]:
         """Inputs that the graph wrote and that differ, by position, in both forms."""
+        assert self.walk is not None
+        env, others = self.walk.env, self.walk.others
+        inputs = [node for node in env if node.op == "placeholder"]
         return {
-            position: (self.env[node], self.others[node])
-            for position, node in enumerate(self.placeholders)
-            if node in self.others and nodes.memory_of(self.env[node]) in self.memories - {None}
+            position: (env[node], others[node])
+            for position, node in enumerate(inputs)
+            if node in others and nodes.memory_of(env[node]) in self.memories - {None}
         }
 
 

@@ -19,14 +19,14 @@ from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.inside import evidence_inside
 from fxguard.graph.one_operation import OneOperation
-from fxguard.graph.wide_form import NotJudged, is_float, wide_result, widened
+from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check, Place
 from fxguard.records import Role
-from fxguard.rerun.lockstep import Ended, Lockstep, look_through
 from fxguard.rerun.repeats import same_magnitude
-from fxguard.rerun.start import Start
+from fxguard.rerun.start import Start, look_through
+from fxguard.rerun.walk import Ended, Walk
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Look", "evidence_in", "samples_of"]
@@ -66,7 +66,7 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> tuple[dict[int, Look]
         return {}, ""
     looks = _Looks(checks, samples_of(run), _compared_in(run), is_compiled=run.is_compiled)
     stopped = look_through(run, looks)
-    return looks.found, stopped
+    return looks.found, stopped.get(looks, "")
 
 
 def _check_of(run: GraphRun, value: int) -> Check | None:
@@ -127,30 +127,30 @@ class _Looks(WideForm):
         self.found: dict[int, Look] = {}
         self.begun: dict[Place, _Before] = {}
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        return step.place(node) in self.wanted or super().wants(step, node, differs)
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return walk.place(node) in self.wanted or super().wants(walk, node, differs)
 
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.place(node) not in self.wanted:
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        if walk.place(node) not in self.wanted:
             return
-        others = step.other_of(node.args, node), step.other_of(node.kwargs, node)
-        copies = bool(step.call_of(node).written)
+        others = walk.other_of(node.args, node), walk.other_of(node.kwargs, node)
+        copies = bool(walk.call_of(node).written)
 
         def kept(values: Any) -> Any:
             if not copies:
                 return values
             return pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
 
-        self.begun[step.place(node)] = _Before(*kept((args, kwargs)), *kept(others))
+        self.begun[walk.place(node)] = _Before(*kept((args, kwargs)), *kept(others))
 
-    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        place = step.place(node)
-        nodes = {each.name: each for each in step.env}
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        place = walk.place(node)
+        nodes = {each.name: each for each in walk.env}
         begun = self.begun.pop(place, None)
         for check, high in self.compared.get(place, ()):
-            if check.node in nodes and not _repeats(step.env[nodes[check.node]], check, high):
+            if check.node in nodes and not _repeats(walk.env[nodes[check.node]], check, high):
                 if begun is not None and self.is_compiled:
-                    self.note_unlike(step, node, nodes, begun)
+                    self.note_unlike(walk, node, nodes, begun)
                 raise Ended  # such as other random numbers: all later tensors differ
         if begun is None:
             return
@@ -158,31 +158,29 @@ class _Looks(WideForm):
             made = nodes.get(check.node)
             if made is None or value in self.found:
                 continue
-            look = self.look(step, node, made, check, begun)
+            look = self.look(walk, node, made, check, begun)
             if look is not None:
                 self.found[value] = look
         if len(self.found) == sum(map(len, self.wanted.values())):
             raise Ended
 
     def note_unlike(
-        self, step: Lockstep, node: Node, nodes: Mapping[str, Node], begun: _Before
+        self, walk: Walk, node: Node, nodes: Mapping[str, Node], begun: _Before
     ) -> None:
         """Note the first operation whose numbers differ from its compiled form."""
-        for value, check in self.wanted[step.place(node)].items():
+        for value, check in self.wanted[walk.place(node)].items():
             made = nodes.get(check.node)
-            operation = None if made is None else _alone(step, node, made, check, begun)
+            operation = None if made is None else _alone(walk, node, made, check, begun)
             if operation is not None:
                 self.found[value] = Look(None, operation=replace(operation, is_compiled=True))
 
-    def look(
-        self, step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
-    ) -> Look | None:
-        low = step.env[made]
-        wide = step.others.get(made, low)
-        reason = self.taken_over.get(step.place(node), "")
+    def look(self, walk: Walk, node: Node, made: Node, check: Check, begun: _Before) -> Look | None:
+        low = walk.env[made]
+        wide = walk.others.get(made, low)
+        reason = self.taken_over.get(walk.place(node), "")
         same: Any = None  # in float64, on the model's operands
         written = _written_argument(node, made)
-        ran = step.ran(node, begun.args, begun.kwargs, step.env[node])
+        ran = walk.ran(node, begun.args, begun.kwargs, walk.env[node])
         call = ran.call
         try:
             operands, named = widened((begun.args, begun.kwargs), self.dtype)
@@ -218,18 +216,16 @@ class _Looks(WideForm):
             with contextlib.suppress(Exception):  # otherwise its inside stays unknown
                 evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
-        operation = _alone(step, node, made, check, begun)
+        operation = _alone(walk, node, made, check, begun)
         return Look(evidence, wide.clone() if keeps else None, operation)
 
 
-def _alone(
-    step: Lockstep, node: Node, made: Node, check: Check, begun: _Before
-) -> OneOperation | None:
+def _alone(walk: Walk, node: Node, made: Node, check: Check, begun: _Before) -> OneOperation | None:
     """An operation with its arguments; None if it cannot run alone."""
     written = _written_argument(node, made)
     if node.op == "call_module" or (made is not node and written is None):
         return None
-    call = replace(step.call_of(node), args=begun.args, kwargs=begun.kwargs)
+    call = replace(walk.call_of(node), args=begun.args, kwargs=begun.kwargs)
     return OneOperation.now(call, node.target, check.path, written)
 
 

@@ -10,12 +10,12 @@ from torch.fx import Graph, Node
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph import nodes
-from fxguard.graph.operations import read_node
 from fxguard.measure import traceable
 from fxguard.plan.plan import FramePlan, RowPlan
 from fxguard.records import Role
-from fxguard.rerun.node_by_node import NodeByNode
+from fxguard.rerun.at_checks import AtChecks
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk
 from fxguard.source.lines import source_of_trace
 
 __all__ = ["run_until_it_raises"]
@@ -26,23 +26,30 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     checks = run.plan.checks
     statistics = torch.full((len(checks), 2), traceable.NOT_RUN, dtype=torch.float64)
 
-    def visit(slot: int, value: Any, repeats: bool) -> None:
-        if not (
-            repeats and bool(torch.isnan(statistics[slot, 1]) | torch.isinf(statistics[slot, 1]))
-        ):
+    def visit(walk: Walk, slot: int, value: Any) -> None:
+        if not (walk.repeats and not bool(torch.isfinite(statistics[slot, 1]))):
             statistics[slot] = torch.tensor([float(x) for x in traceable.abs_min_max(value)])
 
-    second = NodeByNode(run.graph_module, list(enumerate(checks)), visit)
+    look = _UntilItRaises(list(enumerate(checks)), visit)
     try:
-        with Start(run, to_the_end=False).begun() as given:
-            second.run(*given)
+        Start(run, to_the_end=False).again(look)
     except Exception:  # raised like the first run; where it stopped is the question
-        run = replace(run, stopped_at=tuple(_read_by(second, run)[0]))
-        run = replace(run, raised=_frame_of(second.last, run))
+        if look.walk is not None:
+            run = replace(run, stopped_at=tuple(_read_by(look.walk, run)[0]))
+            run = replace(run, raised=_frame_of(look.walk.innermost, run))
     return replace(run, measured=statistics)
 
 
-def _frame_of(second: NodeByNode, run: GraphRun) -> FramePlan | None:
+class _UntilItRaises(AtChecks):
+    """Shows the values at all checks, and remembers where the run is."""
+
+    walk: Walk | None = None  # the graph that runs, not a body
+
+    def begins(self, walk: Walk) -> None:
+        self.walk = self.walk or walk
+
+
+def _frame_of(second: Walk, run: GraphRun) -> FramePlan | None:
     """The frame of the operation that raised: what it had read."""
     node, plan = second.node, run.plan
     if node is None:
@@ -56,14 +63,14 @@ def _frame_of(second: NodeByNode, run: GraphRun) -> FramePlan | None:
     stack = list(nodes.stack_of(node).items())
     return FramePlan(
         name=nodes.path_of(*stack[-1], {}) if stack else run.names[0],
-        kind=read_node(node, second.module).kind,  # type: ignore[arg-type]
+        kind=second.call_of(node).kind,
         is_op=True,
         rows=(*rows, RowPlan("output", note="raised")),
         source=source_of_trace(node.meta.get("stack_trace")),
     )
 
 
-def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
+def _read_by(second: Walk, run: GraphRun) -> tuple[list[int], bool]:
     """Values that the raising operation had read, also through integers computed from them.
 
     Returns:
@@ -71,8 +78,8 @@ def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
     """
     read: list[int] = []
     from_outside = True
-    if second.last_body is not None:
-        read, from_outside = _read_by(second.last_body, run)
+    if second.body is not None:
+        read, from_outside = _read_by(second.body, run)
     holders = _holders(second, run)
     todo = list(second.node.all_input_nodes) if second.node is not None and from_outside else []
     seen: set[Node] = set()
@@ -89,7 +96,7 @@ def _read_by(second: NodeByNode, run: GraphRun) -> tuple[list[int], bool]:
     return list(dict.fromkeys(read)), from_outside
 
 
-def _holders(second: NodeByNode, run: GraphRun) -> dict[str, list[int]]:
+def _holders(second: Walk, run: GraphRun) -> dict[str, list[int]]:
     """The results of a graph or a body to the values that they hold."""
     graph: Graph = second.module.graph  # type: ignore[assignment]
     inputs = [node.name for node in graph.nodes if node.op == "placeholder"]

@@ -25,9 +25,10 @@ from fxguard.graph.wide_form import NotJudged
 from fxguard.measure import eager
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.records import Fingerprint, Role
-from fxguard.rerun.node_by_node import NodeByNode
+from fxguard.rerun.at_checks import AtChecks
 from fxguard.rerun.repeats import TOLERANCE
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk
 from fxguard.rerun.whole_graph import OTHER_NUMBERS
 
 __all__ = ["fingerprints_of", "take_fingerprints"]
@@ -83,7 +84,7 @@ def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerp
         try:
             _second_run(run, measured, found)
         except NotJudged as reason:  # it has repeated the first run until then
-            why = str(reason).partition("\n")[0]  # the interpreter adds the node
+            why = str(reason)
             if run.is_compiled and run.random_state is not None:
                 found.clear()
         except _Other as other:
@@ -122,9 +123,9 @@ def _second_run(run: GraphRun, measured: dict[int, int], found: dict[int, Finger
     first: Sequence[Any] = run.statistics.tolist()
     allowed = _allowed(run)
 
-    def visit(slot: int, tensor: Any, repeats: bool) -> None:
+    def visit(walk: Walk, slot: int, tensor: Any) -> None:
         index = measured[slot]
-        if repeats:
+        if walk.repeats:
             found[index] = Fingerprint(note=MANY_TIMES)
             return
         value = run.plan.values[index]
@@ -136,8 +137,9 @@ def _second_run(run: GraphRun, measured: dict[int, int], found: dict[int, Finger
         taken = fingerprint_of(tensor)
         found[index] = replace(taken, of_eager_run=run.is_compiled and not taken.note)
 
-    with Start(run, to_the_end=False).begun() as given:
-        NodeByNode(run.graph_module, list(enumerate(run.plan.checks)), visit).run(*given)
+    start = Start(run, to_the_end=False)
+    with start.begun() as given:
+        start.walk(given, AtChecks(enumerate(run.plan.checks), visit))
         # A compiler may have drawn from its own generator, which ranges cannot reveal.
         if run.is_compiled and _has_drawn(run):
             raise _Other(RANDOM)

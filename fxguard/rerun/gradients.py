@@ -8,9 +8,8 @@ from torch import Tensor
 from fxguard.batch.kept_run import KeptRun
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import NotJudged
-from fxguard.passes.unmark import without_marks
 from fxguard.records import Role
-from fxguard.rerun._hooked_run import HookedRun
+from fxguard.rerun._edge_hooks import EdgeHooks
 from fxguard.rerun.edges import Gradients, Look
 from fxguard.rerun.start import Start
 
@@ -45,24 +44,24 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
             aliases.append(alias)
             # Copies may be written, which leaves may not be.
             given.append(alias if copy is argument else alias.clone())
-        hooked = HookedRun(without_marks(run.graph_module), gradients, (), look)
+        hooks = EdgeHooks(gradients, look)
         for position, value in enumerate(given):
             if isinstance(value, Tensor) and value.requires_grad:
-                gradients.arguments[position] = hooked.enter(value)
+                gradients.arguments[position] = hooks.enter(value)
         for value in run.plan.values:
             if value.role is Role.WEIGHT and value.argument in gradients.arguments:
                 gradients.weights[gradients.arguments[value.argument]] = value.name
-        outputs = hooked.run(*given)
+        outputs, _ = start.walk(given, hooks)
         incoming = {
             position: gradient / scale if scale != 1 else gradient
             for position, gradient in sorted(kept.incoming.items())
         }
         for position, gradient in incoming.items():
-            number = gradients.outputs[position] = hooked.number_of(outputs[position])
+            number = gradients.outputs[position] = hooks.number_of(outputs[position])
             if kept.are_sums:
                 gradients.sums[number] = gradient
         for position, sample in kept.samples.items():
-            gradients.samples[hooked.number_of(outputs[position])] = sample / scale
+            gradients.samples[hooks.number_of(outputs[position])] = sample / scale
     with random_state_kept(run.args), torch._C.DisableTorchFunction(), start.alone():
         torch.autograd.grad(
             [outputs[position] for position in incoming],

@@ -18,8 +18,8 @@ from fxguard.graph.tables import SATURATES, SEES_NAN
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Check, Place
 from fxguard.rerun.differences import are_close, are_equal
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.two_forms import same_leaves
+from fxguard.rerun.walk import SecondForm, Walk
 
 __all__ = ["AsTheModel", "Perturbed", "RaisedOnOther", "Repaired", "perturbed", "rounded"]
 
@@ -31,13 +31,13 @@ class RaisedOnOther(Exception):  # noqa: N818 - an answer, not an error
 class AsTheModel(SecondForm):
     """Runs operations as the model does, on other values."""
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return differs
 
     def copy_of(self, memory: Tensor) -> Tensor:
         return memory.clone()
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         if ran.before is not None:
             ran.before.restore()
         try:
@@ -66,23 +66,23 @@ class Perturbed(AsTheModel):
         self.below = below
         self.always = True
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        if step.place(node) in self.starts:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        if walk.place(node) in self.starts:
             return True
-        return differs and not _tests_for_nan(step, node)
+        return differs and not _tests_for_nan(walk, node)
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        check = self.starts.get(step.place(node))
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        check = self.starts.get(walk.place(node))
         if check is None:
-            result = super().follow(step, node, ran, args, kwargs)
+            result = super().follow(walk, node, ran, args, kwargs)
             self.always = self.always and not same_leaves(result, ran.result)
             return result
         if ran.call.written:
             for operand in ran.call.written:  # everything that shares its memory is materialized
-                low = step.env[operand]
+                low = walk.env[operand]
                 if is_float(low):
-                    step.others[operand].copy_(perturbed(low, self.below))
-            return step.others[ran.call.in_place[0]] if ran.call.in_place else ran.result
+                    walk.others[operand].copy_(perturbed(low, self.below))
+            return walk.others[ran.call.in_place[0]] if ran.call.in_place else ran.result
 
         def at(path: tuple[int, ...], value: Any) -> Any:
             if not path:
@@ -107,8 +107,8 @@ def perturbed(value: Tensor, below: bool) -> Tensor:
     return torch.where(value.isnan(), number, value).to(value.dtype)
 
 
-def _tests_for_nan(step: Lockstep, node: Node) -> bool:
-    call = step.call_of(node)
+def _tests_for_nan(walk: Walk, node: Node) -> bool:
+    call = walk.call_of(node)
     compares_itself = call.kind in ("ne", "eq") and len(set(node.args[:2])) == 1
     return call.kind in SEES_NAN or compares_itself
 
@@ -147,24 +147,24 @@ class Repaired(AsTheModel):
         self.island: dict[Place, None] = {}
         self.always = True
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        return differs or step.place(node) in self.starts or self.extends
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return differs or walk.place(node) in self.starts or self.extends
 
     def copy_of(self, memory: Tensor) -> Tensor:
         copied: Tensor = widened(memory, self.dtype).clone()
         return copied
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        place = step.place(node)
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        place = walk.place(node)
         low = (ran.args, ran.kwargs)
         wide = place in self.starts or _is_wide((args, kwargs), low)
-        if wide and not self.writes_wide(step, ran):
+        if wide and not self.writes_wide(walk, ran):
             args, kwargs = rounded((args, kwargs), low)
             wide = False
         if not wide:
             result = ran.result
-            if any(read in step.others for read in node.all_input_nodes):
-                result = super().follow(step, node, ran, args, kwargs)
+            if any(read in walk.others for read in node.all_input_nodes):
+                result = super().follow(walk, node, ran, args, kwargs)
                 self.always = self.always and not same_leaves(result, ran.result)
             may_start = self.extends and not ran.call.written and place not in self.harmless
             if not (may_start and self.fails(place, ran, result, args, kwargs)):
@@ -205,10 +205,10 @@ class Repaired(AsTheModel):
 
         return is_bad(result) and not is_bad((args, kwargs))
 
-    def writes_wide(self, step: Lockstep, ran: Ran) -> bool:
+    def writes_wide(self, walk: Walk, ran: Ran) -> bool:
         """Whether what it writes is wide; True if it writes nothing."""
-        written = (each for each in ran.call.written if is_float(step.env[each]))
-        return all(step.others[each].dtype != step.env[each].dtype for each in written)
+        written = (each for each in ran.call.written if is_float(walk.env[each]))
+        return all(walk.others[each].dtype != walk.env[each].dtype for each in written)
 
     def settled(self, low: Any, wide: Any) -> Any:
         """The result to continue with: the model's own, the wide one rounded, or the wide one."""

@@ -29,9 +29,9 @@ from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check
 from fxguard.records import Role, Severity
 from fxguard.rerun.consequences import Replay
-from fxguard.rerun.lockstep import Ended, Lockstep, SecondForm, look_through
 from fxguard.rerun.other_values import AsTheModel
-from fxguard.rerun.start import Start
+from fxguard.rerun.start import Start, look_through
+from fxguard.rerun.walk import Ended, SecondForm, Walk, Watcher
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Other", "Outcome", "in_dtype", "in_eager_mode", "leading_to", "on_others"]
@@ -74,7 +74,7 @@ def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
     check = check_in(run, value)
     if check is None or not _may_run(run):
         return None
-    look = _UpTo(None, check)
+    look = _UpTo(check)
     look_through(run, look)
     return look.outcome
 
@@ -171,56 +171,42 @@ def _replayed(
     runs = [batch.run_of(Key(event, 0)) for event in starts]
     if check is None or not all(each is not None and _may_run(each, dtype) for each in runs):
         return None
-    look = _UpTo(form, check, index)
-    replay = Replay(batch, flow, lambda event: look if event == key.event else form, starts, given)
+    look = _UpTo(check, index)
+    replay = Replay(batch, flow, lambda event: form, starts, given, {key.event: [look]})
     with contextlib.suppress(Exception):  # whatever stops it, the findings until then are valid
         replay.run()
     outcome = look.outcome
     return None if outcome is None or outcome.severity is Severity.FINITE else outcome
 
 
-class _UpTo(SecondForm):
-    """Another form, with a look at one value in both; in a loop, at the first bad one.
+class _UpTo(Watcher):
+    """Looks at one value in both forms; in a loop, at the first bad one.
 
     Args:
-        form: the other form; None to look only at the model's own.
         check: where the value is measured.
         index: the sample in each place in the other form; None if unchanged.
     """
 
-    def __init__(
-        self, form: SecondForm | None, check: Check, index: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, check: Check, index: Sequence[int] | None = None) -> None:
         self.index = index
-        self.form = form
         self.check = check
         self.outcome: Outcome | None = None
         self.infinite: list[Tensor] = []  # where operands are infinite
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        is_here = step.place(node) == self.check.place
-        return is_here or (self.form is not None and self.form.wants(step, node, differs))
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return walk.place(node) == self.check.place
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        return ran.result if self.form is None else self.form.follow(step, node, ran, args, kwargs)
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        operands = filter(is_float, pytree.tree_leaves((args, kwargs)))
+        found = [without_levels(x).isinf() for x in operands]
+        self.infinite = [each for each in found if bool(each.any())]
 
-    def copy_of(self, memory: Tensor) -> Tensor:
-        return memory.clone() if self.form is None else self.form.copy_of(memory)
-
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.place(node) == self.check.place:
-            operands = filter(is_float, pytree.tree_leaves((args, kwargs)))
-            found = [without_levels(x).isinf() for x in operands]
-            self.infinite = [each for each in found if bool(each.any())]
-
-    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.place(node) != self.check.place:
-            return
-        made = next((each for each in step.env if each.name == self.check.node), None)
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        made = next((each for each in walk.env if each.name == self.check.node), None)
         if made is None:
             return
-        low = step.env[made]
-        other = low if self.form is None else step.others.get(made, low)
+        low = walk.env[made]
+        other = walk.others.get(made, low)
         for index in self.check.path:
             low, other = low[index], other[index]
         if not (is_float(low) and is_float(other)):

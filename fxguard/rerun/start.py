@@ -1,4 +1,4 @@
-"""The start of a second run: the gate that every second run passes, and the state it begins with.
+"""The start of a second run: the gate that each one passes, and the state that it begins with.
 
 A second run is made on one rank, because of what this rank has seen. If it issued a collective, it
 would wait for ranks that make no such run, or take their numbers for its own.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,12 @@ from fxguard.graph.wide_form import NotJudged
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import has_memory, own_arithmetic, range_of
 from fxguard.measure.func_levels import levels_restored
+from fxguard.passes.unmark import without_marks
 from fxguard.records import Range, Role
 from fxguard.rerun.repeats import TOLERANCE
+from fxguard.rerun.walk import Walk, Watcher, Watchers
 
-__all__ = ["Start", "written_since"]
+__all__ = ["Start", "look_through", "written_since"]
 
 GONE = "an input of its graph is gone"
 FREED = "an input of its graph has been freed"
@@ -38,7 +40,7 @@ TINY = 1e-37  # kernels may take smaller numbers of float32 for 0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a second run of a graph.
+    """The start of a second run of a graph: nothing else runs a graph again.
 
     Attributes:
         run: the first run, still open.
@@ -101,6 +103,39 @@ class Start:
             finally:
                 restore()
 
+    def again(
+        self, *watchers: Watcher, others: Callable[[list[Any]], Sequence[Any]] | None = None
+    ) -> tuple[Any, Any]:
+        """Run the graph again, with its original inputs and random numbers.
+
+        Args:
+            watchers: whoever looks at the run; at most one of them is a second form.
+            others: makes the arguments of the second form from those of the model's form; None if
+                nothing differs.
+
+        Returns:
+            What the graph returns in both forms.
+
+        Raises:
+            NotJudged: when that is not possible.
+            Exception: whatever the operations or the watchers raise.
+        """
+        with self.begun() as given:
+            return self.walk(given, *watchers, others=None if others is None else others(given))
+
+    def walk(
+        self, given: Sequence[Any], *watchers: Watcher, others: Sequence[Any] | None = None
+    ) -> tuple[Any, Any]:
+        """The same in a block of :meth:`begun` or :meth:`alone`, on its inputs.
+
+        Args:
+            given: the arguments of the model's form, which the graph may write.
+            watchers: see :meth:`again`.
+            others: the arguments of the second form; None if nothing differs.
+        """
+        graph = without_marks(self.run.graph_module)
+        return Walk(graph, Watchers(watchers)).run_both(given, others)
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """A block that issues no collective, as :meth:`begun` does; for a backward after it.
@@ -110,6 +145,25 @@ class Start:
         """
         with none_issued(self.run.graph_module, self.run.args or ()):
             yield
+
+
+def look_through(run: GraphRun, *watchers: Watcher) -> dict[Watcher, str]:
+    """Run a graph again to let some watchers look at it, each as far as possible.
+
+    Whatever stops one of them, or the second run, the findings until then are valid.
+
+    Returns:
+        Why it did not begin, or had to end, for each watcher of which that is known.
+    """
+    start, watching = Start(run, to_the_end=False), Watchers(watchers, apart=True)
+    ended: Exception | None = None
+    try:
+        with start.begun() as given:
+            Walk(without_marks(run.graph_module), watching).run_both(given)
+    except Exception as error:
+        ended = error
+    stopped = dict.fromkeys(watchers, ended) | watching.stopped
+    return {each: str(why) for each, why in stopped.items() if isinstance(why, NotJudged)}
 
 
 def written_since(run: GraphRun) -> frozenset[int]:

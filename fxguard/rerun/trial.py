@@ -15,8 +15,8 @@ from fxguard.graph.wide_form import is_float
 from fxguard.plan.plan import Step
 from fxguard.rerun.consequences import check_of
 from fxguard.rerun.differences import relative_error
-from fxguard.rerun.lockstep import again
 from fxguard.rerun.other_values import Repaired
+from fxguard.rerun.start import Start
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Trial", "in_float32"]
@@ -53,9 +53,9 @@ def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | 
     first = check_of(batch, key).place
     left = [check_of(batch, each).place for each in harmless if each.event == key.event]
     form = Repaired({first: None}, extends=True, harmless=left, dtype=torch.float32)
-    low, other = again(run, form)
+    low, other = Start(run).again(form)
     reference = WideForm()
-    _, wide = again(run, reference)
+    _, wide = Start(run).again(reference)
     by_place = {(step.inside, step.node): step for step in run.plan.steps if step.counts}
     after = list(by_place)[list(by_place).index(first) :] if first in by_place else by_place
     if not reference.taken_over.keys().isdisjoint(after):

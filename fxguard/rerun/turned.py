@@ -14,7 +14,8 @@ from torch.fx import Node
 from fxguard.batch.events import GraphRun
 from fxguard.graph.wide_form import Ran
 from fxguard.plan.plan import Check, Place
-from fxguard.rerun.lockstep import Ended, Lockstep, SecondForm, look_through
+from fxguard.rerun.start import look_through
+from fxguard.rerun.walk import Ended, Walk, Watcher
 
 __all__ = ["turned_infinite"]
 
@@ -42,8 +43,8 @@ def turned_infinite(run: GraphRun, values: Iterable[int]) -> dict[int, bool]:
     return look.turned
 
 
-class _Look(SecondForm):
-    """Not a second form, but a look at what one operation reads and makes."""
+class _Look(Watcher):
+    """Looks at what some operations read and make."""
 
     def __init__(self, checks: Mapping[int, Check]) -> None:
         self.wanted: dict[Place, dict[int, Check]] = {}
@@ -53,22 +54,18 @@ class _Look(SecondForm):
         self.turned: dict[int, bool] = {}
         self.infinite: list[Tensor] = []  # where operands of the running operation are infinite
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        return step.place(node) in self.wanted
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return walk.place(node) in self.wanted
 
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.place(node) in self.wanted:
-            operands = pytree.tree_leaves((args, kwargs))
-            self.infinite = [~torch.isfinite(x) for x in operands if isinstance(x, Tensor)]
-            numbers = (x for x in operands if isinstance(x, (int, float)))
-            self.infinite += [torch.tensor(not math.isfinite(x)) for x in numbers]
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        operands = pytree.tree_leaves((args, kwargs))
+        self.infinite = [~torch.isfinite(x) for x in operands if isinstance(x, Tensor)]
+        numbers = (x for x in operands if isinstance(x, (int, float)))
+        self.infinite += [torch.tensor(not math.isfinite(x)) for x in numbers]
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        return ran.result
-
-    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        results = {each.name: value for each, value in step.env.items()}
-        for value, check in self.wanted[step.place(node)].items():
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        results = {each.name: value for each, value in walk.env.items()}
+        for value, check in self.wanted[walk.place(node)].items():
             made = results[check.node]
             for index in check.path:
                 made = made[index]
@@ -76,7 +73,7 @@ class _Look(SecondForm):
             # of a loop.
             if torch.isinf(made).any():
                 self.turned[value] = self.turned.get(value, False) or self.turns(made)
-        if len(self.turned) == self.count and not step.inside:
+        if len(self.turned) == self.count and not walk.inside:
             raise Ended
 
     def turns(self, made: Any) -> bool:
@@ -87,6 +84,3 @@ class _Look(SecondForm):
                 return False  # it does not work elementwise
             turned = turned & ~infinite.to(made.device).broadcast_to(made.shape)
         return bool(turned.any())
-
-    def copy_of(self, memory: Tensor) -> Tensor:
-        return memory.clone()

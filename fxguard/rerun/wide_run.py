@@ -15,7 +15,7 @@ from fxguard.graph.tables import MOVES
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Place
 from fxguard.rerun.edges import is_differentiable
-from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.walk import SecondForm, Walk
 
 __all__ = ["WideForm"]
 
@@ -41,16 +41,16 @@ class WideForm(SecondForm):
         self.differentiable = differentiable
         self.taken_over: dict[Place, str] = {}
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        call = step.call_of(node)
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        call = walk.call_of(node)
         return differs or bool(call.written) or not (call.selects or call.kind in EXACT)
 
     def copy_of(self, memory: Tensor) -> Tensor:
         copied: Tensor = widened(memory, self.dtype).clone()
         return copied
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        written = [each for each in ran.call.written if is_float(step.env[each])]
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        written = [each for each in ran.call.written if is_float(walk.env[each])]
         if not ran.has_floats and not written:
             return ran.result
         try:
@@ -61,12 +61,12 @@ class WideForm(SecondForm):
                 ran, wide_args, wide_kwargs, self.dtype, differentiable=self.differentiable
             )
         except NotJudged as reason:
-            self.taken_over[step.place(node)] = str(reason)
+            self.taken_over[walk.place(node)] = str(reason)
             if self.differentiable:
                 return self._taken_over(ran, args, kwargs, written)
             for operand in written:
-                step.others[operand].copy_(step.env[operand])
-            return step.others[written[0]] if ran.call.in_place and written else ran.result
+                walk.others[operand].copy_(walk.env[operand])
+            return walk.others[written[0]] if ran.call.in_place and written else ran.result
 
     def _taken_over(self, ran: Ran, args: Any, kwargs: Any, written: list[Node]) -> Any:
         """The model's result and its backward, both in the wide dtype."""

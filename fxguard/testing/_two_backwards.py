@@ -11,65 +11,57 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from fxguard.graph import higher_order, tables
+from fxguard.graph import tables
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
 from fxguard.graph.wide_form import Ran, is_float
-from fxguard.measure.func_levels import levels_opened_by
 from fxguard.rerun.edges import is_differentiable, when_it_has_come
-from fxguard.rerun.lockstep import Lockstep, SecondForm
+from fxguard.rerun.walk import EdgeWatcher, SecondForm, Walk
 from fxguard.testing._both_gradients import BackwardOfBoth, BothGradients, HookOf
 
 __all__ = ["TwoBackwards"]
 
 
-class TwoBackwards(Lockstep):
-    """Runs a graph and its bodies in two forms under autograd, and hooks each edge in both.
+class TwoBackwards(EdgeWatcher, SecondForm):
+    """Another second form under autograd, with a hook on each edge in both forms.
 
     Args:
-        module: the graph.
-        second: defines the second form, which has to be differentiable.
+        second: that form, which has to be differentiable.
         gradients: the object that the hooks belong to.
         operations: list to which each operation that runs is added.
-        inside: the bodies around it, see :class:`~fxguard.plan.plan.Check`.
     """
 
     def __init__(
-        self,
-        module: GraphModule,
-        second: SecondForm,
-        gradients: BothGradients,
-        operations: list[BackwardOfBoth],
-        inside: tuple[tuple[str, int], ...] = (),
+        self, second: SecondForm, gradients: BothGradients, operations: list[BackwardOfBoth]
     ) -> None:
-        super().__init__(module, second, inside)
+        self.second = second
         self.gradients = gradients
         self.operations = operations
-        self.levels = 0  # open torch.func regions, where nothing is hooked
         # The operation that ran in the model's form, and its arguments.
         self.found: BackwardOfBoth | None = None
         self.given: tuple[Any, Any] = ((), {})
         self.read: Any = None  # its operands there, if its derivative jumps
 
-    def kind_of(self, node: Node) -> higher_order.HigherOrder | None:
-        kind = super().kind_of(node)
-        return None if kind is not None and kind.has_own_backward else kind
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return self.second.wants(walk, node, differs)
 
-    def nested(self, module: GraphModule, inside: tuple[tuple[str, int], ...]) -> Lockstep:
-        return TwoBackwards(module, self.second, self.gradients, self.operations, inside)
+    def copy_of(self, memory: Tensor) -> Tensor:
+        return self.second.copy_of(memory)
 
-    def run_plain(self, node: Node, args: Any, kwargs: Any) -> Any:
-        self.levels += levels_opened_by(node.target)
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        self.second.after(walk, node, ran)
+
+    def run(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> Any:
         picks = node.target is operator.getitem and not isinstance(args[0], Tensor)
-        call = self.call_of(node)
-        found = BackwardOfBoth(self.place(node))
+        call = walk.call_of(node)
+        found = BackwardOfBoth(walk.place(node))
         self.operations.append(found)
         self.found = None
-        if self.levels or picks or call.kind in tables.RESHAPES_IN_PLACE:
-            result = super().run_plain(node, args, kwargs)
-            found.is_differentiable = bool(self.levels) and any(map(is_float, leaves(result)))
+        if walk.levels or picks or call.kind in tables.RESHAPES_IN_PLACE:
+            result = walk.run_alone(node, args, kwargs)
+            found.is_differentiable = bool(walk.levels) and any(map(is_float, leaves(result)))
             return result
         self.found = found
 
@@ -77,34 +69,34 @@ class TwoBackwards(Lockstep):
             self.given = given
             if _chooses(call):
                 self.read = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
-            return Lockstep.run_plain(self, node, *given)
+            return walk.run_alone(node, *given)
 
-        written = [self.env[each] for each in call.in_place]
+        written = [walk.env[each] for each in call.in_place]
         return _hooked(run, (args, kwargs), written, self.found, self.gradients.of_model)
 
-    def run_other(self, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         if self.found is None:
-            return super().run_other(node, ran, args, kwargs)
+            return self.second.follow(walk, node, ran, args, kwargs)
         ran = replace(ran, args=self.given[0], kwargs=self.given[1])
 
         def run(*given: Any) -> Any:
             if _chooses(ran.call):
-                return self.run_choosing(node, ran, given)
-            return Lockstep.run_other(self, node, ran, *given)
+                return self.follow_choosing(walk, node, ran, given)
+            return self.second.follow(walk, node, ran, *given)
 
-        written = [self.others.get(each, self.env[each]) for each in ran.call.in_place]
+        written = [walk.others.get(each, walk.env[each]) for each in ran.call.in_place]
         given = (args, kwargs)
         return _hooked(run, given, written, self.found, self.gradients.of_reference)
 
-    def run_choosing(self, node: Node, ran: Ran, given: tuple[Any, Any]) -> Any:
+    def follow_choosing(self, walk: Walk, node: Node, ran: Ran, given: tuple[Any, Any]) -> Any:
         """Run an operation whose derivative jumps with the derivative at the model's operands.
 
         A relu of 1e-9 and one of -1e-9 are close; their gradients are not.
         """
         copies = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
-        value = super().run_other(node, ran, *copies)
+        value = self.second.follow(walk, node, ran, *copies)
         moved = pytree.tree_map(_moved, given, self.read)
-        made = pytree.tree_map(_moved, super().run_other(node, ran, *moved), value)
+        made = pytree.tree_map(_moved, self.second.follow(walk, node, ran, *moved), value)
         if not ran.call.in_place:
             return made
         operand: Tensor = next(x for x in leaves(given) if isinstance(x, Tensor))

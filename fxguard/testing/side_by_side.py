@@ -13,11 +13,11 @@ from torch.fx import Node
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.wide_form import Ran, widened
-from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Check, Place, Step
 from fxguard.records import Source
 from fxguard.rerun.differences import relative_error
-from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.start import Start
+from fxguard.rerun.walk import SecondForm, Walk
 from fxguard.rerun.wide_run import WideForm
 from fxguard.source.lines import source_of_trace
 from fxguard.testing._both_gradients import BackwardOfBoth, BothGradients
@@ -91,13 +91,10 @@ class SideBySide(WideForm):
         """
         if self.run_before.random_state is not None:
             self.run_before.random_state.restore()
-        module = without_marks(self.run_before.graph_module)
-        if self.gradients is None:
-            low, wide = Lockstep(module, self).run_both(given, references)
-        else:
-            low, wide = TwoBackwards(module, self, self.gradients, self.operations).run_both(
-                given, references
-            )
+        form: SecondForm = self
+        if self.gradients is not None:
+            form = TwoBackwards(self, self.gradients, self.operations)
+        low, wide = Start(self.run_before).walk(given, form, others=references)
         return low, widened(wide, self.dtype, differentiable=self.differentiable)
 
     @property
@@ -140,47 +137,47 @@ class SideBySide(WideForm):
         """How many of those draw no random numbers, but have no kernel for the reference."""
         return sum("random" not in reason for reason in self.taken_over.values())
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         if ran.before is not None:
-            self.random.add(step.place(node))
-        return super().follow(step, node, ran, args, kwargs)
+            self.random.add(walk.place(node))
+        return super().follow(walk, node, ran, args, kwargs)
 
-    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
         """Note how far apart the two results of a node are."""
-        before = max((self.error(step, one) for one in node.all_input_nodes), default=0.0)
+        before = max((self.error(walk, one) for one in node.all_input_nodes), default=0.0)
         self.errors.pop(node, None)
-        self.error(step, node)
-        place = step.place(node)
+        self.error(walk, node)
+        place = walk.place(node)
         if self.is_taken_over(place):
             return
-        nodes = {each.name: each for each in step.env}
+        nodes = {each.name: each for each in walk.env}
         for number, (operation, checks) in enumerate(self.ends.get(place, ())):
             made = [nodes[check.node] for check in checks]  # not the same if written since
             for other in made:
                 self.errors.pop(other, None)
-            error = max(self.error(step, other) for other in made)
+            error = max(self.error(walk, other) for other in made)
             self.note((place, number), operation, error, before)
         if place in self.bodies and place not in self.steps:
             self.steps[place] = whole = replace(
                 self.bodies[place],
-                kind=step.call_of(node).kind,
+                kind=walk.call_of(node).kind,
                 source=source_of_trace(node.meta.get("stack_trace")),
             )
-            self.note((place, 0), whole, self.error(step, node), before)
+            self.note((place, 0), whole, self.error(walk, node), before)
 
     def note(self, key: tuple[Place, int], operation: Step, error: float, before: float) -> None:
         """Add the error of what an operation made, possibly in another turn of a loop."""
         one = Deviation(operation.title, error, before, operation.source)
         self.found[key] = max(self.found.get(key, one), one, key=lambda each: each.error)
 
-    def error(self, step: Lockstep, node: Node) -> float:
+    def error(self, walk: Walk, node: Node) -> float:
         """How far apart the two forms of a node's result are."""
         if node not in self.errors:
-            low = step.env[node]
-            self.errors[node] = _largest_error(low, step.others.get(node, low))
+            low = walk.env[node]
+            self.errors[node] = _largest_error(low, walk.others.get(node, low))
         return self.errors[node]
 
 

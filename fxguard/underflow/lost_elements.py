@@ -18,11 +18,10 @@ from torch.fx import Node
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import Ran, wide_result, widened
-from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place
 from fxguard.rerun.evidence import samples_of
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk, Watcher
 from fxguard.underflow.lost import KEEPS_ZEROS, Lost, lost_in, may_have_lost, why_not
 
 __all__ = ["LostElements", "lost_elements_in"]
@@ -52,16 +51,16 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
     start = Start(run, to_the_end=False)
     if reason := start.why_not():
         return LostElements(not_judged=dict.fromkeys(suspects, reason))
-    form = _SameOperands(share, suspects, samples_of(run))
+    look = _SameOperands(share, suspects, samples_of(run))
     try:
         with start.begun() as given:
             # Autocast may cache the cast of a weight that requires a gradient for the model's own
             # operations, and one made here would have no gradient.
             args = pytree.tree_map_only(Tensor, Tensor.detach, given)
-            Lockstep(without_marks(run.graph_module), form).run_both(args)
+            start.walk(args, look)
     except Exception as error:  # the findings until then are valid
-        form.lost.not_judged |= dict.fromkeys(suspects.keys() - form.seen, why_not(error))
-    return form.lost
+        look.lost.not_judged |= dict.fromkeys(suspects.keys() - look.seen, why_not(error))
+    return look.lost
 
 
 def _suspects(run: GraphRun) -> dict[Place, None]:
@@ -79,7 +78,7 @@ def _suspects(run: GraphRun) -> dict[Place, None]:
     return suspects
 
 
-class _SameOperands(SecondForm):
+class _SameOperands(Watcher):
     """Runs each operation in float64 on the model's operands, and drops the results.
 
     Args:
@@ -96,26 +95,19 @@ class _SameOperands(SecondForm):
         self.seen: set[Place] = set()
         self._begun: dict[Place, tuple[Any, Any]] = {}  # arguments as they were before
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
-        return step.place(node) in self.suspects
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return walk.place(node) in self.suspects
 
-    def copy_of(self, memory: Tensor) -> Tensor:
-        return memory  # writes use the model's own memory
-
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        step.others.clear()  # results are the model's own
-        place = step.place(node)
-        if place not in self.suspects:
-            return
-        if step.call_of(node).written:
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        if walk.call_of(node).written:
             args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-        self._begun[place] = args, kwargs
+        self._begun[walk.place(node)] = args, kwargs
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        place, call = step.place(node), ran.call
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        place, call = walk.place(node), ran.call
         begun = self._begun.pop(place)
         self.seen.add(place)
-        made = [*leaves(ran.result), *(step.env[each] for each in call.written)]
+        made = [*leaves(ran.result), *(walk.env[each] for each in call.written)]
 
         def results(dtype: torch.dtype) -> Sequence[tuple[Any, Any]]:
             args, kwargs = widened(begun, dtype)
@@ -123,16 +115,15 @@ class _SameOperands(SecondForm):
             if ran.has_floats:
                 return list(zip(leaves(ran.result), leaves(wide), strict=True))
             given = zip(node.args, args, strict=True)  # nothing is returned: check what is written
-            return [(step.env[x], y) for x, y in given if isinstance(x, Node) and x in call.written]
+            return [(walk.env[x], y) for x, y in given if isinstance(x, Node) and x in call.written]
 
         try:
             if not any(may_have_lost(call.kind, low, self.share) for low in made):
-                return ran.result
+                return
             lost = lost_in(results, call, *begun, self.share, self.samples)
         except Exception as error:  # the next operation may be judged
             self.lost.not_judged.setdefault(place, why_not(error))
-            return ran.result
+            return
         known = self.lost.found.get(place)
         if lost is not None and (known is None or known.evidence.share < lost.evidence.share):
             self.lost.found[place] = lost
-        return ran.result

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.report.load import load_report
 from fxguard.rerun import start
-from fxguard.underflow import lost_elements, underflows
+from fxguard.underflow import underflows
 from support import zoo
 from support.needs import OF_PYTHON_3_13_0, needs
 from support.same_results import assert_same, results
@@ -101,13 +101,13 @@ def test_nothing_is_said_where_nothing_is_lost(net: nn.Module, capsys: Any) -> N
 def test_without_the_option_nothing_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a batch in which no element is 0 does not, either."""
     runs: list[Any] = []
-    lockstep = lost_elements.Lockstep
+    walk = start.Start.walk
 
     def counted(*args: Any) -> Any:
         runs.append(args)
-        return lockstep(*args)
+        return walk(*args)
 
-    monkeypatch.setattr(lost_elements, "Lockstep", counted)
+    monkeypatch.setattr(start.Start, "walk", counted)
     fxguard.instrument(Net().half())(inputs())
     fxguard.instrument(Net(1.0).half(), underflow=0.5)(inputs())
     assert not runs

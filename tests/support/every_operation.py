@@ -25,9 +25,8 @@ from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widen
 from fxguard.guard.guard import Guard
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
-from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import Walk
 from fxguard.rerun.wide_run import WideForm
 
 # Numbers vanish: this share of what is not zero in float64 is zero in the dtype. Weights of tests
@@ -50,9 +49,7 @@ class Comparison:
         if outputs is None:
             return
         try:
-            with Start(run).begun() as given:
-                graph = without_marks(run.graph_module)
-                Lockstep(graph, Beside(self)).run_both(given)
+            Start(run).again(Beside(self))
         except NotJudged as reason:
             self.not_judged[f"the rest of a graph: {reason}"] += 1
 
@@ -65,16 +62,16 @@ class Beside(WideForm):
         self.comparison = comparison
         self.given: dict[Node, Any] = {}
 
-    def before(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        if step.call_of(node).written:
+    def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
+        if walk.call_of(node).written:
             args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
         self.given[node] = args, kwargs
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         given = self.given.pop(node)
         if ran.has_floats:
             self.compare(Ran(ran.call, ran.target, ran.run, *given, ran.result, ran.before))
-        return super().follow(step, node, ran, args, kwargs)
+        return super().follow(walk, node, ran, args, kwargs)
 
     def compare(self, ran: Ran) -> None:
         found = self.comparison

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import fxguard
 from fxguard.findings import Origin
 from fxguard.report.report import Report
-from fxguard.rerun.lockstep import Lockstep
+from fxguard.rerun.walk import Walk
 from fxguard.testing.watch import as_module
 from fxguard.verdict import forgiving, report_of, second_opinion
 
@@ -156,14 +156,14 @@ HARMLESS = [(tanh, 0), (not_selected, 2), (logistic, 2), (bounded, 0), (of_no_us
 def second_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each second run of a graph."""
     runs: list[int] = []
-    run_both = Lockstep.run_both
+    run_both = Walk.run_both
 
-    def counted(self: Lockstep, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: Walk, *args: Any, **kwargs: Any) -> Any:
         if not self.inside:
             runs.append(1)
         return run_both(self, *args, **kwargs)
 
-    monkeypatch.setattr(Lockstep, "run_both", counted)
+    monkeypatch.setattr(Walk, "run_both", counted)
     return runs
 
 

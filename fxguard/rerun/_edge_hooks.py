@@ -1,4 +1,4 @@
-"""Runs a graph in eager mode with a hook on each edge that sees the gradient in the backward.
+"""Hooks each edge of a second run: a hook sees the gradient there in the backward.
 
 Each operation reads aliases of its operands. A hook on each alias sees the gradient that this
 operation alone returns, so that one of several readers of a value can be blamed.
@@ -7,24 +7,20 @@ operation alone returns, so that one of several readers of a value can be blamed
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Node
 
 from fxguard.batch.samples import is_sample_of
-from fxguard.graph import higher_order
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.one_operation import autocast_around
-from fxguard.graph.operations import read_node
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of, range_of
-from fxguard.measure.func_levels import levels_opened_by
 from fxguard.records import Range
-from fxguard.rerun._regions import Regions
 from fxguard.rerun.edges import (
     BackwardOf,
     Edge,
@@ -33,44 +29,26 @@ from fxguard.rerun.edges import (
     is_differentiable,
     when_it_has_come,
 )
+from fxguard.rerun.walk import EdgeWatcher, Walk
 
-__all__ = ["HookedRun"]
+__all__ = ["EdgeHooks"]
 
 
-class HookedRun(Interpreter):
-    """Runs a graph, and hooks each of its edges.
+class EdgeHooks(EdgeWatcher):
+    """Hooks each edge of a run.
 
     Args:
-        module: the graph.
         gradients: where the hooks note gradients.
-        inside: the bodies around the graph, see :class:`~fxguard.plan.plan.Check`.
         look: an operand to look at closely, if any.
-        outer: the graph around this one.
     """
 
-    def __init__(
-        self,
-        module: GraphModule,
-        gradients: Gradients,
-        inside: tuple[tuple[str, int], ...],
-        look: Look | None,
-        outer: HookedRun | None = None,
-    ) -> None:
-        # Values are kept, because they are numbered by identity.
-        super().__init__(module, garbage_collect_values=False)
-        self.gradients = gradients
-        self.inside = inside
-        self.look = look
-        self.numbers: dict[int, int] = {} if outer is None else outer.numbers
-        self.alive: list[Any] = [] if outer is None else outer.alive
-        self.regions = Regions()
-        self.levels = 0  # open torch.func regions, where nothing is hooked
+    keeps_values = True  # because they are numbered by identity
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().run(*args, **kwargs)
-        finally:
-            self.regions.leave()
+    def __init__(self, gradients: Gradients, look: Look | None) -> None:
+        self.gradients = gradients
+        self.look = look
+        self.numbers: dict[int, int] = {}
+        self.alive: list[Any] = []
 
     def number_of(self, value: Tensor) -> int:
         """The number of a value, assigned on first use."""
@@ -99,37 +77,26 @@ class HookedRun(Interpreter):
         when_it_has_come(value, note)
         return number
 
-    def run_node(self, n: Node) -> Any:
-        if not n.op.startswith("call"):
-            result = super().run_node(n)
-            if n.op == "get_attr" and is_differentiable(result):
-                self.enter(result)
-            return result
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        kind = higher_order.kind_of(n)
-        if kind is not None and not kind.has_own_backward:
-            return self.run_bodies(n, kind, args, kwargs)
-        self.levels += levels_opened_by(n.target)
-        result = self.run_operation(n, args, kwargs)
-        self.regions.passed(n.target, result)
-        return result
+    def passed(self, walk: Walk, node: Node) -> None:
+        if node.op == "get_attr" and is_differentiable(walk.env[node]):
+            self.enter(walk.env[node])
 
-    def run_operation(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Run one operation on aliases of its operands."""
-        call = read_node(node, self.module)  # type: ignore[arg-type]
+    def run(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> Any:
+        """Run an operation on aliases of its operands."""
         picks = node.target is operator.getitem and not isinstance(args[0], Tensor)
-        if self.levels or picks:
-            return getattr(self, node.op)(node.target, args, kwargs)
-        found = BackwardOf((self.inside, node.name), node, call)
+        if walk.levels or picks:
+            return walk.run_alone(node, args, kwargs)
+        call = walk.call_of(node)
+        found = BackwardOf(walk.place(node), node, call)
         looks = self.look is not None and self.look.place == found.place
         # Buffers that a batch norm writes are not results.
-        if call.in_place or any(is_differentiable(self.env[x]) for x in call.written):
-            result = self.run_writing(found, args, kwargs)
+        if call.in_place or any(is_differentiable(walk.env[x]) for x in call.written):
+            result = self.run_writing(walk, found, args, kwargs)
         else:
             aliased = self.aliased(found, args, kwargs)
             if looks:
-                self.look_at(found, *aliased)
-            result = getattr(self, node.op)(node.target, *aliased)
+                self.look_at(walk, found, *aliased)
+            result = walk.run_alone(node, *aliased)
         if looks:
             assert self.look is not None
             self.look.result = result
@@ -215,7 +182,7 @@ class HookedRun(Interpreter):
 
         return note
 
-    def look_at(self, found: BackwardOf, args: Any, kwargs: Any) -> None:
+    def look_at(self, walk: Walk, found: BackwardOf, args: Any, kwargs: Any) -> None:
         """Keep the operands that an operation is about to read."""
         look, node = self.look, found.node
         assert look is not None
@@ -223,7 +190,7 @@ class HookedRun(Interpreter):
         if node.op == "call_method":
             target = getattr(Tensor, target)
         elif node.op == "call_module":
-            target = self.fetch_attr(target)
+            target = walk.fetch_attr(target)
         look.call, look.run = found.call, target
         look.autocast = autocast_around(x for x in leaves((args, kwargs)) if isinstance(x, Tensor))
         if found.call.random:
@@ -232,7 +199,7 @@ class HookedRun(Interpreter):
             Tensor, lambda x: x.detach().clone(), (args, kwargs)
         )
 
-    def run_writing(self, found: BackwardOf, args: Any, kwargs: Any) -> Any:
+    def run_writing(self, walk: Walk, found: BackwardOf, args: Any, kwargs: Any) -> Any:
         """Run a writing operation on its original operands, with hooks on autograd nodes.
 
         A written alias would cut the hook off from its gradient.
@@ -241,15 +208,15 @@ class HookedRun(Interpreter):
         for position, label in self.labels(args, kwargs):
             if is_differentiable(operands[position]):
                 found.edges.append(Edge(self.enter(operands[position]), position, label))
-        memories = {memory_of(self.env.get(x, x)) for x in found.call.written} - {None}
-        aliases = {id(x): x for x in self._tensors_in_env() if memory_of(x) in memories}
+        memories = {memory_of(walk.env.get(x, x)) for x in found.call.written} - {None}
+        aliases = {id(x): x for x in _tensors_in(walk.env) if memory_of(x) in memories}
         read = {edge.value for edge in found.edges}
         for alias in aliases.values():  # a write to a part of a tensor changes all of it
             if is_differentiable(alias) and (number := self.enter(alias)) not in read:
                 found.edges.append(Edge(number, 0, found.edges[0].label if found.edges else ""))
         if self.look is not None and self.look.place == found.place:
-            self.look_at(found, args, kwargs)
-        result = getattr(self, found.node.op)(found.node.target, args, kwargs)
+            self.look_at(walk, found, args, kwargs)
+        result = walk.run_alone(found.node, args, kwargs)
         aliases |= {id(x): x for x in leaves(result) if isinstance(x, Tensor)}
         changed = [alias for alias in aliases.values() if is_differentiable(alias)]
         for value in changed:
@@ -260,21 +227,7 @@ class HookedRun(Interpreter):
                 node.register_hook(self._noting_worst(found))
         return result
 
-    def _tensors_in_env(self) -> Iterator[Tensor]:
-        for value in self.env.values():
-            yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
-    def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
-        """Run the bodies of a higher-order operation as if they were part of this graph."""
-
-        def body(position: int, *operands: Any) -> Any:
-            module: Any = args[position]
-            if not isinstance(module, GraphModule):
-                return module(*operands)
-            inside = (*self.inside, (node.name, position))
-            inner = HookedRun(module, self.gradients, inside, self.look, self)
-            result = inner.run(*operands)
-            self.alive += inner.env.values()
-            return result
-
-        return kind.run(args, kwargs, higher_order.RunBody(body))
+def _tensors_in(env: Mapping[Node, Any]) -> Iterator[Tensor]:
+    for value in env.values():
+        yield from (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

@@ -1,4 +1,4 @@
-"""The lockstep interpreter: the model's form is the model's, and the wide form is float64."""
+"""Two forms side by side: the model's form is the model's, and the wide form is float64."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from fxguard.graph.wide_form import NotJudged, Ran
 from fxguard.guard.guard import Guard
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
-from fxguard.passes.unmark import without_marks
-from fxguard.rerun.lockstep import Lockstep, SecondForm
 from fxguard.rerun.other_values import Perturbed, perturbed
 from fxguard.rerun.start import Start
+from fxguard.rerun.walk import SecondForm, Walk, Watchers
 from fxguard.rerun.wide_run import WideForm
 from fxguard.testing.watch import as_module
 
@@ -43,9 +42,7 @@ def in_both(model: Any, *args: Any, form: WideForm | None = None) -> tuple[Any, 
         seen.form = form
 
     def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        with Start(run).begun() as given:
-            step = Lockstep(without_marks(run.graph_module), seen.form)
-            seen.low, seen.wide = step.run_both(given)
+        seen.low, seen.wide = Start(run).again(seen.form)
 
     module = as_module(model)
     guard = Guard(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
@@ -246,8 +243,8 @@ class Counting(WideForm):
 
     most = 0
 
-    def after(self, step: Lockstep, node: Node, args: Any, kwargs: Any) -> None:
-        tensors = (x for x in step.others.values() if isinstance(x, Tensor))
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        tensors = (x for x in walk.others.values() if isinstance(x, Tensor))
         held = sum(x.numel() * x.element_size() for x in tensors)
         self.most = max(self.most, held)
 
@@ -276,17 +273,17 @@ def test_a_collective_is_never_issued(monkeypatch: pytest.MonkeyPatch) -> None:
     node.kwargs = {}  # symbolic_trace writes inplace=False
     graph.recompile()
     with pytest.raises(NotJudged, match="all_reduce is a collective"):
-        Lockstep(graph, WideForm()).run_both([X])
+        Walk(graph, Watchers([WideForm()])).run_both([X])
 
 
 class Nothing(SecondForm):
     """A second form that differs nowhere."""
 
-    def wants(self, step: Lockstep, node: Node, differs: bool) -> bool:
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         assert not differs
         return True
 
-    def follow(self, step: Lockstep, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         assert all(a is b for a, b in zip(args, ran.args, strict=True) if isinstance(a, Tensor))
         return ran.result
 
@@ -295,7 +292,7 @@ class Nothing(SecondForm):
 
 
 def test_where_nothing_differs_nothing_is_held() -> None:
-    step = Lockstep(symbolic_trace(lambda x: x.exp().sum(0) / 3), Nothing())
+    step = Walk(symbolic_trace(lambda x: x.exp().sum(0) / 3), Watchers([Nothing()]))
     low, other = step.run_both([X])
     assert low is other
     assert not step.others
@@ -311,7 +308,7 @@ def test_a_view_that_does_not_differ_is_written_in_memory_that_does() -> None:
 
     memory = torch.tensor([1.0, 2.0, torch.nan])
     graph = symbolic_trace(model)
-    low, other = Lockstep(graph, Perturbed({}, below=True)).run_both(
+    low, other = Walk(graph, Watchers([Perturbed({}, below=True)])).run_both(
         [memory, torch.tensor([3.0, 4.0])],
         [perturbed(memory, below=True), torch.tensor([3.0, 4.0])],
     )
