@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,13 @@ from fxguard.batch.events import GraphRun
 from fxguard.graph import higher_order
 from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
-from fxguard.plan.plan import Check
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.at_checks import AtChecks
 from fxguard.rerun.repeats import same_magnitude
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 
-__all__ = ["DetailOf", "detail_of", "numbers_inside"]
+__all__ = ["Details", "detail_of", "numbers_inside"]
 
 
 def detail_of(run: GraphRun, value: int) -> Detail | None:
@@ -31,76 +31,80 @@ def detail_of(run: GraphRun, value: int) -> Detail | None:
         random numbers differ from eager ones, or after an input was overwritten. Also None if an
         earlier second run failed to repeat them, because a third one would see another tensor.
     """
-    look = DetailOf.of(run, value)
-    if look is not None:
+    look = Details(run, [value])
+    if look.wanted:
         look_through(run, look)
-    return None if look is None else look.detail
+    return look.found.get(value)
 
 
-class DetailOf(AtChecks):
-    """Counts the non-finite elements of one value; in a loop, of its first bad iteration.
+class Details(AtChecks):
+    """Counts the non-finite elements of some values; in a loop, of the first bad iteration.
 
-    Earlier numbers are compared with those of the first run.
+    Numbers on the way are compared with those of the first run. A value that only a second run
+    sees has none.
+
+    Args:
+        run: the first run.
+        values: values of its plan. One step represents all operations of a graph that could not
+            run again, and has no details.
 
     Attributes:
-        detail: None as for :func:`detail_of`.
-        has_ended: whether nothing more can be seen.
+        wanted: the values that are still to come, by number of their check.
+        found: the details of values, up to where a number is not repeated.
     """
 
-    @classmethod
-    def of(cls, run: GraphRun, value: int) -> DetailOf | None:
-        """The look at a value of a graph; None if nothing can be seen of it.
-
-        One step represents all operations of a graph that could not run again.
-        """
-        wanted, later = run.plan.values[value].slot, run.plan.values[value].later
-        if later is not None:  # only a second run sees it, so there is nothing to compare
-            return cls(run, -1, [(-1, run.plan.later[later])])
-        checks = list(enumerate(run.plan.checks))
-        return None if wanted not in dict(checks) else cls(run, wanted or 0, checks)
-
-    def __init__(self, run: GraphRun, wanted: int, checks: list[tuple[int, Check]]) -> None:
-        super().__init__(checks, self.look)
-        self.wanted = wanted
-        self.name = dict(checks)[wanted].node
+    def __init__(self, run: GraphRun, values: Iterable[int]) -> None:
+        plan = run.plan
+        slots = {slot: v for v in values if (slot := plan.values[v].slot) is not None}
+        laters = {~later: v for v in values if (later := plan.values[v].later) is not None}
+        checks = dict(enumerate(plan.checks)) if slots else {}
+        checks |= {slot: plan.later[~slot] for slot in laters}
+        self.wanted = {slot: v for slot, v in (slots | laters).items() if slot in checks}
+        super().__init__(checks.items(), self.look)
+        self.names = {slot: check.node for slot, check in checks.items()}
         self.expected = run.statistics.tolist()
         # Neither integers nor inputs: a cache that the graph wrote has changed.
-        self.compared = {v.slot for v in run.plan.values if v.can_be_bad and v.role is Role.MADE}
-        self.magnitudes: list[float] = []  # of the iterations before
-        self.iterations: dict[str, Any] = {}
-        self.detail: Detail | None = None
-        self.has_ended = False
+        self.compared = {v.slot for v in plan.values if v.can_be_bad and v.role is Role.MADE}
+        self.grown: dict[int, _Grown] = {slot: _Grown() for slot in self.wanted}
+        self.found: dict[int, Detail] = {}
 
     def look(self, walk: Walk, slot: int, value: Any) -> None:
         """Look at the value of a check."""
-        if slot == self.wanted:
+        if slot in self.wanted:
             detail = describe(value)
-            self.look_at_iteration(walk, detail)
-            same = slot < 0 or detail.severity == Severity.of(self.expected[slot][1])
-            if same or not walk.repeats:
-                self.end(replace(detail, **self.iterations) if same else None)
+            self.grown[slot].note(walk, self.names[slot], detail)
+            if slot < 0 or detail.severity == Severity.of(self.expected[slot][1]):
+                found = self.wanted.pop(slot)
+                self.found[found] = replace(detail, **self.grown[slot].iterations)
+            elif not walk.repeats:
+                raise Ended
         elif slot in self.compared and not walk.repeats:
             high = float(traceable.abs_min_max(value)[1])
             if not same_magnitude(high, self.expected[slot][1]):
-                self.end(None)
+                raise Ended
+        if not self.wanted:
+            raise Ended
 
-    def look_at_iteration(self, walk: Walk, detail: Detail) -> None:
-        """Note in which iteration it turned bad, and how it grew until then."""
+
+class _Grown:
+    """In which iteration of a loop a value turned bad, and how it grew until then."""
+
+    def __init__(self) -> None:
+        self.iterations: dict[str, Any] = {}
+        self.magnitudes: list[float] = []  # of the iterations before
+
+    def note(self, walk: Walk, name: str, detail: Detail) -> None:
+        """Note the value of one iteration."""
         if not walk.iteration:
             self.magnitudes.clear()  # the loop around it has begun a new iteration
         if detail.severity is not Severity.FINITE and not self.iterations:
-            grows = _is_recurrence(walk, self.name)
+            grows = _is_recurrence(walk, name)
             self.iterations = {
                 "loop": walk.loop,
                 "iteration": walk.iteration,
                 "magnitudes": tuple(self.magnitudes) if grows else (),
             }
         self.magnitudes.append(detail.largest_finite or 0.0)
-
-    def end(self, detail: Detail | None) -> None:
-        """Look no further."""
-        self.detail, self.has_ended = detail, True
-        raise Ended
 
 
 def _is_recurrence(walk: Walk, name: str) -> bool:

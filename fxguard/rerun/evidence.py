@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,15 +21,18 @@ from fxguard.graph.inside import evidence_inside
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
+from fxguard.measure.details import Detail
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check, Place
 from fxguard.records import Role
+from fxguard.rerun.details import Details
+from fxguard.rerun.other_ways import Outcome, up_to
 from fxguard.rerun.repeats import same_magnitude
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["Look", "evidence_in", "samples_of"]
+__all__ = ["Look", "Seen", "evidence_in", "samples_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +47,26 @@ class Look:
     operation: OneOperation | None = None
 
 
-def evidence_in(run: GraphRun, values: Collection[int]) -> tuple[dict[int, Look], str]:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one second run of a graph has shown of some of its values."""
+
+    looks: Mapping[int, Look] = field(default_factory=dict)
+    details: Mapping[int, Detail] = field(default_factory=dict)
+    eager: Mapping[int, Outcome] = field(default_factory=dict)  # the values in eager mode
+    stopped: str = ""  # why there is no more evidence, if that is known
+
+
+def evidence_in(run: GraphRun, values: Collection[int], eager: Collection[int] = ()) -> Seen:
     """What the operations behind some values of a graph read and made.
 
     Args:
         run: the graph run, still open.
         values: values of its plan.
+        eager: those of which the outcome in eager mode is wanted.
 
     Returns:
-        Evidence by value, without values that the second run did not reach, or that are finite in
-        it; and why that run did not begin, or had to end, if that is known.
+        What was seen, without values that the second run did not reach, or that are finite in it.
     """
     checks = {
         value: check
@@ -61,12 +74,15 @@ def evidence_in(run: GraphRun, values: Collection[int]) -> tuple[dict[int, Look]
         if (check := _check_of(run, value)) is not None and check.region_end is None
     }
     if reason := Start(run, to_the_end=False).why_not():
-        return {}, reason
+        return Seen(stopped=reason)
     if not checks:
-        return {}, ""
+        return Seen()
     looks = _Looks(checks, samples_of(run), _compared_in(run), is_compiled=run.is_compiled)
-    stopped = look_through(run, looks)
-    return looks.found, stopped.get(looks, "")
+    details = Details(run, values)
+    outcomes = {value: look for value in eager if (look := up_to(run, value)) is not None}
+    stopped = look_through(run, looks, details, *outcomes.values())
+    seen = {value: look.outcome for value, look in outcomes.items() if look.outcome is not None}
+    return Seen(looks.found, details.found, seen, stopped.get(looks, ""))
 
 
 def _check_of(run: GraphRun, value: int) -> Check | None:

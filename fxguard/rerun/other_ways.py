@@ -34,7 +34,16 @@ from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, SecondForm, Walk, Watcher
 from fxguard.rerun.wide_run import WideForm
 
-__all__ = ["Other", "Outcome", "in_dtype", "in_eager_mode", "leading_to", "on_others"]
+__all__ = [
+    "Other",
+    "Outcome",
+    "UpTo",
+    "in_dtype",
+    "in_eager_mode",
+    "leading_to",
+    "on_others",
+    "up_to",
+]
 
 Other = Callable[[Tensor], Tensor]  # maps an input of a graph to its replacement
 
@@ -71,12 +80,16 @@ def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
     Returns:
         None if no second run is possible; ``severity`` is FINITE if nothing bad was made.
     """
+    look = up_to(run, value)
+    if look is not None:
+        look_through(run, look)
+    return None if look is None else look.outcome
+
+
+def up_to(run: GraphRun, value: int) -> UpTo | None:
+    """A look at a value of a graph; None if no second run is possible."""
     check = check_in(run, value)
-    if check is None or not _may_run(run):
-        return None
-    look = _UpTo(check)
-    look_through(run, look)
-    return look.outcome
+    return None if check is None or not _may_run(run) else UpTo(check)
 
 
 def in_dtype(batch: Batch, flow: DataFlow, key: Key, dtype: torch.dtype) -> Outcome | None:
@@ -171,7 +184,7 @@ def _replayed(
     runs = [batch.run_of(Key(event, 0)) for event in starts]
     if check is None or not all(each is not None and _may_run(each, dtype) for each in runs):
         return None
-    look = _UpTo(check, index)
+    look = UpTo(check, index)
     replay = Replay(batch, flow, lambda event: form, starts, given, {key.event: [look]})
     with contextlib.suppress(Exception):  # whatever stops it, the findings until then are valid
         replay.run()
@@ -179,7 +192,7 @@ def _replayed(
     return None if outcome is None or outcome.severity is Severity.FINITE else outcome
 
 
-class _UpTo(Watcher):
+class UpTo(Watcher):
     """Looks at one value in both forms; in a loop, at the first bad one.
 
     Args:

@@ -14,6 +14,7 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 from fxguard.plan.blame import Blame
 from fxguard.report.report import Report
+from fxguard.rerun.other_ways import Outcome
 from fxguard.verdict.forgiving import or_else
 
 __all__ = ["FirstOrigin", "OnReport", "with_additions"]
@@ -29,6 +30,7 @@ class FirstOrigin:
     origin: Origin  # its description
     evidence: Evidence | None = None  # of its operation, in float64 throughout its graph
     operation: OneOperation | None = None  # with its operands, if a second run has shown them
+    eager: Outcome | None = None  # its value in eager mode, likewise
 
     @property
     def key(self) -> Key:

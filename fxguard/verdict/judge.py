@@ -52,6 +52,7 @@ class Judgment:
         self.is_ignored = is_ignored
         self.answers: dict[Question, Answer] = {}
         self.turned: dict[int, dict[int, bool]] = {}  # event to values that were examined
+        self.details: dict[int, Detail | None] = {}  # of values that a second run has shown
         self.features: set[int] = set()  # inputs that hold -inf, and are no masks
         self.verdict = self.judge()
         if overflowed := self.overflowed():
@@ -275,7 +276,11 @@ class Judgment:
             tensor = self.batch.tensor_of(key)
             return None if tensor is None else describe(tensor)
         run = self.batch.run_of(key)
-        return self.batch.details.get(key.value) if run is None else detail_of(run, key.value)
+        if run is None:
+            return self.batch.details.get(key.value)
+        if blame.value not in self.details:
+            self.details[blame.value] = detail_of(run, key.value)
+        return self.details[blame.value]
 
 
 def _writes_infinity(makers: Mapping[int, Step], value: int) -> bool:

@@ -125,6 +125,7 @@ class ReportOf:
         judgment = Judgment(batch, flow, self.is_ignored)
         opinion = SecondOpinion(batch, flow, judgment.verdict)
         judgment.verdict = verdict = opinion.verdict
+        judgment.details = {**opinion.details, **judgment.details}
         flow.intended = verdict.intended
         for blame in verdict.both:
             if blame.step is not None:
@@ -151,6 +152,7 @@ class ReportOf:
             origin=origins[0],
             evidence=opinion.evidence(accused[0]),
             operation=opinion.operation(accused[0]),
+            eager=opinion.eager.get(accused[0].value),
         )
         report = Report(
             batch_number=batch.number,

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fxguard.advice.causes import cause_of, cause_of_given
 from fxguard.advice.surroundings import Surroundings
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged
+from fxguard.measure.details import Detail
 from fxguard.plan.blame import Blame
 from fxguard.records import Severity
 from fxguard.rerun.consequences import Replaced, if_other, if_repaired
 from fxguard.rerun.differences import Difference
 from fxguard.rerun.evidence import Look, evidence_in
+from fxguard.rerun.other_samples import samples_of
 from fxguard.rerun.other_values import RaisedOnOther
+from fxguard.rerun.other_ways import Outcome
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.origins import Verdict
 
@@ -50,6 +54,8 @@ class SecondOpinion:
     Attributes:
         verdict: the same, with harmful absorbed values among the origins.
         absorbed: the opinion on each absorbed origin.
+        details: the details of values that second runs have shown.
+        eager: likewise the outcome of values in eager mode.
     """
 
     def __init__(self, batch: Batch, flow: DataFlow, verdict: Verdict) -> None:
@@ -57,6 +63,8 @@ class SecondOpinion:
         self.flow = flow
         self.verdict = verdict
         self.stopped: dict[int, str] = {}  # event to why a second run of its graph did not go on
+        self.details: dict[int, Detail] = {}
+        self.eager: dict[int, Outcome] = {}
         absorbed_nan = [b for b in verdict.absorbed if b.severity is Severity.NAN]
         others = [blame for blame in verdict.both if blame not in absorbed_nan]
         self.looks = self._looks(others)
@@ -123,9 +131,19 @@ class SecondOpinion:
             run = self.batch.run_of(Key(event, 0))
             if run is None:
                 continue
-            looks, self.stopped[event] = evidence_in(run, values)
-            found |= {values[value]: look for value, look in looks.items()}
+            place = {value: blame.value for value, blame in values.items()}
+            seen = evidence_in(run, values, self._in_eager_mode(event, run, values))
+            self.stopped[event] = seen.stopped
+            self.details |= {place[value]: detail for value, detail in seen.details.items()}
+            self.eager |= {place[value]: outcome for value, outcome in seen.eager.items()}
+            found |= {values[value]: look for value, look in seen.looks.items()}
         return found
+
+    def _in_eager_mode(self, event: int, run: GraphRun, values: Mapping[int, Blame]) -> list[int]:
+        """The value whose outcome in eager mode will be asked for: that of the first origin."""
+        first = next(iter(self.verdict.both), None)
+        is_asked = run.is_compiled or samples_of(self.batch, self.flow, event) is not None
+        return [value for value, blame in values.items() if blame is first and is_asked]
 
     def _judged(self, absorbed: Sequence[Blame]) -> dict[Blame, Opinion]:
         opinions: dict[Blame, Opinion] = {}

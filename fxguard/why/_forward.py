@@ -30,12 +30,13 @@ class Why:
     def __init__(self, first: FirstOrigin) -> None:
         self.batch, self.flow, self.key = first.batch, first.flow, first.key
         self.blame, self.origin, self.evidence = first.blame, first.origin, first.evidence
+        self.seen = first.eager
 
     @functools.cached_property
     def eager(self) -> Outcome | None:
         """The outcome of the same graph without a compiler."""
         run = self.batch.run_of(self.key)
-        return None if run is None else in_eager_mode(run, self.key.value)
+        return self.seen if self.seen or run is None else in_eager_mode(run, self.key.value)
 
     def precision(self) -> Iterator[str]:
         """The answer from float32; from float64 if the model is in float32 or float32 fails too."""
