@@ -16,7 +16,7 @@ from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.at_checks import AtChecks
-from fxguard.rerun.repeats import same_magnitude
+from fxguard.rerun.differences import same_magnitude
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 

@@ -1,4 +1,4 @@
-"""How far apart two forms of a result are: only by roundings, or by more."""
+"""How far apart two results are, in two forms or in two runs: only by roundings, or by more."""
 
 from __future__ import annotations
 
@@ -12,10 +12,22 @@ from torch import Tensor
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.func_levels import without_levels
 
-__all__ = ["Difference", "are_close", "are_equal", "difference_of", "relative_error"]
+__all__ = [
+    "TOLERANCE",
+    "Difference",
+    "are_close",
+    "are_equal",
+    "difference_of",
+    "relative_error",
+    "same_magnitude",
+]
 
 # In units of eps: allowed differences of outputs, and of two ways to compute one element.
 ROUNDINGS, ROUNDINGS_OF_ONE = 16, 8
+
+# How far apart the largest magnitudes of the two runs may be: compilers keep more digits between
+# fused operations. Different random numbers differ by more.
+TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +115,10 @@ def _gap(low: Tensor, other: Tensor) -> Tensor:
 def _largest(value: Tensor) -> float:
     finite = value.detach()[value.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def same_magnitude(one: float, other: float) -> bool:
+    """Whether the largest magnitudes of two runs come from the same computation."""
+    if math.isfinite(one) and math.isfinite(other):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-30)
+    return str(one) == str(other)

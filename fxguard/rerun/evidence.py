@@ -26,8 +26,8 @@ from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check, Place
 from fxguard.records import Role
 from fxguard.rerun.details import Details
+from fxguard.rerun.differences import same_magnitude
 from fxguard.rerun.other_ways import Outcome, up_to
-from fxguard.rerun.repeats import same_magnitude
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 from fxguard.rerun.wide_run import WideForm

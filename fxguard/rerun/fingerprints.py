@@ -26,7 +26,7 @@ from fxguard.measure import eager
 from fxguard.measure.fingerprints import fingerprint_of
 from fxguard.records import Fingerprint, Role
 from fxguard.rerun.at_checks import AtChecks
-from fxguard.rerun.repeats import TOLERANCE
+from fxguard.rerun.differences import TOLERANCE
 from fxguard.rerun.start import Start
 from fxguard.rerun.walk import Walk
 from fxguard.rerun.whole_graph import OTHER_NUMBERS

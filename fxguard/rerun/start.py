@@ -26,7 +26,7 @@ from fxguard.measure.at_hand import has_memory, own_arithmetic, range_of
 from fxguard.measure.func_levels import levels_restored
 from fxguard.passes.unmark import without_marks
 from fxguard.records import Range, Role
-from fxguard.rerun.repeats import TOLERANCE
+from fxguard.rerun.differences import TOLERANCE
 from fxguard.rerun.walk import Walk, Watcher, Watchers
 
 __all__ = ["Start", "look_through", "written_since"]

@@ -20,7 +20,7 @@ from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
-from fxguard.rerun.repeats import same_magnitude
+from fxguard.rerun.differences import same_magnitude
 from fxguard.rerun.start import Start, written_since
 
 __all__ = ["OTHER_NUMBERS", "measure_postponed", "measure_run"]

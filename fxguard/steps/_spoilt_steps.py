@@ -17,11 +17,11 @@ from fxguard.findings import Origin
 from fxguard.graph.nodes import class_name
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.details import describe as look_at
-from fxguard.rerun.first_bad import FirstBad
 from fxguard.source.lines import source_of_caller
 from fxguard.steps._learning_rate import schedule_of
 from fxguard.steps._step_reports import StepReports
 from fxguard.steps.backward import BackwardPasses
+from fxguard.steps.first_bad import FirstBad
 from fxguard.steps.optimizer_step import Spoilt, SteppedWeight, origin_of_step, origin_of_write
 from fxguard.steps.own_step import OwnStep, is_own
 from fxguard.steps.scaled_step import ScaledStep

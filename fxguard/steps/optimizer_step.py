@@ -19,8 +19,8 @@ from fxguard.formats import LIMITS
 from fxguard.measure.at_hand import dtype_of, own_arithmetic
 from fxguard.measure.details import describe
 from fxguard.records import Frame, Severity, Source
-from fxguard.rerun.first_bad import FirstBad
 from fxguard.source.lines import source_at
+from fxguard.steps.first_bad import FirstBad
 from fxguard.steps.step_rules import Excused, StepCase, finding_of, told_writes
 from fxguard.verdict.explain import with_counts
 from fxguard.verdict.forgiving import or_else

@@ -26,7 +26,7 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.graph import nodes
 from fxguard.graph.random_state import random_state_kept
-from fxguard.rerun.first_bad import FirstBad, Looks
+from fxguard.steps.first_bad import FirstBad, Looks
 
 __all__ = ["OwnStep", "is_own"]
 

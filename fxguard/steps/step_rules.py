@@ -20,8 +20,8 @@ from fxguard.findings import Fix
 from fxguard.formats import limit_of
 from fxguard.graph.poles import plain
 from fxguard.records import Source
-from fxguard.rerun.first_bad import FirstBad
 from fxguard.source.lines import Place, source_at
+from fxguard.steps.first_bad import FirstBad
 
 __all__ = ["Excused", "StepCase", "StepFinding", "finding_of", "told_writes"]
 

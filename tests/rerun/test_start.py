@@ -24,7 +24,7 @@ from fxguard.graph.wide_form import NotJudged
 from fxguard.guard.guard import Guard
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
-from fxguard.rerun.repeats import same_magnitude
+from fxguard.rerun.differences import same_magnitude
 from fxguard.rerun.start import Start
 from fxguard.testing import numerically_stable
 from fxguard.testing.watch import as_module

@@ -22,8 +22,8 @@ from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call, is_collective, is_custom, name_of, read_call
 from fxguard.graph.tables import NOT_OPERATIONS
 from fxguard.graph.wide_form import NotJudged, is_float
-from fxguard.rerun.variances import Differences
 from fxguard.source.lines import Place, calling_line
+from fxguard.steps._variances import Differences
 
 __all__ = ["FirstBad", "Looks"]
 
