@@ -14,8 +14,8 @@ from fxguard.comparison._rounding import apart, beyond, unit_of
 from fxguard.comparison._sides import Named
 from fxguard.comparison.elements import Compared
 from fxguard.graph.nodes import leaves
+from fxguard.graph.own_gradients import backward_of
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
-from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.walk import Walk
 
 __all__ = ["BesideBackward"]

@@ -22,11 +22,11 @@ from fxguard.forecasting._failure import ROUNDINGS, Failure, Failures, failure_o
 from fxguard.forecasting._other_dtype import InDtype
 from fxguard.forecasting._ranges import rows_of, tensors_in
 from fxguard.graph.nodes import elements_of, leaves
+from fxguard.graph.own_gradients import backward_of, is_differentiable
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.plan.plan import Place
 from fxguard.records import GRADIENT, Role, Row
-from fxguard.rerun.backward_of import backward_of
-from fxguard.rerun.edges import is_differentiable, when_it_has_come
+from fxguard.rerun.edges import when_it_has_come
 from fxguard.rerun.other_values import rounded
 from fxguard.rerun.start import Start
 from fxguard.rerun.walk import Walk

@@ -25,11 +25,11 @@ from fxguard.forecasting._backward_in_dtype import (
 from fxguard.forecasting._failure import SHARE, Failure, Failures, share_of
 from fxguard.formats import FORMATS
 from fxguard.graph.operations import Call
+from fxguard.graph.own_gradients import backward_of
 from fxguard.graph.tables import MATRIX_PRODUCTS, MIX_AND_ADD
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.plan.plan import Place
-from fxguard.rerun.backward_of import backward_of
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.other_values import AsTheModel
 from fxguard.rerun.walk import Walk

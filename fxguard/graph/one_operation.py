@@ -14,12 +14,12 @@ from torch import Tensor
 from fxguard.graph import tables
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
-from fxguard.graph.nodes import elements_of
 from fxguard.graph.operations import Call, read_call
+from fxguard.graph.own_gradients import gradient_in_float64, gradient_of
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 
-__all__ = ["OneOperation", "autocast_around", "gradient_of"]
+__all__ = ["OneOperation", "autocast_around"]
 
 SEED = 0  # for operations that draw random numbers
 
@@ -184,13 +184,7 @@ class OneOperation:
         if self.call.casts:
             return next((x.to(torch.float64) for x in self.incoming.values()), None)
         assert self.operand is not None
-        try:
-            args, kwargs = pytree.tree_map(_wide, self._given)
-            incoming = {i: _wide(gradient) for i, gradient in self.incoming.items()}
-            with torch.autocast(self.device, enabled=False):
-                return gradient_of(self._called, args, kwargs, self.operand, incoming)
-        except Exception:  # no such kernel, a fixed dtype, or out of memory
-            return None
+        return gradient_in_float64(self._called, self._given, self.operand, self.incoming)
 
     @property
     def device(self) -> str:
@@ -225,49 +219,5 @@ def _device_of(tensors: Iterable[Tensor]) -> str:
     return next((x.device.type for x in tensors), "cpu")
 
 
-def gradient_of(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    operand: int,
-    incoming: Mapping[int, Tensor],
-) -> Tensor | None:
-    """The gradient that a function returns to one of its operands.
-
-    Args:
-        function: the function to call.
-        args: its arguments; their gradients do not change.
-        kwargs: likewise.
-        operand: position, among the tensors of its arguments, of the one whose gradient is wanted.
-        incoming: the gradient of each tensor of the result, by its position.
-
-    Returns:
-        The gradient, with the operand's shape; None if no gradient comes.
-    """
-    given: list[Tensor] = []
-
-    def leaf(x: Tensor) -> Tensor:
-        x = x.detach().clone()
-        given.append(x.requires_grad_() if is_float(x) else x)
-        return x
-
-    with torch.enable_grad():
-        args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
-        made = [x for _, x in elements_of(function(*args, **kwargs))]
-        found = torch.autograd.grad(
-            [made[position] for position in incoming],
-            given[operand],
-            list(incoming.values()),
-            allow_unused=True,
-        )
-    return found[0]
-
-
 def _copy(x: Tensor) -> Tensor:
     return x.detach().clone()
-
-
-def _wide(x: Any) -> Any:
-    if isinstance(x, torch.dtype) and x.is_floating_point:
-        return torch.float64
-    return x.detach().to(torch.float64) if is_float(x) else x

@@ -17,18 +17,12 @@ from torch.fx import Node
 from fxguard.batch.samples import is_sample_of
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.one_operation import autocast_around
+from fxguard.graph.own_gradients import is_differentiable
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.records import Range
-from fxguard.rerun.edges import (
-    BackwardOf,
-    Edge,
-    Gradients,
-    Look,
-    is_differentiable,
-    when_it_has_come,
-)
+from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look, when_it_has_come
 from fxguard.rerun.walk import EdgeWatcher, Walk
 
 __all__ = ["EdgeHooks"]

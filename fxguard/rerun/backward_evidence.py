@@ -18,10 +18,11 @@ from fxguard.graph.closer_look import evidence_alone, evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
 from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.own_gradients import gradient_in_float64
 from fxguard.graph.poles import plain
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.spectra import degeneracy
-from fxguard.graph.wide_form import is_float
+from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.measure.details import Detail, describe
 from fxguard.plan.plan import Place
@@ -194,39 +195,25 @@ def _detached(value: Any) -> Any:
 
 def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
     """The gradient of the operand, computed entirely in float64; None if that is impossible."""
-    tensors: list[Tensor] = []
-
-    def wide(x: Any) -> Any:
-        if isinstance(x, torch.dtype) and x.is_floating_point:
-            return WIDE
-        if not isinstance(x, Tensor):
-            return x
-        if is_float(x):
-            x = x.detach().to(WIDE).clone().requires_grad_()
-        tensors.append(x)
-        return x
-
     assert look.call is not None
-    assert look.run is not None
-    incoming = {i: g.to(WIDE) for i, g in look.incoming.items()}
     if look.call.casts:
-        return next(iter(incoming.values()), None)
+        return next((gradient.to(WIDE) for gradient in look.incoming.values()), None)
     if is_random(look) and look.call.kind not in tables.DROPOUTS:
         return None
-    try:
-        with torch.enable_grad(), torch.autocast(look.outgoing.device.type, enabled=False):  # type: ignore[union-attr]
-            args, kwargs = pytree.tree_map(wide, (args, kwargs))
-            with random_state_kept(look.args):
-                if look.random_state is not None:
-                    look.random_state.restore()
-                made = [x for x in leaves(look.run(*args, **kwargs)) if isinstance(x, Tensor)]
-        if look.random_state is not None and not _drops_the_same(made, leaves(look.result)):
-            return None
-        return torch.autograd.grad(
-            [made[i] for i in incoming], tensors[look.position], list(incoming.values())
-        )[0]
-    except Exception:  # no such kernel, a fixed dtype, or out of memory
-        return None
+
+    def run(*given: Any, **named: Any) -> Any:
+        assert look.run is not None
+        if look.random_state is None:
+            return look.run(*given, **named)
+        look.random_state.restore()
+        result = look.run(*given, **named)
+        made = [x for x in leaves(result) if isinstance(x, Tensor)]
+        if not _drops_the_same(made, leaves(look.result)):
+            raise NotJudged("another throw of the dice")
+        return result
+
+    with random_state_kept(look.args):
+        return gradient_in_float64(run, (args, kwargs), look.position, look.incoming)
 
 
 def _drops_the_same(made: Iterable[Tensor], before: Iterable[Any]) -> bool:

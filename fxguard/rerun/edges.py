@@ -12,11 +12,10 @@ from torch.fx import Node
 
 from fxguard.graph.operations import Call
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.wide_form import is_float
 from fxguard.plan.plan import Place
 from fxguard.records import Range
 
-__all__ = ["BackwardOf", "Edge", "Gradients", "Look", "is_differentiable", "when_it_has_come"]
+__all__ = ["BackwardOf", "Edge", "Gradients", "Look", "when_it_has_come"]
 
 
 @dataclass(slots=True)
@@ -75,11 +74,6 @@ class Look:
     # missing.
     incoming: dict[int, Tensor] = field(default_factory=dict)
     outgoing: Tensor | None = None  # the gradient that it returned to the operand
-
-
-def is_differentiable(value: Any) -> bool:
-    """Whether a value may receive a gradient."""
-    return is_float(value) and value.requires_grad
 
 
 def when_it_has_come(value: Tensor, note: Callable[[Tensor], Tensor | None]) -> None:

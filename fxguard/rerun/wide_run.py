@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard.graph import nodes
+from fxguard.graph.own_gradients import is_differentiable
 from fxguard.graph.tables import MOVES
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Place
-from fxguard.rerun.edges import is_differentiable
 from fxguard.rerun.walk import SecondForm, Walk
 
 __all__ = ["WideForm"]

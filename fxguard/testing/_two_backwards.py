@@ -16,8 +16,9 @@ from torch.fx import Node
 from fxguard.graph import tables
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
+from fxguard.graph.own_gradients import is_differentiable
 from fxguard.graph.wide_form import Ran, is_float
-from fxguard.rerun.edges import is_differentiable, when_it_has_come
+from fxguard.rerun.edges import when_it_has_come
 from fxguard.rerun.walk import EdgeWatcher, SecondForm, Walk
 from fxguard.testing._both_gradients import BackwardOfBoth, BothGradients, HookOf
 

@@ -1,21 +1,86 @@
-"""The backward of one operation, alone, in a dtype."""
+"""The gradients that one operation alone returns to what it reads, in a dtype."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from fxguard.graph.nodes import leaves
+from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result
-from fxguard.rerun.edges import is_differentiable
 
-__all__ = ["backward_of"]
+__all__ = ["backward_of", "gradient_in_float64", "gradient_of", "is_differentiable"]
+
+
+def is_differentiable(value: Any) -> bool:
+    """Whether a value may receive a gradient."""
+    return is_float(value) and value.requires_grad
+
+
+def gradient_of(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    operand: int,
+    incoming: Mapping[int, Tensor],
+) -> Tensor | None:
+    """The gradient that a function returns to one of its operands.
+
+    Args:
+        function: the function to call.
+        args: its arguments; their gradients do not change.
+        kwargs: likewise.
+        operand: position, among the tensors of its arguments, of the one whose gradient is wanted.
+        incoming: the gradient of each tensor of the result, by its position.
+
+    Returns:
+        The gradient, with the operand's shape; None if no gradient comes.
+    """
+    given: list[Tensor] = []
+
+    def leaf(x: Tensor) -> Tensor:
+        x = x.detach().clone()
+        given.append(x.requires_grad_() if is_float(x) else x)
+        return x
+
+    with torch.enable_grad():
+        args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
+        made = [x for _, x in elements_of(function(*args, **kwargs))]
+        found = torch.autograd.grad(
+            [made[position] for position in incoming],
+            given[operand],
+            list(incoming.values()),
+            allow_unused=True,
+        )
+    return found[0]
+
+
+def gradient_in_float64(
+    function: Callable[..., Any],
+    given: tuple[Any, Any],
+    operand: int,
+    incoming: Mapping[int, Tensor],
+) -> Tensor | None:
+    """The same computed entirely in float64; None if that is impossible."""
+    device = next((x.device.type for x in pytree.tree_leaves(given) if is_float(x)), "cpu")
+    try:
+        args, kwargs = pytree.tree_map(_wide, given)
+        wide = {position: _wide(gradient) for position, gradient in incoming.items()}
+        with torch.autocast(device, enabled=False):
+            return gradient_of(function, args, kwargs, operand, wide)
+    except Exception:  # no such kernel, a fixed dtype, or out of memory
+        return None
+
+
+def _wide(x: Any) -> Any:
+    if isinstance(x, torch.dtype) and x.is_floating_point:
+        return torch.float64
+    return x.detach().to(torch.float64) if is_float(x) else x
 
 
 def backward_of(
