@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from support.golden.second_runs import second_runs
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Names of nodes and what is called in a graph are TorchDynamo's, and of the torch that the page
 # names. The other sections are the same with every torch.
@@ -28,10 +30,15 @@ def example() -> ModuleType:
 
 
 def test_the_page_shows_what_the_example_prints(example: ModuleType) -> None:
-    """After a change of the Plan or of a report: ``python docs/worked_example.py --write``."""
+    """After a change of the Plan or of a report: ``python docs/worked_example.py --write``.
+
+    The page says how many second runs its report takes.
+    """
     page = example.PAGE.read_text(encoding="utf-8")
     shown = {block[2]: block[3] for block in example.SECTION.finditer(page)}
-    printed = example.sections()
+    with second_runs() as runs:
+        printed = example.sections()
+    assert len(runs) == 5
     assert shown.keys() == printed.keys()
     same_torch = f"torch {'.'.join(torch.__version__.split('.')[:2])}." in page
     for name, text in printed.items():

@@ -20,8 +20,8 @@ from fxguard.guard.guard import Guard
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.rerun.other_values import Perturbed, perturbed
-from fxguard.rerun.start import Start
-from fxguard.rerun.walk import SecondForm, Walk, Watchers
+from fxguard.rerun.start import Start, look_through
+from fxguard.rerun.walk import Ended, SecondForm, Walk, Watcher, Watchers
 from fxguard.rerun.wide_run import WideForm
 from fxguard.testing.watch import as_module
 
@@ -314,3 +314,82 @@ def test_a_view_that_does_not_differ_is_written_in_memory_that_does() -> None:
     )
     assert low[:2].tolist() == other[:2].tolist() == [6.0, 8.0]
     assert other[2].isfinite()
+
+
+class Names(Watcher):
+    """The operations that it has seen; it raises after some of them."""
+
+    def __init__(self, error: Exception | None = None, most: int = 99) -> None:
+        self.error = error
+        self.most = most
+        self.seen: list[str] = []
+
+    def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
+        return True
+
+    def after(self, walk: Walk, node: Node, ran: Ran) -> None:
+        self.seen.append(ran.call.kind)
+        if self.error is not None and len(self.seen) >= self.most:
+            raise self.error
+
+
+class NoForm(WideForm):
+    """A second form that exists for no operation."""
+
+    def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
+        raise NotJudged("there is none")
+
+
+SINE = ["exp", "sin", "sum"]
+
+
+def sine(x: Tensor) -> Tensor:
+    return x.exp().sin().sum(0)
+
+
+def looked_through(*watchers: Watcher) -> dict[Watcher, str]:
+    """What stopped some watchers of one run of :func:`sine`."""
+    stopped: list[dict[Watcher, str]] = []
+
+    def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        stopped.append(look_through(run, *watchers))
+
+    module = as_module(sine)
+    guard = Guard(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
+    guard.install()
+    try:
+        module(X)
+    finally:
+        guard.uninstall()
+    (only,) = stopped
+    return only
+
+
+@pytest.mark.parametrize("error", [Ended(), NotJudged("enough"), RuntimeError("a fault of it")])
+def test_a_watcher_that_stops_does_not_stop_the_others(error: Exception) -> None:
+    """Its reason is told to whoever asks for it."""
+    first, second = Names(error, most=1), Names()
+    stopped = looked_through(first, second)
+    assert (first.seen, second.seen) == (SINE[:1], SINE)
+    assert stopped == ({first: "enough"} if isinstance(error, NotJudged) else {})
+
+
+def test_a_second_form_that_stops_leaves_the_models_form() -> None:
+    form, watcher = NoForm(), Names()
+    assert looked_through(watcher, form) == {form: "there is none"}
+    assert watcher.seen == SINE
+
+
+def test_a_run_ends_with_its_last_watcher() -> None:
+    """What nobody looks at is not computed."""
+    first, second = Names(Ended(), most=1), Names(Ended(), most=2)
+    assert looked_through(first, second) == {}
+    assert (first.seen, second.seen) == (SINE[:1], SINE[:2])
+
+
+def test_where_results_are_wanted_each_watcher_ends_the_run() -> None:
+    """Results of a run that went on without its second form would be no answer."""
+    graph, watcher = symbolic_trace(sine), Names()
+    with pytest.raises(NotJudged, match="there is none"):
+        Walk(graph, Watchers([watcher, NoForm()])).run_both([X])
+    assert watcher.seen == []
