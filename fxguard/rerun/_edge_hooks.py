@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -19,7 +20,7 @@ from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.one_operation import autocast_around
 from fxguard.graph.own_gradients import is_differentiable
 from fxguard.graph.random_state import RandomState
-from fxguard.graph.wide_form import is_float
+from fxguard.graph.wide_form import Ran, is_float
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.records import Range
 from fxguard.rerun.edges import BackwardOf, Edge, Gradients, Look, when_it_has_come
@@ -93,7 +94,7 @@ class EdgeHooks(EdgeWatcher):
             result = walk.run_alone(node, *aliased)
         if looks:
             assert self.look is not None
-            self.look.result = result
+            self.look.seen.result = result
         for position, value in enumerate(leaves(result)):
             if is_differentiable(value):
                 number = self.enter(value)
@@ -185,13 +186,11 @@ class EdgeHooks(EdgeWatcher):
             target = getattr(Tensor, target)
         elif node.op == "call_module":
             target = walk.fetch_attr(target)
-        look.call, look.run = found.call, target
         look.autocast = autocast_around(x for x in leaves((args, kwargs)) if isinstance(x, Tensor))
-        if found.call.random:
-            look.random_state = RandomState.now((args, kwargs))
-        look.args, look.kwargs = pytree.tree_map_only(
-            Tensor, lambda x: x.detach().clone(), (args, kwargs)
-        )
+        before = RandomState.now((args, kwargs)) if found.call.random else None
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
+        call = replace(found.call, args=args, kwargs=kwargs)
+        look.ran = Ran(call, target, target, args, kwargs, None, before)
 
     def run_writing(self, walk: Walk, found: BackwardOf, args: Any, kwargs: Any) -> Any:
         """Run a writing operation on its original operands, with hooks on autograd nodes.

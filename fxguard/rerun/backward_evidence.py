@@ -77,33 +77,33 @@ def evidence_of_backward(
     place = operation.place
     look = Look(place, edge.position)
     gradients_of(kept, scale, look)
-    if look.outgoing is None or look.call is None or look.run is None:
+    if look.outgoing is None:
         return None
-    call = replace(look.call, args=look.args, kwargs=look.kwargs)
+    ran = look.seen
     wide_args = wide_kwargs = None
     with contextlib.suppress(Exception), kept.settings():  # otherwise the wide form stays unknown
         wide_args, wide_kwargs = _wide_arguments(kept, place)
-    same = _gradient_in_float64(look, look.args, look.kwargs)
+    same = _gradient_in_float64(look, ran.args, ran.kwargs)
     wide = None
     if wide_args is not None:
         wide = _gradient_in_float64(look, wide_args, wide_kwargs)
-    is_another_throw = same is None and is_random(look)
+    is_another_throw = same is None and is_random(ran)
     made = look.outgoing
     evidence = evidence_of(
-        call,
-        look.args,
-        look.kwargs,
+        ran.call,
+        ran.args,
+        ran.kwargs,
         made,
         same=same,
         wide_args=wide_args,
         wide_kwargs=wide_kwargs,
         wide=wide,
-        not_judged=f"{look.call.kind} draws random numbers" if is_another_throw else "",
+        not_judged=f"{ran.call.kind} draws random numbers" if is_another_throw else "",
     )
     if evidence is None:
         return None
     with contextlib.suppress(Exception):  # otherwise that stays unknown
-        why = degeneracy(look.call.kind, look.result, evidence.index)
+        why = degeneracy(ran.call.kind, ran.result, evidence.index)
         evidence = replace(evidence, degeneracy=why)
     maker, forward = _made_bad(kept, gradients, operation, look)
     came_in = look.incoming.get(0)
@@ -123,21 +123,21 @@ def evidence_of_backward(
 
 def _is_exponent(look: Look) -> bool:
     """Whether the operand is ``p`` of ``x ** p``."""
-    assert look.call is not None
-    if plain(look.call.kind) not in ("float_power", "pow") or len(look.args) < 2:
+    ran = look.seen
+    if plain(ran.call.kind) not in ("float_power", "pow") or len(ran.args) < 2:
         return False
-    return look.position == (1 if isinstance(look.args[0], Tensor) else 0)
+    return look.position == (1 if isinstance(ran.args[0], Tensor) else 0)
 
 
 def _alone(node: Node, look: Look) -> OneOperation | None:
     """The backward of the operation, in a form that can run by itself."""
-    if node.op == "call_module" or look.call is None:
+    if node.op == "call_module":
         return None
     return OneOperation(
-        look.call.kind,
+        look.seen.call.kind,
         node.target,
-        look.args,
-        look.kwargs,
+        look.seen.args,
+        look.seen.kwargs,
         autocast=look.autocast,
         incoming=dict(sorted(look.incoming.items())),
         operand=look.position,
@@ -157,7 +157,8 @@ def _made_bad(
     makers = {value: each for each in gradients.operations for value in each.made}
     suspect, before = operation, look
     for _ in range(MOST_STEPS):
-        given = [x for x in pytree.tree_leaves((before.args, before.kwargs)) if _is_tensor(x)]
+        read = (before.seen.args, before.seen.kwargs)
+        given = [x for x in pytree.tree_leaves(read) if _is_tensor(x)]
         if not any(map(_is_bad, given)):
             return suspect, _forward_evidence(before)
         bad = [edge.value for edge in suspect.edges if _is_bad(given[edge.position])]
@@ -179,13 +180,11 @@ def _is_bad(operand: Tensor) -> bool:
 
 def _forward_evidence(look: Look) -> Evidence | None:
     """What an operation read in the forward, if its result is bad."""
-    assert look.call is not None
-    call = replace(look.call, args=look.args, kwargs=look.kwargs)
-    for path, value in enumerate(leaves(look.result)):
+    ran = look.seen
+    for path, value in enumerate(leaves(ran.result)):
         if is_float(value) and not bool(torch.isfinite(value.detach()).all()):
-            indices = (path,) if isinstance(look.result, (tuple, list)) else ()
-            assert look.run is not None
-            return evidence_alone(call, look.run, _detached(look.result), indices)
+            indices = (path,) if isinstance(ran.result, (tuple, list)) else ()
+            return evidence_alone(ran.call, ran.run, _detached(ran.result), indices)
     return None
 
 
@@ -195,24 +194,23 @@ def _detached(value: Any) -> Any:
 
 def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
     """The gradient of the operand, computed entirely in float64; None if that is impossible."""
-    assert look.call is not None
-    if look.call.casts:
+    ran = look.seen
+    if ran.call.casts:
         return next((gradient.to(WIDE) for gradient in look.incoming.values()), None)
-    if is_random(look) and look.call.kind not in tables.DROPOUTS:
+    if is_random(ran) and ran.call.kind not in tables.DROPOUTS:
         return None
 
     def run(*given: Any, **named: Any) -> Any:
-        assert look.run is not None
-        if look.random_state is None:
-            return look.run(*given, **named)
-        look.random_state.restore()
-        result = look.run(*given, **named)
+        if ran.before is None:
+            return ran.run(*given, **named)
+        ran.before.restore()
+        result = ran.run(*given, **named)
         made = [x for x in leaves(result) if isinstance(x, Tensor)]
-        if not _drops_the_same(made, leaves(look.result)):
+        if not _drops_the_same(made, leaves(ran.result)):
             raise NotJudged("another throw of the dice")
         return result
 
-    with random_state_kept(look.args):
+    with random_state_kept(ran.args):
         return gradient_in_float64(run, (args, kwargs), look.position, look.incoming)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from fxguard.graph.operations import Call
-from fxguard.graph.random_state import RandomState
+from fxguard.graph.wide_form import Ran
 from fxguard.plan.plan import Place
 from fxguard.records import Range
 
@@ -63,17 +62,18 @@ class Look:
 
     place: Place  # of the operation
     position: int  # of the operand among the tensors of its arguments
-    call: Call | None = None
-    args: tuple[Any, ...] = ()  # arguments of the operation
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    run: Callable[..., Any] | None = None  # computes the operation on given arguments
+    ran: Ran | None = None  # with copies of its operands; None if it was not seen
     autocast: torch.dtype | None = None  # the dtype of the autocast around it
-    random_state: RandomState | None = None  # before it ran, if it draws random numbers
-    result: Any = None
     # The gradient of each tensor of the result, by position; tensors without a gradient are
     # missing.
     incoming: dict[int, Tensor] = field(default_factory=dict)
     outgoing: Tensor | None = None  # the gradient that it returned to the operand
+
+    @property
+    def seen(self) -> Ran:
+        """The operation, which was seen."""
+        assert self.ran is not None
+        return self.ran
 
 
 def when_it_has_come(value: Tensor, note: Callable[[Tensor], Tensor | None]) -> None:

@@ -15,7 +15,7 @@ from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import read_node
-from fxguard.graph.wide_form import is_float
+from fxguard.graph.wide_form import Ran, is_float
 from fxguard.records import Source
 from fxguard.rerun.edges import Look
 from fxguard.source.lines import source_of_trace
@@ -31,13 +31,12 @@ class Inside:
     evidence: Evidence
 
 
-def is_random(look: Look) -> bool:
-    """Whether the examined function draws random numbers, so that it cannot be repeated."""
-    assert look.call is not None
-    halves = (look.args[half] for half in (FORWARD, BACKWARD)) if is_function(look.run) else ()
+def is_random(ran: Ran) -> bool:
+    """Whether an operation draws random numbers, so that it cannot be repeated."""
+    halves = (ran.args[half] for half in (FORWARD, BACKWARD)) if is_function(ran.target) else ()
     nodes = (node for half in halves for node in half.graph.nodes)
     called = (node for node in nodes if node.op in ("call_function", "call_method"))
-    return look.call.random or any(read_node(node).random for node in called)
+    return ran.call.random or any(read_node(node).random for node in called)
 
 
 def inside_of(look: Look) -> Inside | None:
@@ -49,22 +48,23 @@ def inside_of(look: Look) -> Inside | None:
     Returns:
         None if it is not an autograd function, or was given something bad.
     """
-    if not is_function(look.run):
+    args = look.seen.args
+    if not is_function(look.seen.target):
         return None
-    forward, backward = look.args[FORWARD], look.args[BACKWARD]
+    forward, backward = args[FORWARD], args[BACKWARD]
     with torch.no_grad():
-        made, saved = Interpreter(forward).run(*look.args[2:])
+        made, saved = Interpreter(forward).run(*args[2:])
         gradients = [look.incoming.get(i, _zeros(x)) for i, x in enumerate(leaves(made))]
-        ran = _Ran(backward)
-        ran.run(*gradients, *saved)
-    node = ran.first_bad()
+        half = _Kept(backward)
+        half.run(*gradients, *saved)
+    node = half.first_bad()
     if node is None or node.op not in ("call_function", "call_method"):
         return None
-    args, kwargs = ran.fetch_args_kwargs_from_env(node)
+    args, kwargs = half.fetch_args_kwargs_from_env(node)
     target: Any = getattr(Tensor, str(node.target)) if node.op == "call_method" else node.target
     call = replace(read_node(node), args=args, kwargs=kwargs)
     with torch.no_grad():
-        evidence = None if call.written else evidence_alone(call, target, ran.env[node])
+        evidence = None if call.written else evidence_alone(call, target, half.env[node])
     source = source_of_trace(node.meta.get("stack_trace"))
     return None if evidence is None else Inside(source, evidence)
 
@@ -73,7 +73,7 @@ def _zeros(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) else None
 
 
-class _Ran(Interpreter):
+class _Kept(Interpreter):
     """Runs a graph, and keeps all of its results."""
 
     def __init__(self, module: GraphModule) -> None:
