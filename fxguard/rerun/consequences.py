@@ -139,12 +139,13 @@ class _Written(Watcher):
     """Keeps the graph's inputs to the end, because writes to them leave the graph."""
 
     def __init__(self) -> None:
-        self.walk: Walk | None = None
+        self.env: Mapping[Node, Any] = {}
+        self.others: Mapping[Node, Any] = {}
         self.memories: set[int | None] = set()  # memory that was written
 
     def begins(self, walk: Walk) -> None:
-        if walk.outer is None:
-            self.walk = walk
+        if not walk.inside:
+            self.env, self.others = walk.env, walk.others
             for unused in walk.user_to_last_uses.values():
                 unused[:] = [node for node in unused if node.op != "placeholder"]
 
@@ -156,13 +157,11 @@ class _Written(Watcher):
     @property
     def found(self) -> dict[int, tuple[Any, Any]]:
         """Inputs that the graph wrote and that differ, by position, in both forms."""
-        assert self.walk is not None
-        env, others = self.walk.env, self.walk.others
-        inputs = [node for node in env if node.op == "placeholder"]
+        inputs = [node for node in self.env if node.op == "placeholder"]
         return {
-            position: (env[node], others[node])
+            position: (self.env[node], self.others[node])
             for position, node in enumerate(inputs)
-            if node in others and nodes.memory_of(env[node]) in self.memories - {None}
+            if node in self.others and nodes.memory_of(self.env[node]) in self.memories - {None}
         }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
-from fxguard.graph import higher_order
 from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
 from fxguard.records import Range, Role, Severity
@@ -114,7 +112,7 @@ def _is_recurrence(walk: Walk, name: str) -> bool:
     inputs = [each for each in every if each.op == "placeholder"]
     output = next(each for each in every if each.op == "output")
     results: Any = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
-    passed = [*zip(results[: _carried_by(walk)], inputs, strict=False)]
+    passed = [*zip(results[: walk.carried], inputs, strict=False)]
     todo, seen = [node] if node is not None else [], set[Node]()
     while todo:
         at = todo.pop()
@@ -124,19 +122,6 @@ def _is_recurrence(walk: Walk, name: str) -> bool:
         todo += [each for each in following if each not in seen]
         seen.update(following)
     return False
-
-
-def _carried_by(walk: Walk) -> int:
-    """How many values the loop right around a body passes from one iteration to the next."""
-    if walk.outer is None or walk.outer.node is None:
-        return 0
-    node, (_, position) = walk.outer.node, walk.inside[-1]
-    kind = higher_order.kind_of(node)
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        module: Any = walk.outer.module
-        bodies = kind.bodies(node, module) if kind and kind.runs_many_times else ()
-        return next((body.carried for body in bodies if body.position == position), 0)
-    return 0
 
 
 def numbers_inside(run: GraphRun) -> dict[int, Range | str]:

@@ -34,9 +34,10 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     try:
         Start(run, to_the_end=False).again(look)
     except Exception:  # raised like the first run; where it stopped is the question
-        if look.walk is not None:
-            run = replace(run, stopped_at=tuple(_read_by(look.walk, run)[0]))
-            run = replace(run, raised=_frame_of(look.walk.innermost, run))
+        walk, look.walk = look.walk, None  # or each would keep the other alive
+        if walk is not None:
+            run = replace(run, stopped_at=tuple(_read_by(walk, run)[0]))
+            run = replace(run, raised=_frame_of(walk.innermost, run))
     return replace(run, measured=statistics)
 
 

@@ -153,17 +153,15 @@ def look_through(run: GraphRun, *watchers: Watcher) -> dict[Watcher, str]:
     Whatever stops one of them, or the second run, the findings until then are valid.
 
     Returns:
-        Why it did not begin, or had to end, for each watcher of which that is known.
+        Why it did not begin, or had to end, for each watcher for which that is known.
     """
     start, watching = Start(run, to_the_end=False), Watchers(watchers, apart=True)
-    ended: Exception | None = None
     try:
         with start.begun() as given:
             Walk(without_marks(run.graph_module), watching).run_both(given)
     except Exception as error:
-        ended = error
-    stopped = dict.fromkeys(watchers, ended) | watching.stopped
-    return {each: str(why) for each, why in stopped.items() if isinstance(why, NotJudged)}
+        watching.stop(watching.watching, error)
+    return watching.stopped
 
 
 def written_since(run: GraphRun) -> frozenset[int]:

@@ -124,7 +124,7 @@ class Watchers:
         watching: all of them.
         form: the second form among them.
         edges: the one that runs the operations.
-        stopped: those that see no more, and why.
+        stopped: why some see no more, where that is known.
     """
 
     def __init__(self, watchers: Sequence[Watcher], *, apart: bool = False) -> None:
@@ -132,7 +132,7 @@ class Watchers:
         self.watching = list(watchers)
         self.form = next((each for each in watchers if isinstance(each, SecondForm)), None)
         self.edges = next((each for each in watchers if isinstance(each, EdgeWatcher)), None)
-        self.stopped: dict[Watcher, Exception] = {}
+        self.stopped: dict[Watcher, str] = {}
 
     @contextlib.contextmanager
     def go_on_without(self, watcher: Watcher) -> Iterator[None]:
@@ -140,11 +140,16 @@ class Watchers:
         try:
             yield
         except Exception as error:
-            self.stopped[watcher] = error
-            self.watching.remove(watcher)
+            self.stop([watcher], error)
             if not (self.apart and self.watching):
                 raise
             self.form = None if watcher is self.form else self.form
+
+    def stop(self, watchers: Sequence[Watcher], error: Exception) -> None:
+        """Note what has ended the run for some watchers; its tensors are not kept alive."""
+        if isinstance(error, NotJudged):
+            self.stopped |= dict.fromkeys(watchers, str(error))
+        self.watching = [each for each in self.watching if each not in watchers]
 
     def keep_values(self) -> bool:
         """Whether a value that nobody reads any more has to live on."""
@@ -157,7 +162,6 @@ class Walk(TwoForms):
     Args:
         module: the graph.
         watchers: whoever looks at it.
-        outer: the graph around it.
         inside: the bodies around it, see :class:`~fxguard.plan.plan.Check`.
 
     Attributes:
@@ -166,6 +170,7 @@ class Walk(TwoForms):
         repeats: whether it is in a loop.
         loop: the innermost loop around it.
         iteration: of that loop.
+        carried: how many values the loop passes on, if this is its body.
         levels: open torch.func regions.
     """
 
@@ -173,21 +178,18 @@ class Walk(TwoForms):
         self,
         module: GraphModule,
         watchers: Watchers,
-        outer: Walk | None = None,
         inside: tuple[tuple[str, int], ...] = (),
     ) -> None:
         super().__init__(module)
         self.watchers = watchers
-        self.outer = outer
         self.inside = inside
         self.calls: dict[Node, Call] = {}
         self.regions = Regions()
         self.levels = 0
         self.node: Node | None = None
         self.body: Walk | None = None
-        self.repeats: bool = outer is not None and outer.repeats
-        self.loop: str = "" if outer is None else outer.loop
-        self.iteration: int = 0 if outer is None else outer.iteration
+        self.repeats = False
+        self.loop, self.iteration, self.carried = "", 0, 0
 
     @property
     def form(self) -> SecondForm | None:
@@ -316,7 +318,7 @@ class Walk(TwoForms):
             return None
         decides = [each for each in (self.form, self.watchers.edges) if each is not None]
         enters = any(each.enters(self, node) for each in decides or self.watchers.watching)
-        if not enters or _positions(node, kind, self.module):
+        if not enters or _bodies(node, kind, self.module):
             return kind if enters else None
         if self.form is not None:
             with self.watchers.go_on_without(self.form):
@@ -348,7 +350,7 @@ class Walk(TwoForms):
 
     def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
         """Run a higher-order operation, with its bodies in two forms as well."""
-        entered = _positions(node, kind, self.module)
+        entered = _bodies(node, kind, self.module)
         iterations: Counter[int] = Counter()  # of each body, by position
 
         def body(position: int, *operands: Any) -> Any:
@@ -358,10 +360,13 @@ class Walk(TwoForms):
                 if reason := waits_in(module):
                     raise NotJudged(reason)
                 return module(*low)
-            self.body = Walk(module, self.watchers, self, (*self.inside, (node.name, position)))
+            self.body = Walk(module, self.watchers, (*self.inside, (node.name, position)))
+            self.body.repeats = self.repeats or kind.runs_many_times
+            self.body.loop, self.body.iteration = self.loop, self.iteration
             if kind.runs_many_times:
-                self.body.repeats, self.body.iteration = True, iterations[position]
                 self.body.loop = operations.name_of(node.target).removesuffix("_impl")
+                self.body.iteration = iterations[position]
+                self.body.carried = entered[position].carried
                 iterations[position] += 1
             made = self.body.run_both(low, other)
             self.body = None
@@ -370,9 +375,11 @@ class Walk(TwoForms):
         return kind.run(args, kwargs, higher_order.RunBody(body, stacked))
 
 
-def _positions(node: Node, kind: higher_order.HigherOrder, module: Any) -> set[int]:
-    """The positions of a higher-order operation's arguments that are bodies to enter."""
+def _bodies(
+    node: Node, kind: higher_order.HigherOrder, module: Any
+) -> dict[int, higher_order.Body]:
+    """The bodies of a higher-order operation to enter, by position among its arguments."""
     try:
-        return {body.position for body in kind.bodies(node, module)}
+        return {body.position: body for body in kind.bodies(node, module)}
     except (LookupError, TypeError, ValueError):  # arguments of another version
-        return set()
+        return {}
