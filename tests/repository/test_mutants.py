@@ -13,7 +13,7 @@ import pytest
 
 from fxguard import globs
 from support.lines_run import LinesRun
-from support.mutant_trials import ROOT, Known, in_parts
+from support.mutant_trials import ROOT, Known, in_order, in_parts
 from support.mutations import Mutant, mutants_of
 
 
@@ -87,7 +87,17 @@ def test_a_mutant_meets_the_tests_that_run_its_lines() -> None:
     assert [line for line in range(12) if test.runs(mutant_at(line))] == [6, 7]
     assert test.runs(mutant_at(20, in_function=False))
     assert not Known("", 1.0, {}).runs(mutant_at(20, in_function=False))
-    assert test.cost(mutant_at(1)) < Known("tests/cli/test.py::test", 1.0, {}).cost(mutant_at(1))
+
+
+def test_some_of_each_file_come_before_more_of_one() -> None:
+    """Those of the mutated package come earlier; what does not run the line does not come."""
+    lines = {"plan/x.py": 1 << 7}
+    names = [*(f"tests/cli/test_a.py::{n}" for n in range(3)), "tests/cli/test_b.py::0"]
+    names += ["tests/plan/test_x.py::0"]
+    tests = [Known(name, 1.0, lines) for name in names] + [Known("other", 0.1, {})]
+    found = [test.name.rpartition("/")[2] for test in in_order(tests, mutant_at(7))]
+    assert found == ["test_x.py::0", *("test_a.py::0", "test_b.py::0"), "test_a.py::1",
+                     "test_a.py::2"]  # fmt: skip
 
 
 def test_tests_run_in_growing_parts_up_to_the_limit() -> None:
@@ -95,7 +105,8 @@ def test_tests_run_in_growing_parts_up_to_the_limit() -> None:
     parts = list(in_parts(tests, 60))
     assert [len(part) for part in parts] == [3, 12, 45]
     assert [test for part in parts for test in part] == tests[:60]
-    assert list(in_parts([Known("long", 100.0, {})], 60)) == [[Known("long", 100.0, {})]]
+    long = Known("long", 100.0, {})
+    assert list(in_parts([long], 60)) == [[long]]
 
 
 SOURCE = "def larger(a, b):\n    return a > b\n"

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.lines_run import FOLDER  # noqa: E402
-from support.mutant_trials import Known, Worker  # noqa: E402
+from support.mutant_trials import Known, Worker, in_order  # noqa: E402
 from support.mutations import Mutant, mutants_of  # noqa: E402
 
 CORE = tuple(
@@ -118,8 +118,7 @@ def work(folder: Path, number: int, todo: list[Mutant], tests: list[Known], limi
     worker = Worker(folder / f"worker{number}")
     worker.prepare()
     for mutant in todo:
-        chosen = sorted((t for t in tests if t.runs(mutant)), key=lambda t: t.cost(mutant))
-        result = worker.judge(mutant, chosen, limit)
+        result = worker.judge(mutant, in_order(tests, mutant), limit)
         with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
 
