@@ -147,8 +147,15 @@ def test_overwritten_inputs_are_part_of_the_plan() -> None:
     def fills(x: Tensor, y: Tensor) -> Tensor:
         return y.copy_(x) * 2
 
-    plan = overwritten(adds, X.clone(), X.clone())
-    names = {position: plan.values[value].name for position, value in plan.inputs}
-    assert [names[position] for position in plan.overwritten] == ["y"]
+    def normalizes(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return torch.nn.functional.batch_norm(x, mean, var, training=True)
+
+    def names_of(plan: Plan) -> list[str]:
+        names = {position: plan.values[value].name for position, value in plan.inputs}
+        return [names[position] for position in plan.overwritten]
+
+    assert names_of(overwritten(adds, X.clone(), X.clone())) == ["y"]
+    numbers = X.mean(0), X.var(0)
+    assert names_of(overwritten(normalizes, X.clone(), *numbers)) == ["mean", "var"]
     assert overwritten(fills, X.clone(), X.clone()).overwritten == ()
     assert overwritten(in_place, X.clone()).overwritten == ()

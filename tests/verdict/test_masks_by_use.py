@@ -189,6 +189,23 @@ def test_a_masked_row_of_an_argument_is_told_of_the_softmax() -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda s, x, bias: x.relu() * bias, "0 * inf of a mask"),
+        (lambda s, x, bias: (x + bias).sum(), "it read -inf of a mask"),
+    ],
+)
+def test_an_additive_mask_that_meets_a_layer_is_no_feature(
+    function: Callable[[Masked, Tensor, Tensor], Tensor], words: str
+) -> None:
+    """What the model computed with weights is no loss: there the argument would be blamed."""
+    bias = torch.zeros(SIZE, SIZE).masked_fill(torch.ones(SIZE, SIZE).triu(1) > 0, -INF)
+    report = report_of(Masked(function), torch.randn(SIZE, SIZE), bias)
+    assert report is not None
+    assert report.origins[0].cause_in_words == words
+
+
+@pytest.mark.parametrize(
     ("function", "words", "fix"),
     [
         (lambda logits, m: (lp := logits.masked_fill(m, -INF).log_softmax(-1)).exp() * lp,

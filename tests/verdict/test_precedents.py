@@ -255,6 +255,8 @@ def test_signs_between_graphs_belong_to_the_kind(judgments: list[Any]) -> None:
     for zero in (0.0, -0.0, 0.0, -0.0):
         model(torch.tensor([zero, 1.0]))
     assert len(judgments) == 2
+    model(torch.tensor([0.0, -0.0]))
+    assert len(judgments) == 3
     assert not reports
 
 
