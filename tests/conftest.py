@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -35,20 +35,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 THREADS = int(os.environ.get("FXGUARD_TEST_THREADS", "1"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Apply ``sampled`` and ``slow_unless_campaign`` to the cases of a test."""
+    made = yield
+    if isinstance(made, list):  # all cases of one test
+        leave_to_ci(made)
+    return made
+
+
+def leave_to_ci(cases: list[pytest.Item]) -> None:
+    """Mark as slow all cases that have no mark so far, or two of three."""
+    unmarked = [
+        case
+        for case in cases
+        if not any(case.get_closest_marker(mark) for mark in ("slow", "campaign"))
+    ]
+    for place, case in enumerate(unmarked):
+        is_left_out = case.get_closest_marker("sampled") and place % 3
+        if is_left_out or case.get_closest_marker("slow_unless_campaign"):
+            case.add_marker("slow")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long; see support/long_tests.py."""
-    from support.long_tests import collected, marks_of  # not before its assertions are rewritten
-
-    by_name = {item.nodeid.removeprefix("tests/"): item for item in items}
-    own = {
-        name: next((mark for mark in ("campaign", "slow") if item.get_closest_marker(mark)), "")
-        for name, item in by_name.items()
-    }
-    collected.update(marks_of(own))
-    for name, mark in collected.items():
-        if mark:
-            by_name[name].add_marker(mark)
+    """Mark what asks for the fixture ``device``."""
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker("device")

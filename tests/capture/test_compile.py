@@ -35,7 +35,10 @@ class Overflow(nn.Module):
 
 
 BAD = 3e30
-FULLGRAPH = ["t5", "llama", "bert", "whisper", "vit", "cnn", "twice", "containers"]
+FULLGRAPH = [
+    *("bert", "cnn", "twice", "containers"),
+    *(pytest.param(name, marks=pytest.mark.campaign) for name in ("t5", "llama", "whisper", "vit")),
+]
 
 
 @pytest.mark.parametrize("name", FULLGRAPH)
@@ -143,7 +146,9 @@ def test_an_instrumented_module_inside_a_compiled_parent() -> None:
         compiled(torch.full((2, 4), BAD))
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "cnn"])
+@pytest.mark.parametrize(
+    "name", ["cnn", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("bert", "llama"))]
+)
 def test_the_backend_alone_checks_too(name: str) -> None:
     """`torch.compile(model, backend=fxguard.backend(...))` keeps every bit and has all frames."""
     entry = zoo.ZOO[name]
@@ -257,7 +262,9 @@ def test_the_backend_counts_the_batches_of_each_thread() -> None:
     assert second.batch_number == 3
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", pytest.param("t5", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("bert", "t5"))]
+)
 def test_autocast_keeps_every_bit(name: str) -> None:
     """Under autocast, outside or inside the model, the results stay the same."""
     entry = zoo.ZOO[name]
@@ -271,7 +278,9 @@ def test_autocast_keeps_every_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", ["gpt2", "encoder", "lstm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt2", marks=pytest.mark.campaign), "encoder", "lstm"]
+)
 def test_evaluation_modes_keep_every_bit(name: str, mode: Any) -> None:
     """`no_grad` and `inference_mode` give the same bits, also through fused kernels."""
     entry = zoo.ZOO[name]

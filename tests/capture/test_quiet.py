@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import fxguard
 
+pytestmark = pytest.mark.slow
+
 # TorchDynamo fails on the first model, because a defect is planted in it. On the others it warns:
 # of a number that is taken from a tensor, and of a cached function.
 SCRIPT = """

@@ -295,6 +295,7 @@ SILENT = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_script_prints_what_python_prints(tmp_path: Path, what: str) -> None:
     """Tracebacks, warnings, messages, output and the exit status; the last line comes on top."""

@@ -75,7 +75,13 @@ print(type(pickle.loads(pickle.dumps(Here()))).__module__, __builtins__.__name__
 """
 
 
-@pytest.mark.parametrize("where", ["script.py", "below/script.py"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("script.py", marks=pytest.mark.slow),
+        pytest.param("below/script.py", marks=pytest.mark.campaign),
+    ],
+)
 def test_a_script_sees_what_python_shows_it(tmp_path: Path, where: str) -> None:
     """Arguments, sys.path, __file__, and __main__, which pickles, are those of ``python x.py``."""
     folder = tmp_path / "below"
@@ -89,7 +95,11 @@ def test_a_script_sees_what_python_shows_it(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["script", pytest.param("package", marks=pytest.mark.campaign), "package.part"]
+    "name",
+    [
+        pytest.param("script", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.campaign) for name in ("package", "package.part")),
+    ],
 )
 def test_a_module_sees_what_python_shows_it(tmp_path: Path, name: str) -> None:
     """Likewise for ``python -m name``, packages included."""
@@ -133,6 +143,7 @@ print("fxguard" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_was_called_is_saved_as_it_is(tmp_path: Path) -> None:
     """Between its calls nothing stands on the model: it pickles whole, loads without fxguard."""
     ended = watch(tmp_path, PICKLES)
@@ -360,7 +371,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("scale", "status"), [("1.0", 0), ("float('nan')", 3)])
+@pytest.mark.parametrize(
+    ("scale", "status"),
+    [
+        pytest.param("1.0", 0, marks=pytest.mark.campaign),
+        pytest.param("float('nan')", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_models_in_spawned_processes_are_checked(
     tmp_path: Path, entry_point: Path, scale: str, status: int
 ) -> None:
@@ -396,8 +413,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("how", "shift", "status"),
     [
-        ("fork", "1", 0),
-        ("spawn", "5", 3),
+        pytest.param("spawn", "5", 3, marks=pytest.mark.slow),
+        pytest.param("fork", "1", 0, marks=pytest.mark.campaign),
         pytest.param("fork", "5", 3, marks=pytest.mark.campaign),
         pytest.param("spawn", "1", 0, marks=pytest.mark.campaign),
     ],
@@ -427,7 +444,13 @@ dist.destroy_process_group()
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
-@pytest.mark.parametrize("how", ["around torchrun", "variable"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("around torchrun", marks=pytest.mark.slow),
+        pytest.param("variable", marks=pytest.mark.campaign),
+    ],
+)
 def test_the_rank_that_fails_is_named(tmp_path: Path, entry_point: Path, how: str) -> None:
     """The whole job is watched, and ends with the status of a detection."""
     command = (*TORCHRUN, "script.py", "bad")
@@ -440,6 +463,7 @@ def test_the_rank_that_fails_is_named(tmp_path: Path, entry_point: Path, how: st
     assert "rank 1: batch 0: argument `input` of Linear.forward: 2 NaN" in own_lines(ended)[-1]
 
 
+@pytest.mark.slow
 def test_ranks_that_are_well_are_counted_together(tmp_path: Path, entry_point: Path) -> None:
     """One line for the job, and not one for each rank."""
     command = (*TORCHRUN, "script.py", "good")
@@ -454,6 +478,7 @@ def test_ranks_that_are_well_are_counted_together(tmp_path: Path, entry_point: P
 CALLS = "import torch\ntorch.nn.Linear(2, 2)(torch.full((1, 2), SCALE))\nprint('end')\n"
 
 
+@pytest.mark.slow
 def test_the_variable_does_what_the_command_does(tmp_path: Path, entry_point: Path) -> None:
     """A healthy script ends with the line, a detection with status 3 and without a traceback."""
     healthy = run(
@@ -468,7 +493,13 @@ def test_the_variable_does_what_the_command_does(tmp_path: Path, entry_point: Pa
     assert "argument `input` of Linear.forward: 2 NaN" in own_lines(ended)[-1]
 
 
-@pytest.mark.parametrize("value", ["", "0", "false", "off"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(pytest.param(value, marks=pytest.mark.slow) for value in ("", "0")),
+        *(pytest.param(value, marks=pytest.mark.campaign) for value in ("false", "off")),
+    ],
+)
 def test_other_values_switch_nothing_on(tmp_path: Path, entry_point: Path, value: str) -> None:
     """Without the variable the entry point does nothing: NaN goes through."""
     broken = (
@@ -478,6 +509,7 @@ def test_other_values_switch_nothing_on(tmp_path: Path, entry_point: Path, value
     assert (ended.status, ended.out, ended.err) == (0, "end\nFalse\n", "")
 
 
+@pytest.mark.slow
 def test_the_variable_cannot_change_the_status_of_a_script(
     tmp_path: Path, entry_point: Path
 ) -> None:
@@ -488,6 +520,7 @@ def test_the_variable_cannot_change_the_status_of_a_script(
     assert "status is the script's own" in ended.err.splitlines()[-1]
 
 
+@pytest.mark.campaign  # on each change: `test_the_variable_does_what_the_command_does`
 def test_the_variable_serves_spawned_processes(tmp_path: Path, entry_point: Path) -> None:
     """A NaN in a process that the script has spawned ends the script with status 3."""
     script = SPAWNS.replace("SCALE", "float('nan')")
@@ -496,6 +529,7 @@ def test_the_variable_serves_spawned_processes(tmp_path: Path, entry_point: Path
     assert len(own_lines(ended)) == 1
 
 
+@pytest.mark.slow
 def test_torch_is_imported_whatever_happens(tmp_path: Path, entry_point: Path) -> None:
     """Wrong settings are told in a line, and the script runs without fxguard."""
     tmp_path.joinpath("pyproject.toml").write_text("[tool.fxguard]\nstrikt = true\n")

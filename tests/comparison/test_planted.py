@@ -23,6 +23,8 @@ from support.planting_differences import (
     with_noise,
 )
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 MODELS = ("cnn", "twice", "bert", "gpt2", "vit")
 SMALL = MODELS[:2]
 PAIRS = ("eager and compiled", "float32 and bfloat16")
@@ -132,22 +134,18 @@ HEALTHY: dict[str, Callable[[nn.Module], tuple[nn.Module, nn.Module]]] = {
     "threads": threads,
     "inductor": lambda model: (model, torch.compile(model)),
 }
-SAMPLE = {("twice", "bfloat16"), ("cnn", "float16"), ("twice", "aot_eager"), ("cnn", "threads")}
-SLOW = {("twice", "inductor")}
+SAMPLE = {
+    *(("twice", "bfloat16"), ("cnn", "float16"), ("twice", "aot_eager"), ("cnn", "threads")),
+    ("twice", "inductor"),
+}
 # In bfloat16 its router chooses other experts, and the output is 5 % away.
 ROUTED = {("mixtral", "bfloat16"), ("mixtral", "the other way")}
-
-
-def marks_of(name: str, pair: str) -> Any:
-    if (name, pair) in SLOW:
-        return pytest.mark.slow
-    return () if (name, pair) in SAMPLE else pytest.mark.campaign
 
 
 @pytest.mark.parametrize(
     ("name", "pair"),
     [
-        pytest.param(name, pair, marks=marks_of(name, pair))
+        pytest.param(name, pair, marks=() if (name, pair) in SAMPLE else pytest.mark.campaign)
         for name in (*MODELS, "t5", "llama", "mixtral", "whisper", "resnet", "in_place")
         for pair in HEALTHY
     ],

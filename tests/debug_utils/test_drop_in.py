@@ -12,13 +12,17 @@ import fxguard
 from fxguard.report.text import frame_text
 from support import transformers_frames, zoo
 
-LONG = [("whisper", True), ("mixtral", True), ("t5", True)]
+# Most models in evaluation, and one in training with a mask.
+IN_CI = [
+    ("encoder", True, True),
+    *((name, False, False) for name in ("t5", "bert", "resnet", "cnn", "lstm")),
+    *((name, False, False) for name in ("twice", "in_place", "containers")),
+]
 VARIANTS = [
     pytest.param(
         *(name, train, masked),
         id=f"{name}-{mode}-{mask}",
-        # CI: each model in evaluation, and some in training with a mask.
-        marks=() if train == masked and (name, masked) not in LONG else pytest.mark.campaign,
+        marks=() if (name, train, masked) in IN_CI else pytest.mark.campaign,
     )
     for name, entry in zoo.ZOO.items()
     for train, mode in ((True, "train"), (False, "eval"))

@@ -185,6 +185,7 @@ REWRITTEN: list[tuple[Callable[[Tensor], Tensor], list[str]]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     ("function", "kept"), REWRITTEN, ids=[function.__name__ for function, _ in REWRITTEN]
@@ -372,6 +373,7 @@ def through_torch(model: nn.Module) -> Any:
     return torch.save(model, io.BytesIO())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("through", [pickle.dumps, through_torch])
 @pytest.mark.parametrize(
     "model",
@@ -484,7 +486,10 @@ distributed.destroy_process_group()
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="torch was built without gloo",
 )
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "wrapper",
+    [pytest.param("ddp", marks=pytest.mark.campaign), pytest.param("fsdp", marks=pytest.mark.slow)],
+)
 def test_on_two_ranks(wrapper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     script = tmp_path / "train.py"

@@ -20,6 +20,8 @@ from fxguard.formats import FORMATS
 from support.masks import Function
 from support.residual import X, residual
 
+pytestmark = pytest.mark.slow
+
 QUICKLY = settings(max_examples=15, deadline=None, database=None)
 
 ORACLE = {

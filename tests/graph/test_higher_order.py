@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +137,7 @@ def model_of(name: str) -> nn.Module:
     return Inside(INSIDE[name][0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_entering_changes_no_bit(name: str, backend: str) -> None:
@@ -155,6 +155,7 @@ def test_entering_changes_no_bit(name: str, backend: str) -> None:
     assert coverage.endswith("in 1 graph")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_fault_inside_is_blamed_on_the_operation(name: str, backend: str) -> None:
@@ -175,6 +176,7 @@ def test_a_fault_inside_is_blamed_on_the_operation(name: str, backend: str) -> N
     assert reports[0].frames[-1] == origin.frame
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_came_in_bad_is_not_blamed_on_what_is_inside(name: str) -> None:
     reports: list[fxguard.types.Report] = []
@@ -259,14 +261,10 @@ def test_an_infinity_that_a_loop_begins_with_is_no_fault() -> None:
     assert [origin.what for origin in reports[0].origins] == ["exp"]
 
 
-SAMPLE = [("llama", "aot_eager")]
-CHECKPOINTED = [
-    pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.campaign)
-    for pair in itertools.product(("t5", "llama", "gpt2", "bert"), ("eager", "aot_eager"))
-]
-
-
-@pytest.mark.parametrize(("name", "backend"), CHECKPOINTED)
+# On each change: faults are planted in a checkpointed model, by `test_planted_faults.py`.
+@pytest.mark.campaign
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["t5", "llama", "gpt2", "bert"])
 def test_transformers_gradient_checkpointing(name: str, backend: str) -> None:
     """The blocks are entered, bits stay, and recomputation in backward is no batch or frame."""
     entry = zoo.ZOO[name]

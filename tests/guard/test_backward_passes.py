@@ -104,6 +104,7 @@ class WrittenOnTheWay(Net):
         return length + hidden
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 @pytest.mark.parametrize("kind", [Net, Broken, Checkpointed, Reentrant, HandedOn, WrittenOnTheWay])
 def test_the_operation_is_named(kind: type[Net], compiler: str | None) -> None:

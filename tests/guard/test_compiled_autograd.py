@@ -15,6 +15,8 @@ from torch.fx import GraphModule
 
 import fxguard
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 
 class Net(nn.Module):
     """Its gradient is infinite before `first`'s end where `factor` is 0."""
@@ -57,12 +59,16 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=list(WAYS))
-def way(request: pytest.FixtureRequest) -> Callable[[GraphModule], Any]:
-    torch._dynamo.reset()
-    return WAYS[request.param]
+def in_each_way(*campaign: str) -> pytest.MarkDecorator:
+    """Parametrize a test; these ways wait for the campaign."""
+    cases = [
+        pytest.param(way, id=name, marks=pytest.mark.campaign if name in campaign else ())
+        for name, way in WAYS.items()
+    ]
+    return pytest.mark.parametrize("way", cases)
 
 
+@in_each_way("aot_eager, fullgraph=True", "inductor")
 def test_bad_gradients_are_said(way: Callable[[GraphModule], Any]) -> None:
     """Of each backward that has some the first one, with its weight; healthy ones are healthy."""
     found: list[fxguard.types.Report] = []
@@ -84,6 +90,7 @@ def test_bad_gradients_are_said(way: Callable[[GraphModule], Any]) -> None:
     assert coverage.endswith(f"; 2 bad gradients without an operation: {why}")
 
 
+@in_each_way("aot_eager, fullgraph=True")
 def test_it_is_raised_from_backward(way: Callable[[GraphModule], Any]) -> None:
     """With `fullgraph=True` torch 2.13 fails on any error of a graph, with one of its own."""
     model = fxguard.instrument(Net())
@@ -102,6 +109,7 @@ def test_it_is_raised_from_backward(way: Callable[[GraphModule], Any]) -> None:
     assert ours.report is fxguard.guard_of(model).last_report
 
 
+@in_each_way("aot_eager, fullgraph=True", "inductor")
 def test_nothing_changes(way: Callable[[GraphModule], Any]) -> None:
     """No gradient (under Inductor: but for its last bits), and nothing is compiled more often."""
     plain = Net()

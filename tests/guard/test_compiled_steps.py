@@ -14,6 +14,8 @@ import fxguard
 from fxguard.api.outermost import OutermostModules
 from fxguard.options import Options
 
+pytestmark = pytest.mark.slow
+
 Step = Callable[[], object]
 # How a script gets its step: of a model, and the optimizer.
 Way = Callable[[nn.Module, torch.optim.Optimizer], Step]

@@ -17,6 +17,8 @@ from support import zoo
 from support.models import Block, Checkpointed
 from support.same_results import assert_same, results
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 
 def test_a_model_that_is_entered_whole_says_so() -> None:
     """Both operations, in one graph."""
@@ -90,9 +92,10 @@ LEFT_OUT = {
     "mixtral": {"that are empty"},
 }
 LONG = [
-    pytest.param(name, marks=pytest.mark.campaign) for name in ("t5", "gpt2", "mixtral", "whisper")
+    pytest.param(name, marks=pytest.mark.campaign)
+    for name in ("t5", "llama", "gpt2", "bert", "mixtral", "vit", "whisper")
 ]
-TESTED = ["llama", "bert", "vit", "resnet", "cnn", "in_place", *LONG]
+TESTED = ["resnet", "cnn", "in_place", *LONG]
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -117,7 +120,11 @@ def test_every_planted_nan_is_found(name: str, device: torch.device) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+# Under Inductor, on each change: `test_found_in_a_body_under_inductor`.
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.campaign])],
+)
 def test_the_self_test_runs_under_the_active_backend(backend: str, device: torch.device) -> None:
     entry = zoo.ZOO["bert"].on(device)
     args, kwargs = entry.inputs(torch.float32, True)

@@ -427,7 +427,8 @@ def test_bits_stay(compile_with: str | None, options: Any, monkeypatch: pytest.M
         assert torch.equal(one, other)
 
 
-HEALTHY = ["t5", "llama", "bert", "mixtral", "vit", "resnet"]
+LONG = ("t5", "llama", "bert", "mixtral", "vit")
+HEALTHY = ["resnet", *(pytest.param(name, marks=pytest.mark.campaign) for name in LONG)]
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import fxguard
 from support.answers import expect_no_contradiction
 
+pytestmark = pytest.mark.slow
+
 
 class GatedFeedForward(nn.Module):
     def __init__(self) -> None:

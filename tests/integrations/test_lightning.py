@@ -26,6 +26,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: E402
 from fxguard.integrations.lightning import STEPS, FxguardCallback  # noqa: E402
 from support.in_lightning import Model, data, trainer  # noqa: E402
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
@@ -72,7 +74,11 @@ def fitted(*callbacks: Any, compiled: bool = False, **options: Any) -> tuple[lis
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"precision": "bf16-mixed"}, {"precision": "64-true"}, {"accumulate_grad_batches": 2}],
+    [
+        *({}, {"accumulate_grad_batches": 2}),
+        pytest.param({"precision": "bf16-mixed"}, marks=pytest.mark.campaign),
+        pytest.param({"precision": "64-true"}, marks=pytest.mark.campaign),
+    ],
     ids=str,
 )
 def test_training_is_what_it_was(options: Any) -> None:
@@ -97,9 +103,15 @@ def test_compiled() -> None:
     assert "mse_loss" in watched.titles
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_overflow_in_the_loss(compiled: bool, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "compiled"),
+    [
+        *(("32-true", True), ("bf16-mixed", False)),
+        pytest.param("32-true", False, marks=pytest.mark.campaign),
+        pytest.param("bf16-mixed", True, marks=pytest.mark.campaign),
+    ],
+)
+def test_overflow_in_the_loss(precision: str, compiled: bool) -> None:
     """A fault in `training_step` itself, outside of any module."""
     made = trainer(FxguardCallback(), precision=precision)
     model = Model(fault=2, logs=not compiled)
@@ -180,8 +192,11 @@ print("finished")
 @pytest.mark.parametrize(
     "how",
     [
-        *("fault", "sharded fault"),
-        *(pytest.param(how, marks=pytest.mark.campaign) for how in ("well", "sharded")),
+        "fault",
+        *(
+            pytest.param(how, marks=pytest.mark.campaign)
+            for how in ("sharded fault", "well", "sharded")
+        ),
     ],
 )
 def test_two_ranks(tmp_path: Path, how: str) -> None:

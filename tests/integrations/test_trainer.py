@@ -31,7 +31,10 @@ from fxguard.integrations.transformers import (  # noqa: E402
 )
 from support.in_trainer import overflowing, pieces, small, trainer  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+pytestmark = [
+    pytest.mark.slow_unless_campaign,
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +79,8 @@ ARGUMENTS = {
 }
 
 
-CAMPAIGN = ARGUMENTS.keys() - {"everything"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.campaign if n in CAMPAIGN else ()) for n in ARGUMENTS],
-)
+@pytest.mark.campaign  # on each change: `test_overflow_in_training`
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_training_is_what_it_was(tmp_path: Path, text: Any, name: str) -> None:
     """Losses, weights and predictions, to the bit; every call is a checked batch."""
     made = trainer(tmp_path / "ours", text, small(), FxguardCallback(), **ARGUMENTS[name])
@@ -101,7 +99,7 @@ def test_training_is_what_it_was(tmp_path: Path, text: Any, name: str) -> None:
     assert "not checked" not in guard.coverage()
 
 
-@pytest.mark.parametrize("name", ["plain", "everything"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("everything", marks=pytest.mark.campaign)])
 def test_overflow_in_training(tmp_path: Path, text: Any, name: str) -> None:
     """The report names operation, batch and optimizer step."""
     accumulated = ARGUMENTS[name].get("gradient_accumulation_steps", 1)

@@ -15,6 +15,8 @@ import torch
 from fxguard.measure import gpu
 from support.needs import do_without
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

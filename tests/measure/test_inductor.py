@@ -18,6 +18,8 @@ import fxguard
 from fxguard.measure import inductor, traceable, ways
 from fxguard.measure.ways import INDUCTOR, WAYS
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
@@ -253,7 +255,7 @@ def test_reading_is_what_it_says_to_the_compiler(dtype: torch.dtype) -> None:
     assert [float(x) for x in read] == [float(x) for x in fused] == [-0.5, 3.0]
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", [pytest.param(False, marks=pytest.mark.campaign), True])
 def test_large_inputs_are_read_in_c(backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The input, and the buffer before and after; the numbers, results and gradients are the
     same as without."""

@@ -11,10 +11,13 @@ import torch
 from support.ranks_backward import FAULTY, WRAPPERS
 from support.torchrun import torchrun
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="torch was built without gloo",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="torch was built without gloo",
+    ),
+]
 
 # Sharded weights are gone when the backward has ended, and DTensors issue collectives: there the
 # weights are named, and no operation is accused. With sync_ranks all ranks gather them once more.

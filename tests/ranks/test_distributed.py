@@ -14,10 +14,13 @@ import fxguard
 from support.ranks_at_work import FAULTY, Case, cases
 from support.torchrun import torchrun
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="torch was built without gloo",
-)
+pytestmark = [
+    pytest.mark.slow_unless_campaign,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="torch was built without gloo",
+    ),
+]
 
 HERE = Path(__file__).parent
 Found = dict[int, dict[str, Any]]  # what each rank wrote
@@ -88,11 +91,24 @@ def whole_reports(found: Found) -> int:
 OF_DTENSORS = (" from_local", "redistribute", "to_local", " linear")  # "prim_to_local" in 2.11
 
 
+# Of two ranks these wait for the campaign, and of four ranks all.
+CAMPAIGN = {
+    *("ddp-before-aot_eager-False-raise-input", "ddp-after--False-raise-input"),
+    *("fsdp-before--False-raise-input", "fsdp-after-aot_eager-False-raise-input"),
+    *("ddp-before--True-raise-input", "ddp-before-aot_eager-True-raise-input"),
+    *("ddp-before--False-raise-everywhere", "ddp-before--False-warn-everywhere"),
+}
+
+
+def marks_of(case: Case, count: int) -> Any:
+    return pytest.mark.campaign if count == 4 or case.name in CAMPAIGN else ()
+
+
 @pytest.mark.parametrize(
     ("case", "count"),
     [
-        pytest.param(case, count, id=f"{case.name}-{count}", marks=marks)
-        for count, marks in ((2, ()), (4, pytest.mark.campaign))
+        pytest.param(case, count, id=f"{case.name}-{count}", marks=marks_of(case, count))
+        for count in (2, 4)
         for case in cases(count)
     ],
 )
@@ -184,7 +200,7 @@ print("rank", rank, "never stopped")
 """
 
 
-@pytest.mark.parametrize("how", ["alone", "sync"])
+@pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.campaign), "sync"])
 def test_no_rank_hangs(tmp_path: Path, how: str) -> None:
     """The failing rank ends the job, or all ranks stop together; one report, and it is whole."""
     script = tmp_path / "train.py"

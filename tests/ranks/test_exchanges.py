@@ -15,10 +15,13 @@ from fxguard.graph.exchanges import exchange_of
 from support.ranks_exchanges import CASES, FAULTY
 from support.torchrun import torchrun
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(),
-    reason="torch was built without gloo",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not dist.is_available() or not dist.is_gloo_available(),
+        reason="torch was built without gloo",
+    ),
+]
 
 WRITTEN = "no cause: an input of its graph was written since"
 UNKNOWN = "which operation made it is not known: operations between graphs did not run again"

@@ -19,10 +19,13 @@ import torch
 
 from fxguard.ranks.netcheck import rounds_of_pairs
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="torch was built without gloo",
-)
+pytestmark = [
+    pytest.mark.slow_unless_campaign,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="torch was built without gloo",
+    ),
+]
 
 CHECK = [sys.executable, "-m", "fxguard.netcheck", "--backend", "gloo"]
 LONG = 60  # seconds in which everything here has ended, whatever went wrong

@@ -44,6 +44,7 @@ def ranks(schedule: str, way: str, fault: str, folder: Path) -> list[dict[str, A
     return [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "way", "fault"), CASES)
 def test_two_ranks(schedule: str, way: str, fault: str, ranks: list[dict[str, Any]]) -> None:
     """Healthy stages say nothing; a fault is told with its rank, its stage and its micro-batch."""

@@ -12,10 +12,13 @@ import torch
 from support.ranks_second_runs import CASES, FAULTY
 from support.torchrun import torchrun
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="torch was built without gloo",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="torch was built without gloo",
+    ),
+]
 
 # Why there is no cause, where the fault comes after something that waits for other ranks.
 REASONS = {

@@ -21,6 +21,8 @@ from fxguard.types import Diff, Frame, Report, Row, Source, Trace, TracedBatch
 from support.needs import needs
 from support.t5_overflow import REPORT
 
+pytestmark = pytest.mark.slow
+
 INF, NAN = math.inf, math.nan
 
 

@@ -14,6 +14,8 @@ from support.needs import needs
 from support.pages import CAUSE, PHONE, SCENES, scene
 from support.t5_overflow import REPORT
 
+pytestmark = pytest.mark.slow
+
 INF = math.inf
 KEPT = Path(__file__).with_name("screenshots")
 

@@ -186,6 +186,7 @@ def on_a_terminal(script: Path, **environment: str) -> str:
         said += chunk
 
 
+@pytest.mark.slow
 def test_a_real_terminal(tmp_path: Path) -> None:
     """A report in colours there, without them where somebody said so or a pipe reads it."""
     script = tmp_path / "train.py"

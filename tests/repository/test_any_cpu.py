@@ -27,6 +27,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "threads"), [("default", 4), ("avx2", 2)])
 def test_a_sample_holds_with_other_kernels(capability: str, threads: int) -> None:
     """``ATEN_CPU_CAPABILITY`` chooses kernels, as a CPU without the newer instructions would."""

@@ -12,6 +12,8 @@ import pytest
 
 import fxguard
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 BENCHMARKS = Path(fxguard.__file__).parents[1] / "benchmarks"
 ENVIRONMENT = {"date", "device", "device_name", "cpu", "threads", "torch", "fxguard"}
 
@@ -77,6 +79,7 @@ def test_overhead_scores_what_it_measured(record: Any) -> None:
     }
 
 
+@pytest.mark.campaign  # on each change: `test_overhead_runs_every_tool`
 def test_whole_step_compares_steps_with_and_without_gradients() -> None:
     """A line for each model, with a ratio and the cost for each weight."""
     chosen = "--models mlp vit --sizes small --budget 0"
@@ -100,6 +103,7 @@ def test_between_graphs_counts_what_python_ran() -> None:
     assert between == {"chain": "150", "gcn": "0"}
 
 
+@pytest.mark.campaign  # on each change: `test_overhead_runs_every_tool`
 def test_replay_measures_each_way() -> None:
     """A small model with momentum: times and memory of the guarded one and with replay."""
     ended = run("replay.py", *["--cases", "momentum", "--size", "small", "--budget", "0"])
@@ -146,6 +150,7 @@ def test_versions_compares_two_checkouts() -> None:
     assert all(float(line.split()[-4]) > 0 for line in lines)
 
 
+@pytest.mark.campaign  # on each change: `test_overhead_runs_every_tool`
 def test_versions_needs_a_checkout(tmp_path: Path) -> None:
     """A folder without fxguard is refused: nothing else is measured in its place."""
     command = [sys.executable, str(BENCHMARKS / "versions.py"), str(tmp_path)]

@@ -103,6 +103,8 @@ def test_byt5_overflow_ends_at_the_multiplication():
     assert "Traceback" not in done.stderr
 
 
+# On each change: `test_the_plan_of_a_stream_that_does_not_fit`.
+@pytest.mark.campaign
 def test_a_repaired_training_goes_on():
     """In float16 the loss was NaN in the first step."""
     done = run_python(REPAIR)

@@ -33,6 +33,7 @@ def report_of(name: str) -> fxguard.types.Report:
     return report
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STORIES)
 def test_five_lines_suffice(name: str) -> None:
     """The right operation and cause, and what to do about it, stand above everything else."""
@@ -49,6 +50,7 @@ def test_five_lines_suffice(name: str) -> None:
         assert word in lines, lines
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STORIES)
 def test_the_fixed_model_is_healthy(name: str) -> None:
     """The fix leaves nothing to report, and the output is finite."""

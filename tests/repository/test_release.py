@@ -17,6 +17,8 @@ import fxguard
 from support.loading import module_of
 from support.needs import do_without, needs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(fxguard.__file__).parents[1]
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?!https?:)([^)#]*)[^)]*\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -27,6 +27,8 @@ FETCHED = re.compile(
 needs("mkdocs")
 needs("mkdocstrings_handlers.python")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:

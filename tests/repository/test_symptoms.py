@@ -14,6 +14,8 @@ import pytest
 
 from support.programs import run_python
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page for page in sorted((ROOT / "docs" / "symptoms").glob("*.md"))}
 BLOCK = re.compile(r"^```(?P<info>[^\n]+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -24,7 +26,6 @@ PYTHON = {  # a command that a reader types: what runs it here, whatever is on t
     "pytest": ["-m", "pytest", "-p", "no:cacheprovider"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone"],
 }
-WITH_INDUCTOR = {"only-when-compiled"}
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,7 @@ def is_as_shown(shown: str, printed: str) -> bool:
     return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page in WITH_INDUCTOR)) for page in PAGES],
-)
+@pytest.mark.parametrize("name", PAGES)
 def test_commands_print_what_is_shown(name: str, tmp_path: Path) -> None:
     """In a folder that holds the files of the page and nothing else."""
     page = PAGES[name].read_text(encoding="utf-8")

@@ -17,6 +17,8 @@ import pytest
 import fxguard
 from support.needs import do_without, needs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(fxguard.__file__).parents[1]
 
 PROGRAM = """

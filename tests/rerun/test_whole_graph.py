@@ -25,7 +25,7 @@ from support.trials import MODELS, Trial
 
 INF = float("inf")
 IN_CI = ("resnet",)
-AOT_IN_CI = (("aot_eager", "in_place"), ("aot_eager", "containers"))
+ALIKE_IN_CI = (("cnn", True, "eager"), ("lstm", True, "eager"), ("in_place", False, "aot_eager"))
 LARGE = [
     pytest.param(name, marks=() if name in IN_CI else pytest.mark.campaign)
     for name in zoo.TRANSFORMERS
@@ -87,7 +87,7 @@ def assert_same_reports(
 ALIKE = [
     pytest.param(
         *(name, train, backend),
-        marks=() if train or (backend, name) in AOT_IN_CI else pytest.mark.campaign,
+        marks=() if (name, train, backend) in ALIKE_IN_CI else pytest.mark.campaign,
     )
     for name in ("cnn", "encoder", "twice", "in_place", "containers", "lstm")
     for backend, train in (("eager", False), ("eager", True), ("aot_eager", False))
@@ -132,6 +132,7 @@ def test_a_planted_fault_gives_the_report_of_the_full_mode(
     assert sum(map(bool, expected)) > len(expected) / 3
 
 
+@pytest.mark.campaign  # on each change: `test_a_planted_fault_gives_the_report_of_the_full_mode`
 @pytest.mark.parametrize("name", LARGE)
 def test_transformers_are_blamed_alike(name: str) -> None:
     """A weight that overflows the first product that it is in: report for report, dropout on."""
@@ -247,6 +248,7 @@ HARD = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(("build", "use"), HARD.values(), ids=HARD)
 def test_state_that_a_forward_changes_does_not_spoil_the_second_run(
@@ -514,6 +516,7 @@ def test_a_bad_weight_is_named_without_a_second_run(monkeypatch: pytest.MonkeyPa
 # Healthy batches.
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*zoo.PLAIN, *LARGE])
 @pytest.mark.parametrize("train", [False, True])
 def test_a_healthy_model_runs_once_and_in_the_same_bits(

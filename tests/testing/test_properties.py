@@ -17,6 +17,8 @@ from fxguard.measure import eager, traceable
 from fxguard.testing import assert_finite, check_profile, find_overflow, like, tensors
 from support import zoo
 
+pytestmark = pytest.mark.slow_unless_campaign
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 ALL = {"allow_nan": True, "allow_infinity": True}
 often = settings(max_examples=150, database=None, deadline=None)

@@ -151,7 +151,7 @@ def test_without_a_model():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.campaign)])
 def test_the_option(run, pytester: pytest.Pytester, workers: str) -> None:
     """`--fxguard` guards every test of a run, under xdist too; JUnit's file says what was found."""
     result = run(SUITE, "--fxguard", "-n", workers, "--junitxml=junit.xml")

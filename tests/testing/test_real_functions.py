@@ -18,6 +18,8 @@ from fxguard.report.errors import NumericsError
 from fxguard.testing import assert_finite, find_overflow, like, tensors
 from support import zoo
 
+pytestmark = pytest.mark.slow
+
 HALF = torch.float16
 
 

@@ -351,11 +351,11 @@ def test_nothing_to_differentiate(x: Tensor) -> None:
 
 LONG = [
     pytest.param(name, marks=pytest.mark.campaign)
-    for name in ("t5", "gpt2", "bert", "vit", "resnet", "whisper", "mixtral")
+    for name in ("t5", "llama", "gpt2", "bert", "vit", "resnet", "whisper", "mixtral")
 ]
 
 
-@pytest.mark.parametrize("name", ["llama", "cnn", *LONG])
+@pytest.mark.parametrize("name", ["cnn", *LONG])
 def test_healthy_models(name: str) -> None:
     """Real models of two layers with their loss are stable in float32 and bfloat16."""
     entry = zoo.ZOO[name]

@@ -36,7 +36,7 @@ def frames_of(model: nn.Module, *args: Any, backend: str | None = None, **kwargs
     return found
 
 
-IN_CI = [("bert", torch.float16), ("lstm", torch.bfloat16), ("containers", torch.float16)]
+IN_CI = [("lstm", torch.bfloat16), ("containers", torch.float16)]
 LOW = [
     pytest.param(name, dtype, marks=() if (name, dtype) in IN_CI else pytest.mark.campaign)
     for name in ("bert", "mixtral", "lstm", "encoder", "containers")

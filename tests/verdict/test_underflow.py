@@ -50,6 +50,7 @@ def share_lost(low: Tensor, wide: Tensor) -> float:
     return int(((low == 0) & (wide != 0)).sum()) / int((wide != 0).sum())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scale", [1e-7, 5e-8, 4e-8, 2e-8, 1e-9])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
 def test_the_share_is_that_of_float64_and_the_threshold_holds(scale: float, share: float) -> None:
@@ -96,6 +97,7 @@ def with_a_break(x: Tensor) -> Tensor:
     return made * 1e-9
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("function", "kind"),
     [
@@ -172,6 +174,7 @@ def test_bodies_are_entered(function: Callable[..., Any]) -> None:
     assert found.what == "mul"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "function",
     [

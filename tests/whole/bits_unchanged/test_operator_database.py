@@ -102,6 +102,7 @@ def test_the_database(
     assert not result.wrong, "\n".join(result.wrong)
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_database(record_property: Record) -> None:
     """The same for some operations, in each mode; nothing that is tried comes out empty."""
     total = Result()
@@ -160,6 +161,7 @@ X = torch.linspace(0.5, 2, 6)
 TWICE = (torch.exp, torch.exp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("functions", "measure", "mistake"),
     [
@@ -183,6 +185,7 @@ def test_a_trial_finds_what_it_looks_for(
     assert [wrong for wrong in result.wrong if re.search(mistake, wrong)], result.wrong
 
 
+@pytest.mark.slow
 def test_a_trial_of_what_works_finds_nothing() -> None:
     """The clean twin."""
     result = Result()

@@ -40,7 +40,13 @@ def plant_everywhere(
     assert not missed
 
 
-@pytest.mark.parametrize("name", ["in_place", "containers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("in_place", marks=pytest.mark.campaign),
+        pytest.param("containers", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_of_small_models(
     name: str, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:

@@ -44,6 +44,7 @@ def report_of(forward: Any, inputs: tuple[Tensor, ...], way: str) -> fxguard.typ
     return reports[0] if reports else None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_the_operation_and_the_mistake_are_named(name: str, way: str) -> None:
     """The first origin is the operation that a competent engineer would change, and says why."""
@@ -55,6 +56,7 @@ def test_the_operation_and_the_mistake_are_named(name: str, way: str) -> None:
     expect_no_contradiction(report)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_only_looks_wrong_is_no_detection(name: str) -> None:
     """A bad value that does no harm, or none at all."""

@@ -229,6 +229,7 @@ def healthy_run(
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant"),
     [(name, variant) for name, variants in SAMPLE.items() for variant in variants.split()],
@@ -241,6 +242,7 @@ def test_healthy_runs_are_not_reported(
     assert healthy_run(architecture, variants_of(architecture)[variant][1], record_property) == ""
 
 
+@pytest.mark.slow
 def test_the_list_of_what_is_left_out_is_short(
     record_property: Callable[[str, object], None],
 ) -> None:

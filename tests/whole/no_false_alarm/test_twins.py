@@ -50,6 +50,7 @@ def check(twin: Twin, dtype: torch.dtype, way: str) -> None:
     check_healthy(twin, dtype, EAGER if way == REPLAY else way, replay=way == REPLAY)
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("twin", "dtype", "way"), [trial(*one) for one in SAMPLE])
 def test_healthy_idioms_are_not_reported(twin: Twin, dtype: torch.dtype, way: str) -> None:
@@ -68,6 +69,7 @@ def test_healthy_idioms_in_every_dtype_and_way(twin: Twin, dtype: torch.dtype, w
     check(twin, dtype, way)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("twin", WRONG, ids=str)
 def test_their_sisters_that_went_wrong_are_reported(twin: Twin) -> None:
     """No idiom is healthy because nobody looks: next to it stands what must be reported."""

@@ -42,12 +42,14 @@ def runs(rows: Iterable[tuple[str, ...]]) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "way"), runs(itertools.product(CASES, WAYS)))
 def test_every_forward_is_one_checked_batch(name: str, way: str) -> None:
     """Bits are kept, each call is one batch, the operation is blamed by its full name."""
     check(CASES[name], way)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "nothing"])
 @pytest.mark.parametrize("way", [PYTHON, EAGER])
 @pytest.mark.parametrize("name", ["calls itself", "half frozen", *CUT[1:]])

@@ -44,6 +44,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("case", "way"), RUNS)
 def test_odd_tensors_are_checked_like_others(case: Case, way: str) -> None:
     """The bits are those of the plain model; what turned bad is blamed, counted and located."""
@@ -65,6 +66,7 @@ def test_what_torch_refuses_is_refused_without_fxguard(case: Case, way: str) -> 
         prepared(Model(case.function), way)(case.clean)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("way", [EAGER, AOT])
 @pytest.mark.parametrize("name", ["chosen_by_nonzero", "chosen_by_mask", "Experts"])
@@ -141,6 +143,7 @@ PROTECTIONS = [  # where it stands, what is put in its place, a case that then f
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "name", "instead", "case", "failure"),
     [pytest.param(*row, id=f"{row[0].__name__[8:]}.{row[1]}-{row[3]}") for row in PROTECTIONS],
