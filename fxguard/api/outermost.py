@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._guards import CompileContext
 from torch.fx import GraphModule
 from torch.nn import Module
 
@@ -34,6 +33,7 @@ from fxguard.install.own_calls import OwnCalls
 from fxguard.options import Options
 from fxguard.report.report import Report
 from fxguard.steps.losses import Losses
+from fxguard.torch_names import CompileContext, is_fx_symbolic_tracing, tracing_state
 
 __all__ = ["OutermostModules"]
 
@@ -376,6 +376,6 @@ def check_has_forward(target: Module) -> None:
 
 def is_traced() -> bool:
     """Whether the code that runs now is being captured, without computing numbers."""
-    if torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_exporting() or tracing_state() is not None:
         return True
-    return bool(torch.fx._symbolic_trace.is_fx_symbolic_tracing())
+    return bool(is_fx_symbolic_tracing())

@@ -18,6 +18,7 @@ from fxguard.graph.nodes import memory_of, storage_of
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import version_of
 from fxguard.measure.func_levels import without_levels
+from fxguard.torch_names import is_of_func_level
 
 __all__ = ["LiveTensors"]
 
@@ -28,7 +29,7 @@ _Known = tuple[weakref.ref[Tensor], int | None, Key]
 _PLAIN = (Tensor, Parameter)
 
 # Bound here because it is called for each tensor that enters or leaves a graph.
-_has_levels = torch._C._functorch.is_functorch_wrapped_tensor
+_has_levels = is_of_func_level
 
 
 class LiveTensors:

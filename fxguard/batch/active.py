@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
@@ -18,6 +17,7 @@ from fxguard.batch.keys import Key
 from fxguard.batch.tape import Tape
 from fxguard.graph.wide_form import is_float
 from fxguard.records import Role
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["ActiveForward", "FusedModule", "current", "here"]
 
@@ -94,7 +94,7 @@ class ActiveForward:
         """Measure floating-point tensors that a graph is about to read: it may write them."""
         for number, tensor in enumerate(tensors):
             if is_float(tensor):
-                with torch._C.DisableTorchFunction():
+                with DisableTorchFunction():
                     self.key_of(tensor, f"input[{number}]")
 
     def key_of(self, tensor: Tensor, label: str) -> Key:

@@ -12,6 +12,7 @@ from torch import Tensor, UntypedStorage
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
 from fxguard.graph.nodes import storage_of
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Arrivals", "with_outputs"]
 
@@ -69,7 +70,7 @@ class Arrivals:
         self._coming = [each for each in self._coming if each[1].memory not in storages]
         for operation, part in here:
             self._free(part.memory)
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with DisableTorchFunction(), torch.no_grad():
                 tensor = part.within(storages[part.memory])
             measure(operation, [tensor])
 

@@ -35,6 +35,7 @@ from fxguard.plan.plan import Value
 from fxguard.records import NOT_MEASURED, Frame, Range, Role
 from fxguard.source.held_tensors import held_name
 from fxguard.source.lines import Place
+from fxguard.torch_names import DisableTorchFunction, is_any_autocast_on
 
 __all__ = ["Batch"]
 
@@ -216,7 +217,7 @@ class Batch:
             self.pairs.append(read)
         else:
             self._measure_closely(tensor, index, waits)
-        self.autocast = self.autocast or torch._C._is_any_autocast_enabled()
+        self.autocast = self.autocast or is_any_autocast_on()
         if role.is_given:
             self.tensors[index] = weakref.ref(tensor)
         key = Key(BETWEEN_GRAPHS, index)
@@ -249,7 +250,7 @@ class Batch:
         """Hide fxguard's own arithmetic from autograd and observers."""
         before, self.measuring = self.measuring, True
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with DisableTorchFunction(), torch.no_grad():
                 yield
         finally:
             self.measuring = before

@@ -10,12 +10,12 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxguard.graph import nodes
 from fxguard.graph.operations import name_of
 from fxguard.source.lines import Place, calling_line
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["LateWrite", "LateWrites"]
 
@@ -96,5 +96,5 @@ class LateWrites:
         weight = None if reference is None else reference()
         if weight is None:
             return tensor
-        with torch._C.DisableTorchFunction():  # the id may belong to another tensor by now
+        with DisableTorchFunction():  # the id may belong to another tensor by now
             return weight if nodes.memory_of(weight) == nodes.memory_of(tensor) else tensor

@@ -35,6 +35,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.ranks.pipelines import stage_now
 from fxguard.records import Range, Role, Severity
 from fxguard.source.lines import calling_line
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["BACKWARDS", "Loss", "Owner"]
 
@@ -259,7 +260,7 @@ class Loss:
             noted = self.tape.before(func, args, kwargs)
             key = self.batch.live.key_of(args[0])
             result = func(*args, **kwargs)
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 if key is not None:
                     self.batch.live.remember(result, key)
                 self.tape.after(noted, result, calling_line())

@@ -17,6 +17,7 @@ from fxguard.batch.events import ModuleReturn, ModuleRow
 from fxguard.batch.observer import FusedObserver
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["after_module", "before_module", "mark_return", "may_fuse", "record_return"]
 
@@ -48,7 +49,7 @@ def enter_module(module: torch.nn.Module) -> None:
         # The same kernels must run as without fxguard, so observe ATen operations instead.
         observation = contextlib.ExitStack()
         forward.fused = FusedModule(module, observation)  # first: an interrupt may come between
-        observation.enter_context(torch._C.DisableTorchFunction())
+        observation.enter_context(DisableTorchFunction())
         observation.enter_context(FusedObserver())
 
 
@@ -88,7 +89,7 @@ def leave_module(
     while batch.modules and batch.modules[-1].name != name:
         batch.modules.pop()  # it raised, and the model continued
     calls = batch.calls
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         record_return(forward, name, class_name(type(module)), calls, args, kwargs, output)
     if batch.modules:
         batch.modules.pop()

@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_function_stack_at as _function_mode_at
-from torch._C import _len_torch_function_stack
-from torch._C import _pop_torch_function_stack as _pop_function_mode
-from torch._C import _push_on_torch_function_stack as _push_function_mode
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxguard.batch import active
 from fxguard.batch.batch import Batch
@@ -36,6 +30,15 @@ from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
 from fxguard.records import Role
 from fxguard.source.lines import Place, calling_line
+from fxguard.torch_names import (
+    DeviceContext,
+    DisableTorchFunction,
+    TorchDispatchMode,
+    function_mode_at,
+    function_mode_count,
+    pop_function_mode,
+    push_function_mode,
+)
 
 __all__ = ["FusedObserver", "Observer", "is_watched_by_others", "unobserved"]
 
@@ -61,7 +64,7 @@ class Observer(TorchFunctionMode):
         fail to find it.
         """
         try:
-            _push_function_mode(self)
+            push_function_mode(self)
             return function(*args, **kwargs)
         finally:
             try:
@@ -71,9 +74,9 @@ class Observer(TorchFunctionMode):
                 raise
 
     def _take_off(self) -> None:
-        count = _len_torch_function_stack()
-        if count and _function_mode_at(count - 1) is self:  # in nearly all forwards
-            _pop_function_mode()
+        count = function_mode_count()
+        if count and function_mode_at(count - 1) is self:  # in nearly all forwards
+            pop_function_mode()
             return
         # Modes that the function put on the stack stay, as with torch.set_default_device.
         modes = function_modes()
@@ -99,17 +102,17 @@ class FusedObserver(TorchDispatchMode):
 
 def unobserved(function: Callable[..., Any], /, *args: Any) -> Any:
     """Call a function without our observers; other modes stay, because graphs may need them."""
-    count = _len_torch_function_stack()
-    if count == 1 and type(mode := _function_mode_at(0)) is Observer:  # in nearly all forwards
+    count = function_mode_count()
+    if count == 1 and type(mode := function_mode_at(0)) is Observer:  # in nearly all forwards
         try:
-            _pop_function_mode()
+            pop_function_mode()
             return function(*args)
         finally:
             try:
-                if _len_torch_function_stack():  # the function has left a mode
+                if function_mode_count():  # the function has left a mode
                     _replace_modes([mode])
                 else:
-                    _push_function_mode(mode)
+                    push_function_mode(mode)
             except BaseException:  # an interrupt came first
                 set_function_modes([mode])
                 raise
@@ -130,7 +133,7 @@ def unobserved(function: Callable[..., Any], /, *args: Any) -> Any:
 
 def function_modes() -> list[Any]:
     """The torch function modes of this thread, the outermost first."""
-    return [_function_mode_at(index) for index in range(_len_torch_function_stack())]
+    return [function_mode_at(index) for index in range(function_mode_count())]
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:
@@ -143,10 +146,10 @@ def set_function_modes(modes: Sequence[Any]) -> None:
 
 
 def _replace_modes(modes: Sequence[Any]) -> None:
-    while _len_torch_function_stack():
-        _pop_function_mode()
+    while function_mode_count():
+        pop_function_mode()
     for mode in modes:
-        _push_function_mode(mode)
+        push_function_mode(mode)
 
 
 def is_watched_by_others() -> bool:
@@ -154,7 +157,7 @@ def is_watched_by_others() -> bool:
 
     TorchDynamo would trace that mode, and the captured graph would run under it again.
     """
-    if not _len_torch_function_stack():
+    if not function_mode_count():
         return False
     return any(not isinstance(mode, (DeviceContext, Observer)) for mode in function_modes())
 
@@ -193,7 +196,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place = None
     if tape is not None and noted is not None:
         place = calling_line()
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             tape.after(noted, result, place)
     if exchange is not None:
         for tensor in exchange.writes:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fxguard.plan.plan import Plan
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["inner_outputs", "is_sample_of", "sample_of"]
 
@@ -23,7 +24,7 @@ TOLERANCE = 1e-3  # atomic additions on a GPU have no fixed order
 
 def sample_of(gradient: Tensor) -> Tensor:
     """Elements on the diagonal of a nonempty tensor."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return gradient.detach()[_diagonal(gradient.shape, gradient.device)]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Graph
 
@@ -15,6 +14,7 @@ from fxguard.graph.nodes import leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.records import Source
 from fxguard.source.lines import Place, source_at
+from fxguard.torch_names import set_grad_enabled
 
 __all__ = ["Given", "Made", "Noted", "Ref", "graph_of", "refs", "replaced"]
 
@@ -86,7 +86,7 @@ def graph_of(
     for call in calls:
         if call.with_grad != with_grad:
             with_grad = call.with_grad
-            graph.call_function(torch._C._set_grad_enabled, (with_grad,))
+            graph.call_function(set_grad_enabled, (with_grad,))
         args, kwargs = replaced((call.args, call.kwargs), lambda ref: nodes[ref.value.number])
         if getattr(call.func, "__name__", "") == "__get__":  # of an attribute
             node = graph.call_function(getattr, (args[0], call.func.__self__.__name__))

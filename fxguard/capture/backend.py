@@ -37,6 +37,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Plan
 from fxguard.plan.reader import make_plan
 from fxguard.records import Role
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["CheckingBackend", "is_checked", "is_inlined", "outer_compiler"]
 
@@ -101,7 +102,7 @@ class CheckingBackend:
         dynamo.let_backend_fail(graph_module)
         forward = active.current()
         captured_in = forward.batch.module if forward is not None else ""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             arguments = {
                 position: self.tensors[id(example)]
                 for position, example in enumerate(example_inputs)
@@ -178,7 +179,7 @@ class CheckingBackend:
                     restore()
                 self.report(graph_run, None)
                 raise
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 graph_run.versions = versions_of(graph_run.args or ())
                 if unchecked is None:
                     *outputs, measured = outputs

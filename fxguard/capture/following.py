@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, overrides
-from torch._C import _len_torch_function_stack
 from torch.nn import Module
 
 from fxguard.batch import active
@@ -30,6 +29,7 @@ from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.graph import nodes
 from fxguard.ranks.pipelines import stage_now
+from fxguard.torch_names import DisableTorchFunction, function_mode_count
 
 __all__ = ["Following", "stand_in_for"]
 
@@ -101,7 +101,7 @@ class Following(Observer):
         set_function_modes([self, *_modes_but(self)])
 
     def _leave(self) -> None:
-        if _len_torch_function_stack() and self in overrides._get_current_function_mode_stack():
+        if function_mode_count() and self in overrides._get_current_function_mode_stack():
             set_function_modes(_modes_but(self))
 
     def forget(self) -> None:
@@ -173,7 +173,7 @@ def differentiate(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str
     """Run a backward, and look at the tensors that it begins with."""
     given = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
     roots = [x for x in nodes.leaves(given) if isinstance(x, Tensor)]
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         loss.backward_comes(roots)
     if kwargs.get("create_graph"):
         return loss.differentiate(func, args, kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch.fx import GraphModule
 
@@ -19,6 +18,7 @@ from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Plan
 from fxguard.plan.reader import make_plan
 from fxguard.records import Role
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["KeepingBackend"]
 
@@ -64,7 +64,7 @@ class KeepingBackend:
             leave_try_blocks(graph_module)
         self.refresh()
         dynamo.let_backend_fail(graph_module)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             arguments = {
                 position: self.tensors[id(example)]
                 for position, example in enumerate(example_inputs)
@@ -97,7 +97,7 @@ class KeepingBackend:
         self, graph_module: GraphModule, plan: Plan, example_inputs: Any
     ) -> tuple[Callable[..., Any], Float32Weights]:
         """A function that runs a graph, and one that gives its extra inputs."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             rewritten, weights = self.keeping.rewritten(
                 graph_module, plan, weights_stay=self.weights_stay
             )

@@ -36,11 +36,11 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.utils import CleanupManager
-from torch._guards import CompileContext
 from torch.fx import GraphModule, graph_module
 
 from fxguard.capture.finalizers import when_gone
 from fxguard.graph.running_code import running_code
+from fxguard.torch_names import CompileContext
 
 __all__ = ["forget_backend", "let_go", "let_source_go", "tidy"]
 

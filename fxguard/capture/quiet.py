@@ -28,9 +28,9 @@ import torch
 import torch._dynamo.utils as dynamo_utils
 from torch._dynamo import guards
 from torch._dynamo.callback import callback_handler
-from torch._guards import CompileContext
 
 from fxguard.capture.settings import with_settings
+from fxguard.torch_names import CompileContext
 
 __all__ = ["DROPPING", "captured", "captures_quietly"]
 

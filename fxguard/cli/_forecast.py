@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard import trees
 from fxguard.api.outermost import is_traced, pays_to_capture
 from fxguard.capture.dynamo import leave_to_python
 from fxguard.cli._session import write
@@ -104,7 +104,7 @@ class FirstStep:
         return call
 
     def _entered(self, target: Module, args: Any, kwargs: Any) -> Call:
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
+        args, kwargs = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
         return Call(
             target,
             args,
@@ -116,7 +116,7 @@ class FirstStep:
 
     def _listen(self, entered: Call, output: Any) -> None:
         """Keep the gradient of each output as it arrives from outside the model."""
-        leaves = [x for x in pytree.tree_leaves(output) if is_float(x)]
+        leaves = [x for x in trees.tree_leaves(output) if is_float(x)]
         entered.outputs = len(leaves)
         for position, leaf in enumerate(leaves):
             if leaf.requires_grad:

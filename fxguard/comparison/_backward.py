@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.comparison._beside import Beside
 from fxguard.comparison._recorded import Made
 from fxguard.comparison._rounding import apart, beyond, unit_of
@@ -72,7 +73,7 @@ class BesideBackward(Beside):
 
 def _handed_back(ran: Ran, given: tuple[Any, Any]) -> list[Tensor | None]:
     """The gradients that an operation returns in float64, for a random incoming gradient."""
-    tensors = [x for x in torch.utils._pytree.tree_leaves(given) if isinstance(x, Tensor)]
+    tensors = [x for x in trees.tree_leaves(given) if isinstance(x, Tensor)]
     generator = torch.Generator().manual_seed(0)
     gradients = {
         position: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.comparison._aligned import Aligned
 from fxguard.comparison._culprits import Culprits
 from fxguard.comparison._evaluated import as_dtypes_of, evaluated, in_float64, shares_memory
@@ -266,9 +266,9 @@ def _same_shapes(made: Made, walk: Walk, ran: Ran) -> bool:
 
 def _in_structure(like: Any, values: list[Any]) -> Any:
     """Values in the structure of a result."""
-    flat, spec = pytree.tree_flatten(like)
+    flat, spec = trees.tree_flatten(like)
     taken = [
         value if isinstance(one, Tensor) and isinstance(value, Tensor) else one
         for one, value in zip(flat, values[: len(flat)], strict=True)
     ]
-    return pytree.tree_unflatten(taken, spec)
+    return trees.tree_unflatten(taken, spec)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.comparison._recorded import copied, values_of
 from fxguard.formats import limit_of
 from fxguard.graph.nodes import memory_of
@@ -101,7 +101,7 @@ def spread(
     found: list[Tensor | None] = [None] * len(wide)
     for _ in range(TRIALS):
         wide_args = widened((args, kwargs), torch.float64)
-        made = in_float64(ran, node, *pytree.tree_map_only(Tensor, moved, wide_args))
+        made = in_float64(ran, node, *trees.tree_map_only(Tensor, moved, wide_args))
         for place, (one, other) in enumerate(zip(made, wide, strict=True)):
             if not is_float(other):
                 continue
@@ -135,7 +135,7 @@ def as_dtypes_of(values: Any, like: Any) -> Any:
         return torch.where(masks, limit * x.sign().to(made.dtype), made) if masks.any() else made
 
     try:
-        return pytree.tree_map(cast, values, like)
+        return trees.tree_map(cast, values, like)
     except ValueError:  # the structures differ
         return values
 
@@ -153,7 +153,7 @@ def shares_memory(ran: Ran) -> bool:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    return (x for x in pytree.tree_leaves(values) if isinstance(x, Tensor))
+    return (x for x in trees.tree_leaves(values) if isinstance(x, Tensor))
 
 
 def _operands(node: Node, args: Any, kwargs: Any) -> dict[Node, Any]:

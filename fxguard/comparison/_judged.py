@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.comparison._evaluated import at_limit, evaluated, in_float64, spread, with_eps_of
 from fxguard.comparison._kernels import rounded_inside
 from fxguard.comparison._recorded import Made
@@ -292,4 +293,4 @@ def _worst(found: Any) -> Apart:
 
 
 def _floats_in(args: Any) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(args) if is_float(x)]
+    return [x for x in trees.tree_leaves(args) if is_float(x)]

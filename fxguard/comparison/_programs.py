@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.comparison._arguments import Arguments
 from fxguard.comparison._evaluated import with_eps_of
 from fxguard.comparison._memory import gives_memory, with_zeros
@@ -193,4 +193,4 @@ def _given(program: Program, model: ModelRun, known: Arguments | None) -> None:
 
 def _dtypes(model: ModelRun) -> set[torch.dtype]:
     read = [x for kept in model.runs for x in kept.run.args or ()]
-    return {x.dtype for x in pytree.tree_leaves(read) if is_float(x)}
+    return {x.dtype for x in trees.tree_leaves(read) if is_float(x)}

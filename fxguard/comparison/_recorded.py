@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.graph import higher_order
@@ -119,7 +119,7 @@ def values_of(result: Any, call: Call, value_of: Callable[[Node], Any]) -> list[
 
 def copied(values: Any) -> Any:
     """Values with copied tensors, which nobody else writes."""
-    return pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
+    return trees.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
 
 
 def nodes_of(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
 from fxguard.capture.dynamo import is_compiled
@@ -93,7 +93,7 @@ def run_model(
 
     guard = Guard(target, Options(on_detect=reports.append, backward=False), Plugins(hear=hear))
     guard.install()
-    given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    given = [x for x in trees.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     found = ModelRun(
         name_of(model),
         is_compiled(model),

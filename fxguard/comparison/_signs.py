@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.comparison._evaluated import with_eps_of
 from fxguard.graph.wide_form import Ran, is_float
 from fxguard.rerun.walk import Walk
@@ -70,7 +70,7 @@ class Signed(WideForm):
         def hooked(x: Tensor) -> Tensor:
             return x if id(x) in written else self._hooked(x)
 
-        args, kwargs = pytree.tree_map_only(Tensor, hooked, (args, kwargs))
+        args, kwargs = trees.tree_map_only(Tensor, hooked, (args, kwargs))
         return super().follow(walk, node, ran, args, kwargs)
 
     def _hooked(self, x: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard import trees
 from fxguard.comparison._aligned import aligned
 from fxguard.comparison._alone import beyond_roundings
 from fxguard.comparison._arguments import Arguments, weights_by_twin
@@ -123,7 +123,7 @@ def compare(
     ran: list[ModelRun] = []
     for model, place in zip(models, places, strict=True):
         convert = converter(place if places[0] != places[1] else None)
-        args, named = pytree.tree_map_only(Tensor, convert, (inputs, kwargs))
+        args, named = trees.tree_map_only(Tensor, convert, (inputs, kwargs))
         with torch.random.fork_rng(_cuda_devices(model)), buffers_kept(model):
             ran.append(run_model(model, args, named, backward=backward))
     a, b = ran

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.forecasting._failure import ROUNDINGS, Failure, Failures, failure_of
 from fxguard.forecasting._other_dtype import InDtype
@@ -249,4 +249,4 @@ def cancels(
 
 
 def _copied(values: Any) -> Any:
-    return pytree.tree_map_only(Tensor, torch.clone, values)
+    return trees.tree_map_only(Tensor, torch.clone, values)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.forecasting._failure import (
     SHARE,
     Failure,
@@ -158,5 +158,5 @@ def _too_large(low: Any, result: Any) -> Failure | None:
 
 
 def _count_of_bad(values: Any) -> int:
-    tensors = (x for x in pytree.tree_leaves(values) if is_float(x))
+    tensors = (x for x in trees.tree_leaves(values) if is_float(x))
     return sum(x.numel() - int(x.isfinite().sum()) for x in tensors)

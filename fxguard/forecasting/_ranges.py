@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.graph.nodes import label_of
 from fxguard.measure.at_hand import dtype_of, range_of
 from fxguard.records import Range, Row
@@ -37,5 +37,5 @@ def rows_of(name: str, values: Mapping[Path, Tensor], low: Iterable[Tensor]) -> 
 
 def tensors_in(values: Any) -> dict[Path, Tensor]:
     """Every tensor in the arguments of an operation, numbered in their order."""
-    tensors = (x for x in pytree.tree_leaves(values) if isinstance(x, Tensor))
+    tensors = (x for x in trees.tree_leaves(values) if isinstance(x, Tensor))
     return {(number,): x for number, x in enumerate(tensors)}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard import trees
 from fxguard.capture.keeping import Keeping
 from fxguard.errors import UsageError
 from fxguard.forecasting._errors import Error, Wanted
@@ -150,10 +150,10 @@ class Trials:
         """The gradient of the loss with respect to each output, in the model's own dtype."""
         assert self.loss is not None
         output = self._plain_output()
-        apart = pytree.tree_map(lambda x: x.detach().requires_grad_() if is_float(x) else x, output)
+        apart = trees.tree_map(lambda x: x.detach().requires_grad_() if is_float(x) else x, output)
         with torch.enable_grad():
             loss = loss_of(apart, self.loss)
-            leaves = [x for x in pytree.tree_leaves(apart) if is_float(x)]
+            leaves = [x for x in trees.tree_leaves(apart) if is_float(x)]
             return list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
     def error(self, globs: Collection[str], enough: Error | None = None) -> Error:
@@ -178,7 +178,7 @@ class Trials:
         """A copy of the model in its own dtype, with writable buffers, and its inputs."""
         model = copy.deepcopy(self.model)
         _make_plain(model)
-        return model, pytree.tree_map_only(Tensor, torch.clone, self.given)
+        return model, trees.tree_map_only(Tensor, torch.clone, self.given)
 
     def _plain_output(self) -> Any:
         model, (args, kwargs) = self.plain()
@@ -213,7 +213,7 @@ class Trials:
                     buffer.copy_(self._buffers[name])
         given = converted(self.given, self.dtype) if self.converts else self.given
         # The model may write its inputs.
-        return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
+        return trees.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
 
     def _in_dtype(self, model: Module) -> contextlib.AbstractContextManager[object]:
         if self.autocast and model is self.low:
@@ -247,7 +247,7 @@ class Trials:
                 )
                 pairs = zip(weights, found, strict=True)
                 gradients = {name: x for name, x in pairs if x is not None}
-        outputs = [x for x in pytree.tree_leaves(output) if is_float(x)]
+        outputs = [x for x in trees.tree_leaves(output) if is_float(x)]
         return [x.detach() if x.requires_grad else x for x in outputs], gradients
 
 
@@ -281,5 +281,5 @@ def _tensors_of(model: Module) -> dict[str, Tensor]:
 
 def _pairs(low: Any, given: Any) -> list[tuple[Tensor, Tensor]]:
     """Each floating-point tensor of the inputs, in the dtype and in its original form."""
-    leaves = zip(pytree.tree_leaves(low), pytree.tree_leaves(given), strict=True)
+    leaves = zip(trees.tree_leaves(low), trees.tree_leaves(given), strict=True)
     return [pair for pair in leaves if is_float(pair[0])]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fxguard.graph import tables
+from fxguard.torch_names import OpOverload, OpOverloadPacket
 
 __all__ = [
     "FIRST",
@@ -78,7 +79,7 @@ def operation_of(target: Any) -> Operation:
     in_place = name.endswith("_") and not name.endswith("__") and name not in tables.NOT_IN_PLACE
     in_place = in_place or name in tables.IN_PLACE
     random = name in tables.RANDOM
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         overloads = _overloads(target)
         random = random or any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
         signatures = tuple(_of_schema(overload._schema) for overload in overloads)
@@ -88,7 +89,7 @@ def operation_of(target: Any) -> Operation:
         return Operation(name, in_place, random, _of_function(target), reflected)
     # A torch function written in C++ has no signature, but usually a schema with its name.
     packet = None if in_place or isinstance(target, type) else getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, OpOverloadPacket):
         return Operation(name, in_place, random)
     found = tuple(_of_schema(each._schema) for each in _overloads(packet))
     matters = name in tables.UNSAID_WRITES or any(each.written for each in found)
@@ -96,11 +97,11 @@ def operation_of(target: Any) -> Operation:
 
 
 def _packet(target: Any) -> Any:
-    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    return target.overloadpacket if isinstance(target, OpOverload) else target
 
 
 def _overloads(target: Any) -> list[Any]:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return [target]
     return [getattr(target, name) for name in target.overloads()]
 
@@ -152,7 +153,7 @@ def name_of(target: Any) -> str:
     """
     if isinstance(target, str):
         name = target
-    elif isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    elif isinstance(target, (OpOverload, OpOverloadPacket)):
         namespace, _, name = _packet(target)._qualified_op_name.partition("::")
         if is_custom(target) and any(hasattr(place, name) for place in NAMES_OF_TORCH):
             return f"{namespace}.{name}"
@@ -169,14 +170,14 @@ def is_custom(target: Any) -> bool:
     """Whether an operation is not torch's own, so that it may have hidden effects."""
     if inspect.isfunction(target):
         return target.__module__.partition(".")[0] != "torch"
-    if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if not isinstance(target, (OpOverload, OpOverloadPacket)):
         return False
     return _packet(target)._qualified_op_name.partition("::")[0] not in TORCH_NAMESPACES
 
 
 def is_collective(target: Any) -> bool:
     """Whether an operation waits for other ranks; a second run on one rank must not issue it."""
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _packet(target)._qualified_op_name.partition("::")[0] in COLLECTIVES
     module = getattr(target, "__module__", None) or ""
     return callable(target) and module.startswith("torch.distributed")

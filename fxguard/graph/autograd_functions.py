@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
 from fxguard.source.lines import Place, lines_of_trace
+from fxguard.torch_names import HigherOrderOperator
 
 __all__ = ["BACKWARD", "FORWARD", "is_function", "name_of_function"]
 
@@ -24,10 +24,7 @@ HALVES = ((FORWARD, "forward"), (BACKWARD, "backward"))
 
 def is_function(target: Any) -> bool:
     """Whether a node's target represents such a function."""
-    return (
-        isinstance(target, torch._ops.HigherOrderOperator)
-        and target.name() == "autograd_function_apply"
-    )
+    return isinstance(target, HigherOrderOperator) and target.name() == "autograd_function_apply"
 
 
 def name_of_function(node: Node, module: GraphModule) -> str | None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.graph import tables
 from fxguard.graph.alignment import no_alignment
 from fxguard.graph.evidence import Evidence, Operand
@@ -135,7 +135,7 @@ def evidence_alone(
         ran = Ran(call, function, function, args, kwargs, result)
         try:
             # The function may write its arguments.
-            wide_args, wide_kwargs = pytree.tree_map_only(
+            wide_args, wide_kwargs = trees.tree_map_only(
                 Tensor, torch.clone, widened((args, dict(kwargs)), torch.float64)
             )
             same = wide_result(ran, wide_args, wide_kwargs, torch.float64)
@@ -306,7 +306,7 @@ def reads_masked_row(args: Any, kwargs: Any) -> bool:
     given = kwargs.get("dim", args[1] if len(args) > 1 else None)
     dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
     try:
-        return any(_has_masked_row(value, dim) for value in pytree.tree_leaves((args, kwargs)))
+        return any(_has_masked_row(value, dim) for value in trees.tree_leaves((args, kwargs)))
     except Exception:  # a subclass or a layout that supports few operations
         return False
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxguard.graph import nodes
 from fxguard.graph.autograd_functions import is_function
@@ -23,6 +22,7 @@ from fxguard.graph.higher_order import bodies_of
 from fxguard.graph.operations import is_collective, is_custom, name_of
 from fxguard.graph.wide_form import NotJudged
 from fxguard.measure.traceable import inside
+from fxguard.torch_names import DispatchKey, DispatchKeySet, OpOverload, TorchDispatchMode
 
 __all__ = [
     "OWN",
@@ -196,18 +196,18 @@ class _Refusing(TorchDispatchMode):
             raise NotJudged(OWN.format(name_of(func)))
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # the subclass says which operations it runs
-        if isinstance(func, torch._ops.OpOverload) and is_custom(func):
+        if isinstance(func, OpOverload) and is_custom(func):
             return self._entered(func, args, named)
         return func(*args, **named)
 
     def _entered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a custom operation with this mode on, so that what it calls is seen."""
         devices = {x.device.type for x in nodes.leaves((args, kwargs)) if isinstance(x, Tensor)}
-        key = getattr(torch._C.DispatchKey, DISPATCH_KEYS.get(next(iter(devices), "cpu"), ""), None)
+        key = getattr(DispatchKey, DISPATCH_KEYS.get(next(iter(devices), "cpu"), ""), None)
         if len(devices) != 1 or key is None:
             raise NotJudged(f"{name_of(func)} may issue a collective, and no second run issues one")
         with self:
-            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+            return func.redispatch(DispatchKeySet(key), *args, **kwargs)
 
 
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}

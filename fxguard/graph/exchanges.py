@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fxguard.graph import nodes
 from fxguard.graph._signatures import is_collective, name_of, operation_of
+from fxguard.torch_names import OpOverload, OpOverloadPacket
 
 __all__ = ["Exchange", "brought_later", "exchange_of"]
 
@@ -109,7 +110,7 @@ def brought_later(func: Any, result: Any, exchange: Exchange) -> tuple[Tensor, .
     return None if is_over else exchange.writes
 
 
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+OPERATORS = (OpOverload, OpOverloadPacket)
 
 _signature = functools.cache(inspect.signature)
 

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxguard.graph import nodes, operations
 from fxguard.measure import branches_and_loops
+from fxguard.torch_names import HigherOrderOperator, flex_attention
 
 __all__ = [
     "ENTERED",
@@ -101,7 +102,7 @@ class HigherOrder(abc.ABC):
 
 def is_higher_order(node: Node) -> bool:
     """Whether a node runs other graphs."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    return isinstance(node.target, HigherOrderOperator)
 
 
 def kind_of(node: Node) -> HigherOrder | None:
@@ -335,7 +336,6 @@ class FlexAttention(HigherOrder):
         return [_body(node, module, 3, (None, None, None, None, None, *others))]
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any], body: RunBody) -> Any:
-        from torch._higher_order_ops.flex_attention import flex_attention
 
         def score(*operands: Any) -> Any:
             return body(3, *operands)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxguard.graph.closer_look import evidence_alone, evidence_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.operations import read_call
 from fxguard.graph.wide_form import Ran, is_float, widened
+from fxguard.torch_names import TorchDispatchMode
 
 __all__ = ["evidence_inside"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.graph import tables
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
@@ -18,6 +18,7 @@ from fxguard.graph.operations import Call, read_call
 from fxguard.graph.own_gradients import gradient_in_float64, gradient_of
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["OneOperation", "autocast_around"]
 
@@ -65,7 +66,7 @@ class OneOperation:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among its arguments, then the incoming gradients."""
-        given = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        given = trees.tree_leaves((self.args, dict(self.kwargs)))
         return [*(x for x in given if isinstance(x, Tensor)), *self.incoming.values()]
 
     @property
@@ -86,7 +87,7 @@ class OneOperation:
     def with_tensors(self, tensors: Sequence[Tensor]) -> OneOperation:
         """The same operation with other tensors, in the order of :attr:`tensors`."""
         others = iter(tensors)
-        args, kwargs = pytree.tree_map_only(
+        args, kwargs = trees.tree_map_only(
             Tensor, lambda _: next(others), (self.args, dict(self.kwargs))
         )
         incoming = {position: next(others) for position in self.incoming}
@@ -94,7 +95,7 @@ class OneOperation:
 
     def with_numbers(self, change: Callable[[Any], Any]) -> OneOperation:
         """The same operation with other Python numbers among its arguments."""
-        args, kwargs = pytree.tree_map(
+        args, kwargs = trees.tree_map(
             lambda x: x if isinstance(x, Tensor) else change(x), (self.args, dict(self.kwargs))
         )
         return replace(self, args=args, kwargs=kwargs)
@@ -139,7 +140,7 @@ class OneOperation:
                 return self._gradient_in_float64()
             result: Any
             try:
-                args, kwargs = pytree.tree_map_only(
+                args, kwargs = trees.tree_map_only(
                     Tensor, torch.clone, widened(self._given, torch.float64)
                 )
                 ran = Ran(self.call, self.target, self._called, *self._given, self._computed()[1])
@@ -162,7 +163,7 @@ class OneOperation:
         made = self.run()
         if bool(torch.isfinite(made).all()):
             return None
-        args, kwargs = pytree.tree_map_only(Tensor, torch.Tensor.detach, self._given)
+        args, kwargs = trees.tree_map_only(Tensor, torch.Tensor.detach, self._given)
         return evidence_of(self.call, args, kwargs, made, same=self.in_float64())
 
     @property
@@ -176,7 +177,7 @@ class OneOperation:
 
     def _computed(self) -> tuple[Any, Any]:
         """Copies of its arguments after the run, and what it returned."""
-        args, kwargs = pytree.tree_map_only(Tensor, _copy, self._given)
+        args, kwargs = trees.tree_map_only(Tensor, _copy, self._given)
         with torch.no_grad(), self._autocast():
             return args, self._called(*args, **kwargs)
 
@@ -200,7 +201,7 @@ class OneOperation:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Run unobserved, with the same random numbers each time, restoring the random state."""
-        with torch._C.DisableTorchFunction(), random_state_kept(self._given):
+        with DisableTorchFunction(), random_state_kept(self._given):
             if self.is_random:
                 torch.default_generator.manual_seed(SEED)
                 for device in {x.device for x in self.tensors if x.is_cuda}:

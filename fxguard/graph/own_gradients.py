@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result
@@ -49,7 +49,7 @@ def gradient_of(
         return x
 
     with torch.enable_grad():
-        args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
+        args, kwargs = trees.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
         made = [x for _, x in elements_of(function(*args, **kwargs))]
         found = torch.autograd.grad(
             [made[position] for position in incoming],
@@ -67,9 +67,9 @@ def gradient_in_float64(
     incoming: Mapping[int, Tensor],
 ) -> Tensor | None:
     """The same computed entirely in float64; None if that is impossible."""
-    device = next((x.device.type for x in pytree.tree_leaves(given) if is_float(x)), "cpu")
+    device = next((x.device.type for x in trees.tree_leaves(given) if is_float(x)), "cpu")
     try:
-        args, kwargs = pytree.tree_map(_wide, given)
+        args, kwargs = trees.tree_map(_wide, given)
         wide = {position: _wide(gradient) for position, gradient in incoming.items()}
         with torch.autocast(device, enabled=False):
             return gradient_of(function, args, kwargs, operand, wide)
@@ -112,7 +112,7 @@ def backward_of(
         return operand.view_as(operand) if not ran.call.written else operand.clone()
 
     with torch.enable_grad():
-        args, kwargs = pytree.tree_map_only(Tensor, leaf, given)
+        args, kwargs = trees.tree_map_only(Tensor, leaf, given)
         after = RandomState.now(given)
         try:
             if dtype is not None:

@@ -11,18 +11,13 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.nn.attention import SDPBackend, _backend_names, _sdpa_kernel
+
+from fxguard.torch_names import ATTENTION_KERNELS, set_grad_enabled, use_attention_kernels
 
 __all__ = ["changes_settings", "settings_now"]
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # those with their own autocast
 
-# The kernels of attention: the function that tells whether one may be used, and its name.
-# torch.nn.attention._cur_sdpa_kernel_backends reads the same; this runs in each batch.
-KERNELS = [
-    (getattr(torch._C, f"_get_{name}_sdp_enabled"), getattr(SDPBackend, backend))
-    for name, backend in _backend_names.items()
-]
 
 # Functions that change settings inside a graph, by name.
 CHANGES = frozenset(
@@ -44,14 +39,15 @@ def changes_settings(graph_module: GraphModule) -> bool:
 def settings_now() -> Callable[[], None]:
     """Save grad mode, autocast and the kernels of attention; returns a function to restore them."""
     grad = torch.is_grad_enabled()
-    kernels = [is_enabled() for is_enabled, _ in KERNELS]
+    kernels = [is_enabled() for is_enabled, _ in ATTENTION_KERNELS]
     cache = torch.is_autocast_cache_enabled()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
     nesting = _nesting()
 
     def restore() -> None:
-        torch._C._set_grad_enabled(grad)
-        _sdpa_kernel([kernel for (_, kernel), on in zip(KERNELS, kernels, strict=True) if on])
+        set_grad_enabled(grad)
+        allowed = [kernel for (_, kernel), on in zip(ATTENTION_KERNELS, kernels, strict=True) if on]
+        use_attention_kernels(allowed)
         torch.set_autocast_cache_enabled(cache)
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)

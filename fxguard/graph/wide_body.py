@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter
+
+from fxguard import trees
 
 __all__ = ["wide_body", "with_wide_dtypes"]
 
@@ -17,7 +18,7 @@ CASTS = frozenset({"float", "half", "bfloat16", "double"})
 
 def with_wide_dtypes(values: Any, dtype: torch.dtype) -> Any:
     """Values with each floating-point dtype replaced by the wide one."""
-    return pytree.tree_map_only(
+    return trees.tree_map_only(
         torch.dtype, lambda given: dtype if given.is_floating_point else given, values
     )
 
@@ -48,7 +49,7 @@ class _WideBody(Interpreter):
 
     def wide(self, values: Any) -> Any:
         """Values with wide floating-point dtypes and tensors."""
-        return pytree.tree_map_only(
+        return trees.tree_map_only(
             Tensor,
             lambda x: x.to(self.dtype) if x.is_floating_point() else x,
             with_wide_dtypes(values, self.dtype),

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fxguard import trees
 from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
@@ -23,6 +23,7 @@ from fxguard.graph.operations import Call, is_collective, is_custom
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_body import wide_body, with_wide_dtypes
 from fxguard.measure.at_hand import dtype_of, name_of_dtype
+from fxguard.torch_names import HigherOrderOperator
 
 __all__ = ["NotJudged", "Ran", "converted", "is_float", "wide_result", "widened"]
 
@@ -79,7 +80,7 @@ def widened(values: Any, dtype: torch.dtype, *, differentiable: bool = False) ->
         x = x if differentiable else x.detach()
         return x.to(dtype.to_complex() if x.is_complex() else dtype)
 
-    return pytree.tree_map_only(Tensor, wide, values)
+    return trees.tree_map_only(Tensor, wide, values)
 
 
 def converted(values: Any, dtype: torch.dtype) -> Any:
@@ -92,7 +93,7 @@ def converted(values: Any, dtype: torch.dtype) -> Any:
             return x.detach().to(dtype)
         return x.detach().to(dtype.to_complex() if dtype.itemsize >= 4 else x.dtype)
 
-    return pytree.tree_map_only(Tensor, other, values)
+    return trees.tree_map_only(Tensor, other, values)
 
 
 def wide_result(
@@ -117,7 +118,7 @@ def wide_result(
     """
     call, kind = ran.call, ran.call.kind
     try:
-        is_higher_order = isinstance(ran.target, torch._ops.HigherOrderOperator)
+        is_higher_order = isinstance(ran.target, HigherOrderOperator)
         if is_higher_order and ran.target.name() not in WHOLE:
             raise NotJudged(f"inside {kind}")
         if is_collective(ran.target):
@@ -151,13 +152,13 @@ def _computed(
 ) -> Any:
     """Compute with every floating-point dtype among the arguments replaced."""
     args, kwargs = with_wide_dtypes((args, kwargs), dtype)
-    args = pytree.tree_map_only(GraphModule, lambda body: wide_body(body, dtype), args)
+    args = trees.tree_map_only(GraphModule, lambda body: wide_body(body, dtype), args)
     made = [x for _, x in elements_of(like)]
     with torch.autocast(made[0].device.type if made else "cpu", enabled=False):
         result = run(*args, **kwargs)
 
     # Others, such as indices, are those of the model's run.
-    return pytree.tree_map(lambda low, high: high if is_float(low) else low, like, result)
+    return trees.tree_map(lambda low, high: high if is_float(low) else low, like, result)
 
 
 def _drawn(ran: Ran, args: tuple[Any, ...], kwargs: Any, dtype: torch.dtype) -> Any:
@@ -240,4 +241,4 @@ def _shares_memory(ran: Ran) -> bool:
 
 
 def _dtypes_in(values: Any) -> bool:
-    return any(isinstance(x, torch.dtype) for x in pytree.tree_leaves(values))
+    return any(isinstance(x, torch.dtype) for x in trees.tree_leaves(values))

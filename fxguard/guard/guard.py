@@ -57,13 +57,14 @@ from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
 from fxguard.steps.whole_step import WholeStep
 from fxguard.steps.zero_gradients import ZeroGradients
+from fxguard.torch_names import DisableTorchFunction, graph_task
 
 __all__ = ["Guard", "in_backward"]
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
-_graph_task_id = torch._C._current_graph_task_id  # -1 if no backward runs
+_graph_task_id = graph_task  # -1 if no backward runs
 
 # The part of a Guard that is for users; the replaced methods of the model use the rest.
 PUBLIC = (
@@ -394,10 +395,10 @@ class Guard:
                 if observer is not None:
                     forward = functools.partial(observer.watch, forward)
                 output = with_module_hooks(forward, *args, **kwargs)
-                with torch._C.DisableTorchFunction():
+                with DisableTorchFunction():
                     module_hooks.record_return(running, "", name, (), args, kwargs, output)
             except Exception as error:
-                with torch._C.DisableTorchFunction():
+                with DisableTorchFunction():
                     self.delivery.batch_failed(error)
                 raise
             finally:
@@ -411,7 +412,7 @@ class Guard:
                     raise
                 finally:
                     active.here.forward = before
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 if self._hears_of_backward(running.batch.number):
                     assert self.backward is not None
                     weights = self.model.named_parameters()

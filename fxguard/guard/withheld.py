@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fxguard.batch.late_outputs import LateOutputs
@@ -24,6 +23,7 @@ from fxguard.graph import nodes
 from fxguard.guard.detection import Seen
 from fxguard.report import terminal
 from fxguard.report.report import Report
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Withheld"]
 
@@ -66,7 +66,7 @@ class Withheld:
         returned, leaves = LateOutputs(), [x for x in nodes.leaves(output) if isinstance(x, Tensor)]
         returned.note(leaves)
         self._reports.append((returned, report))
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for leaf in leaves:
                 if leaf.requires_grad:
                     leaf.register_hook(_Reached(report, hand_on))

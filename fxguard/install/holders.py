@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules.loss import _Loss
 
 from fxguard.install.instrumented import unwrapped
 from fxguard.source.frame_variables import (
@@ -24,6 +23,7 @@ from fxguard.source.frame_variables import (
     script_frames,
     variables_of,
 )
+from fxguard.torch_names import Criterion
 
 __all__ = ["name_by_holder"]
 
@@ -122,8 +122,8 @@ def _has_others(siblings: Sequence[Any], module: Module) -> bool:
 
 
 def _model(value: Any) -> Module | None:
-    """The model that a value is: a module with weights or buffers."""
-    if not isinstance(value, Module) or isinstance(value, _Loss):  # it may hold weights of classes
+    """The model that a value is: a module with weights or buffers, but for weights of classes."""
+    if not isinstance(value, Module) or isinstance(value, Criterion):
         return None
     model = unwrapped(value)
     held = (*Module.parameters(model), *Module.buffers(model))

@@ -15,13 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn import Module
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fxguard.capture import backend, dynamo
 from fxguard.install.instrumented import GUARD
+from fxguard.torch_names import (
+    FakeTensor,
+    FakeTensorMode,
+    dispatch_mode_count,
+    dispatch_modes,
+    tracing_state,
+)
 
 __all__ = ["RUN_LATER", "reason_to_stand_aside", "stand_in_for"]
 
@@ -33,10 +38,10 @@ RUN_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 def reason_to_stand_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Why one call of the model cannot be checked, as ``coverage()`` words it; "" if it can."""
-    if torch._C._get_tracing_state() is not None:
+    if tracing_state() is not None:
         return "under torch.jit.trace"
-    if torch._C._len_torch_dispatch_stack():
-        modes = _get_current_dispatch_mode_stack()
+    if dispatch_mode_count():
+        modes = dispatch_modes()
         if any(isinstance(mode, (FakeTensorMode, ProxyTorchDispatchMode)) for mode in modes):
             return "with fake tensors"  # make_fx also traces with fake tensors
     for value in (*args, *kwargs.values()):

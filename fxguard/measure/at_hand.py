@@ -15,6 +15,7 @@ from fxguard.formats import spelled_out
 from fxguard.measure import traceable
 from fxguard.measure.func_levels import without_levels
 from fxguard.records import NOT_MEASURED, Range
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = [
     "VERSION",
@@ -109,7 +110,7 @@ def may_wait_for(tensor: Tensor) -> bool:
 @contextlib.contextmanager
 def own_arithmetic() -> Iterator[None]:
     """Hide fxguard's own arithmetic from autograd, subclasses and torch function modes."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with DisableTorchFunction(), torch.no_grad():
         yield
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fxguard.measure import eager, native
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.records import Range, Severity
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Finite", "is_plain"]
 
@@ -63,7 +64,7 @@ class Finite(Generic[T]):
 
     def _look_otherwise(self, what: T, tensor: Tensor) -> None:
         """Look at a tensor with torch's operations."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             bare = tensor.detach() if tensor.requires_grad else tensor
             if not is_plain(bare):
                 self._look_closely(what, bare)

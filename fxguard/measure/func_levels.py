@@ -10,9 +10,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from fxguard.torch_names import (
+    allow_saved_tensor_hooks,
+    forbid_saved_tensor_hooks,
+    func_level,
+    func_level_count,
+    is_of_func_level,
+    leave_func_levels,
+    why_saved_tensor_hooks_are_forbidden,
+    without_func_level,
+)
 
 __all__ = [
     "ENTERS",
@@ -31,7 +41,7 @@ LEAVES = frozenset(f"_{kind}_decrement_nesting" for kind in KINDS)
 
 def are_levels_open() -> bool:
     """Whether the current code runs inside a region."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return func_level() is not None
 
 
 def levels_opened_by(target: object) -> int:
@@ -42,7 +52,7 @@ def levels_opened_by(target: object) -> int:
 
 def has_levels(value: Tensor) -> bool:
     """Whether a tensor was made inside an open region."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+    return bool(is_of_func_level(value))
 
 
 def without_levels(value: Tensor) -> Tensor:
@@ -51,23 +61,23 @@ def without_levels(value: Tensor) -> Tensor:
     A batched dimension is then an ordinary one, at any position: the range is the same.
     """
     while has_levels(value):
-        value = torch._C._functorch.get_unwrapped(value)
+        value = without_func_level(value)
     return value
 
 
 @contextlib.contextmanager
 def levels_restored() -> Iterator[None]:
     """Close the regions that are still open when an exception ends this block."""
-    depth, dual = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    depth, dual = func_level_count(), forward_ad._current_level
     # grad regions forbid saved tensor hooks, such as those of activation checkpointing.
-    forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    forbidden = why_saved_tensor_hooks_are_forbidden()
     try:
         yield
     finally:
         if forbidden is None:
-            torch._C._autograd._saved_tensors_hooks_enable()
+            allow_saved_tensor_hooks()
         else:
-            torch._C._autograd._saved_tensors_hooks_disable(forbidden)
+            forbid_saved_tensor_hooks(forbidden)
         while forward_ad._current_level > dual:
             forward_ad.exit_dual_level()
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        leave_func_levels(depth)

@@ -20,6 +20,7 @@ from torch import Tensor
 from fxguard.measure import native
 from fxguard.measure.at_hand import flattened
 from fxguard.measure.launcher import Known, known_to_the_driver
+from fxguard.torch_names import cuda_device, cuda_is_capturing, cuda_stream
 
 __all__ = ["Row", "abs_min_max", "joined", "read"]
 
@@ -94,11 +95,11 @@ def abs_min_max(value: Any) -> Row | None:
         or value.layout is not torch.strided
         or value.is_nested
         or torch.version.hip is not None
-        or torch._C._cuda_isCurrentStreamCapturing()
+        or cuda_is_capturing()
         or not _works(value.device, value.dtype)
     ):
         return None
-    if value.device.index == torch._C._cuda_getDevice():
+    if value.device.index == cuda_device():
         return read(value)
     with torch.cuda.device(value.device):
         return read(value)
@@ -111,7 +112,7 @@ def read(value: Tensor) -> Row | None:
         return None
     device, dtype = value.device, value.dtype
     integer = BITS[dtype]
-    stream = torch._C._cuda_getCurrentRawStream(device.index) if value.is_cuda else 0
+    stream = cuda_stream(device.index) if value.is_cuda else 0
     blocks = -(-size // BLOCK)
     programs = min(blocks, PROGRAMS)
     rounds = -(-blocks // programs)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard.torch_names import dispatch_mode_count, func_level
+
 __all__ = [
     "abs_min_max",
     "all_finite",
@@ -39,8 +41,8 @@ Pair = tuple[float, float]
 Reader = Callable[[object], Pair | None]
 
 # Bound here because they are called at each check.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_func_levels = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = dispatch_mode_count
+_func_levels = func_level
 
 
 def is_observed() -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fxguard.records import NOT_MEASURED, Range
+from fxguard.torch_names import is_traceable_wrapper_subclass
 
 __all__ = [
     "abs_min_max",

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.node import map_arg
 
+from fxguard import trees
 from fxguard.errors import UsageError
 from fxguard.graph import higher_order, nodes, operations
 from fxguard.graph.higher_order import BodyGraph
@@ -24,6 +23,7 @@ from fxguard.passes import faults
 from fxguard.passes.unmark import copy_of, erase_marks
 from fxguard.plan.plan import Check, Plan
 from fxguard.plan.reader import make_plan
+from fxguard.torch_names import PyTreeCodeGen
 
 __all__ = ["PROVENANCE", "insert_checks", "with_checks"]
 
@@ -60,7 +60,7 @@ def insert_checks(graph_module: GraphModule) -> tuple[GraphModule, Plan]:
         )
     plan = make_plan(graph_module)
     checked = _Checked(graph_module, plan.checks, TRACEABLE)
-    if isinstance(codegen := graph_module.graph._codegen, _PyTreeCodeGen):
+    if isinstance(codegen := graph_module.graph._codegen, PyTreeCodeGen):
         # torch.export: the graph returns leaves, and the code generator restores the structure.
         checked.graph.set_codegen(_with_statistics(codegen))
         return checked.returning((*checked.result, checked.statistics)), plan
@@ -101,12 +101,12 @@ def _add_examples(body: Graph) -> None:
             node.meta["example_value"] = torch.empty((), device="meta")
 
 
-def _with_statistics(codegen: _PyTreeCodeGen) -> _PyTreeCodeGen:
+def _with_statistics(codegen: PyTreeCodeGen) -> PyTreeCodeGen:
     """The same code generator, but the output is a pair: the old output and the statistics."""
     info = codegen.pytree_info
     assert info.out_spec is not None
-    pair = pytree.treespec_tuple([info.out_spec, pytree.treespec_leaf()])
-    return _PyTreeCodeGen(info._replace(out_spec=pair))
+    pair = trees.treespec_tuple([info.out_spec, trees.treespec_leaf()])
+    return PyTreeCodeGen(info._replace(out_spec=pair))
 
 
 class _Checked:

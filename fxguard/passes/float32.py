@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from fxguard import trees
 from fxguard.errors import UsageError
 from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import marks, nodes, tables
@@ -27,14 +26,15 @@ from fxguard.graph.operations import is_move, read_node
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import dtype_of
 from fxguard.passes.unmark import copy_of
+from fxguard.torch_names import FakeTensor, enter_autocast, exit_autocast
 
 __all__ = ["InFloat32", "in_float32", "is_put_in"]
 
 LOW = (torch.float16, torch.bfloat16)
 CASTS_TO_LOW = frozenset({"half", "bfloat16"})  # methods
 PUT_IN = "fxguard_"  # prefix of the names of new nodes
-ENTERS_AUTOCAST = torch.amp.autocast_mode._enter_autocast
-LEAVES_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+ENTERS_AUTOCAST = enter_autocast
+LEAVES_AUTOCAST = exit_autocast
 
 
 class InFloat32(NamedTuple):
@@ -309,7 +309,7 @@ class _Rewriting:
                 else:
                     example = node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # a fake tensor cannot tell
-            example = pytree.tree_map_only(Tensor, self._as_float32, before)
+            example = trees.tree_map_only(Tensor, self._as_float32, before)
         node.meta["example_value"] = example
 
     def _as_float32(self, example: Tensor) -> Tensor:

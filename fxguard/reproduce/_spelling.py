@@ -19,6 +19,7 @@ from torch import Tensor
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import is_custom
 from fxguard.graph.wide_form import NotJudged
+from fxguard.torch_names import OPDEFS, OpOverload, OpOverloadPacket
 
 __all__ = ["Spelled", "spelled"]
 
@@ -150,7 +151,7 @@ class _Writer:
 
     def function(self, target: Any) -> str:
         """The name of a function, with its module."""
-        if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if isinstance(target, (OpOverload, OpOverloadPacket)):
             self.modules.update(_registered_by(target))
             return f"torch.ops.{str(target).replace('::', '.')}"
         for module in (*PUBLIC, getattr(target, "__module__", None) or ""):
@@ -219,7 +220,7 @@ def _parameters_of(operation: OneOperation) -> Iterator[tuple[int | str, str]]:
         name = operation.kind if isinstance(operation.kind, str) else ""
         packet = getattr(torch.ops.aten, re.sub(r"\W", "_", name), None) if name else None
         packet = getattr(target, "overloadpacket", packet)
-        if isinstance(packet, torch._ops.OpOverloadPacket):
+        if isinstance(packet, OpOverloadPacket):
             overload = getattr(packet, packet.overloads()[0])
             names = [argument.name for argument in overload._schema.arguments]
     for position, name in enumerate(names[: len(operation.args)]):
@@ -251,10 +252,6 @@ def _registered_by(target: Any) -> Iterator[str]:
 
 def _definitions() -> Mapping[str, Any]:
     """Operators that were defined in Python, by name."""
-    try:
-        from torch._library.custom_ops import OPDEFS
-    except ImportError:  # another version
-        return {}
     found: Mapping[str, Any] = OPDEFS
     return found
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.samples import is_sample_of
 from fxguard.graph.nodes import leaves, memory_of
 from fxguard.graph.one_operation import autocast_around
@@ -120,14 +120,14 @@ class EdgeHooks(EdgeWatcher):
             found.edges.append(edge)
             return other
 
-        aliased: tuple[Any, Any] = pytree.tree_map_only(Tensor, alias, (args, kwargs))
+        aliased: tuple[Any, Any] = trees.tree_map_only(Tensor, alias, (args, kwargs))
         return aliased
 
     def labels(self, args: Any, kwargs: Any) -> Iterator[tuple[int, str]]:
         """Position and label of each tensor among some arguments, as in frames of the forward."""
         position = count = 0
         for key, argument in (*((None, each) for each in args), *kwargs.items()):
-            for value in pytree.tree_leaves(argument):
+            for value in trees.tree_leaves(argument):
                 if not isinstance(value, Tensor):
                     continue
                 name = self.gradients.weights.get(self.numbers.get(id(value), -1), "")
@@ -188,7 +188,7 @@ class EdgeHooks(EdgeWatcher):
             target = walk.fetch_attr(target)
         look.autocast = autocast_around(x for x in leaves((args, kwargs)) if isinstance(x, Tensor))
         before = RandomState.now((args, kwargs)) if found.call.random else None
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
+        args, kwargs = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
         call = replace(found.call, args=args, kwargs=kwargs)
         look.ran = Ran(call, target, target, args, kwargs, None, before)
 
@@ -197,7 +197,7 @@ class EdgeHooks(EdgeWatcher):
 
         A written alias would cut the hook off from its gradient.
         """
-        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        operands = [x for x in trees.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for position, label in self.labels(args, kwargs):
             if is_differentiable(operands[position]):
                 found.edges.append(Edge(self.enter(operands[position]), position, label))

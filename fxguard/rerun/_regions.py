@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from fxguard.torch_names import (
+    enter_autocast,
+    enter_inference_mode,
+    exit_autocast,
+    exit_inference_mode,
+)
 
 __all__ = ["Regions"]
 
 CLOSES: dict[Any, Any] = {
-    torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
-    torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
+    enter_autocast: exit_autocast,
+    enter_inference_mode: exit_inference_mode,
 }
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.kept_run import KeptRun
 from fxguard.graph import tables
 from fxguard.graph.closer_look import evidence_alone, evidence_of
@@ -158,7 +158,7 @@ def _made_bad(
     suspect, before = operation, look
     for _ in range(MOST_STEPS):
         read = (before.seen.args, before.seen.kwargs)
-        given = [x for x in pytree.tree_leaves(read) if _is_tensor(x)]
+        given = [x for x in trees.tree_leaves(read) if _is_tensor(x)]
         if not any(map(_is_bad, given)):
             return suspect, _forward_evidence(before)
         bad = [edge.value for edge in suspect.edges if _is_bad(given[edge.position])]
@@ -189,7 +189,7 @@ def _forward_evidence(look: Look) -> Evidence | None:
 
 
 def _detached(value: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda x: x.detach(), value)
+    return trees.tree_map_only(Tensor, lambda x: x.detach(), value)
 
 
 def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.formats import limit_of
 from fxguard.graph.closer_look import evidence_of
@@ -155,7 +155,7 @@ class _Looks(WideForm):
         def kept(values: Any) -> Any:
             if not copies:
                 return values
-            return pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
+            return trees.tree_map_only(Tensor, lambda x: x.detach().clone(), values)
 
         self.begun[walk.place(node)] = _Before(*kept((args, kwargs)), *kept(others))
 
@@ -201,7 +201,7 @@ class _Looks(WideForm):
         try:
             operands, named = widened((begun.args, begun.kwargs), self.dtype)
             if call.written:
-                operands = pytree.tree_map_only(Tensor, torch.clone, operands)
+                operands = trees.tree_map_only(Tensor, torch.clone, operands)
             same = wide_result(ran, operands, named, self.dtype)
             if made is not node:
                 same = None if written is None else operands[written]

@@ -12,6 +12,7 @@ from fxguard.records import Role
 from fxguard.rerun._edge_hooks import EdgeHooks
 from fxguard.rerun.edges import Gradients, Look
 from fxguard.rerun.start import Start
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["gradients_of"]
 
@@ -62,7 +63,7 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
                 gradients.sums[number] = gradient
         for position, sample in kept.samples.items():
             gradients.samples[hooks.number_of(outputs[position])] = sample / scale
-    with random_state_kept(run.args), torch._C.DisableTorchFunction(), start.alone():
+    with random_state_kept(run.args), DisableTorchFunction(), start.alone():
         torch.autograd.grad(
             [outputs[position] for position in incoming],
             aliases,

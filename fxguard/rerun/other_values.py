@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.graph.tables import SATURATES, SEES_NAN
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Check, Place
@@ -44,7 +44,7 @@ class AsTheModel(SecondForm):
             result = ran.run(*args, **kwargs)
         except Exception as error:
             raise RaisedOnOther(f"{ran.call.kind} raised {type(error).__name__}") from error
-        return pytree.tree_map(_where_other, ran.result, result)
+        return trees.tree_map(_where_other, ran.result, result)
 
 
 class Perturbed(AsTheModel):
@@ -181,7 +181,7 @@ class Repaired(AsTheModel):
         if ran.call.written:  # others read the same memory, so it stays wide
             self.island[place] = None
             return result
-        found = pytree.tree_map(self.settled, ran.result, result)
+        found = trees.tree_map(self.settled, ran.result, result)
         if same_leaves(found, ran.result):
             self.always = self.always and ran.call.kind in SATURATES
         else:
@@ -200,7 +200,7 @@ class Repaired(AsTheModel):
         """
 
         def is_bad(values: Any) -> bool:
-            tensors = (x for x in pytree.tree_leaves(values) if is_float(x))
+            tensors = (x for x in trees.tree_leaves(values) if is_float(x))
             return not all(bool(x.isfinite().all()) for x in tensors)
 
         return is_bad(result) and not is_bad((args, kwargs))
@@ -233,20 +233,20 @@ class Repaired(AsTheModel):
             other = widened(other, self.dtype)
             return torch.where(low.isfinite(), widened(low, self.dtype), other)
 
-        args, kwargs = pytree.tree_map(mixed, (ran.args, ran.kwargs), (args, kwargs))
+        args, kwargs = trees.tree_map(mixed, (ran.args, ran.kwargs), (args, kwargs))
         result = ran.run(*args, **kwargs)
-        return pytree.tree_map(_where_other, ran.result, result)
+        return trees.tree_map(_where_other, ran.result, result)
 
 
 def _is_wide(values: Any, low: Any) -> bool:
     """Whether an operand is still wide."""
-    pairs = zip(pytree.tree_leaves(values), pytree.tree_leaves(low), strict=True)
+    pairs = zip(trees.tree_leaves(values), trees.tree_leaves(low), strict=True)
     return any(is_float(x) and x.dtype != y.dtype for x, y in pairs)
 
 
 def rounded(values: Any, low: Any) -> Any:
     """Operands rounded to the dtypes of the model."""
-    return pytree.tree_map(lambda y, x: x.to(y.dtype) if is_float(x) else x, low, values)
+    return trees.tree_map(lambda y, x: x.to(y.dtype) if is_float(x) else x, low, values)
 
 
 def _where_other(low: Any, other: Any) -> Any:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun
@@ -210,7 +210,7 @@ class UpTo(Watcher):
         return walk.place(node) == self.check.place
 
     def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
-        operands = filter(is_float, pytree.tree_leaves((args, kwargs)))
+        operands = filter(is_float, trees.tree_leaves((args, kwargs)))
         found = [without_levels(x).isinf() for x in operands]
         self.infinite = [each for each in found if bool(each.any())]
 

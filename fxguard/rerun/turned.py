@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.graph.wide_form import Ran
 from fxguard.plan.plan import Check, Place
@@ -58,7 +58,7 @@ class _Look(Watcher):
         return walk.place(node) in self.wanted
 
     def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
-        operands = pytree.tree_leaves((args, kwargs))
+        operands = trees.tree_leaves((args, kwargs))
         self.infinite = [~torch.isfinite(x) for x in operands if isinstance(x, Tensor)]
         numbers = (x for x in operands if isinstance(x, (int, float)))
         self.infinite += [torch.tensor(not math.isfinite(x)) for x in numbers]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from fxguard import trees
 from fxguard.graph.nodes import memory_of
 from fxguard.graph.wide_form import NotJudged, is_float
 
@@ -94,7 +94,7 @@ def _in_memory(value: Any, low: Tensor, memory: int, shift: int, copy: Tensor) -
             return x
         return copy.as_strided(x.size(), x.stride(), x.storage_offset() + shift)
 
-    return pytree.tree_map(moved, value)
+    return trees.tree_map(moved, value)
 
 
 class Two:
@@ -127,17 +127,17 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 def parts(values: Any) -> tuple[Any, Any]:
     """Both forms of a value in which some leaves have two forms."""
-    low = pytree.tree_map(lambda x: x.low if isinstance(x, Two) else x, values)
-    other = pytree.tree_map(lambda x: x.other if isinstance(x, Two) else x, values)
+    low = trees.tree_map(lambda x: x.low if isinstance(x, Two) else x, values)
+    other = trees.tree_map(lambda x: x.other if isinstance(x, Two) else x, values)
     return low, other
 
 
 def joined(low: Any, other: Any) -> Any:
     """The inverse: leaves with two forms where they differ."""
-    return pytree.tree_map(lambda x, y: x if x is y else Two(x, y), low, other)
+    return trees.tree_map(lambda x, y: x if x is y else Two(x, y), low, other)
 
 
 def same_leaves(low: Any, other: Any) -> bool:
     """Whether two values consist of the same objects."""
-    one, two = pytree.tree_leaves(low), pytree.tree_leaves(other)
+    one, two = trees.tree_leaves(low), trees.tree_leaves(other)
     return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))

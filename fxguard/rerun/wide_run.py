@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.graph import nodes
 from fxguard.graph.own_gradients import is_differentiable
 from fxguard.graph.tables import MOVES
@@ -77,9 +77,9 @@ class WideForm(SecondForm):
         low, wide = [x for x, _ in pairs], [x for _, x in pairs]
         made = [x for x in nodes.leaves(ran.result) if is_float(x)]
         if not wide:
-            return pytree.tree_map_only(Tensor, lambda x: widened(x, self.dtype), ran.result)
+            return trees.tree_map_only(Tensor, lambda x: widened(x, self.dtype), ran.result)
         results = iter(_ModelsOwn.apply(self.dtype, low, made, *wide))  # type: ignore[no-untyped-call]
-        return pytree.tree_map(lambda x: next(results) if is_float(x) else x, ran.result)
+        return trees.tree_map(lambda x: next(results) if is_float(x) else x, ran.result)
 
 
 class _ModelsOwn(torch.autograd.Function):

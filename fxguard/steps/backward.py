@@ -27,6 +27,7 @@ from fxguard.measure.finite import Finite
 from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
+from fxguard.torch_names import graph_task
 from fxguard.verdict.backward_origins import BadLeaf
 from fxguard.verdict.backward_report import GAPS, OUTSIDE, Ended
 
@@ -223,7 +224,7 @@ class BackwardPasses:
 
     def _pass(self) -> Pass | None:
         """The backward that this thread is running."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         last, found = self._last
         if task == last and (running := found()) is not None:
             return running

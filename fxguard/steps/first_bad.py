@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxguard import trees
 from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
@@ -112,10 +112,10 @@ class Looks(TorchFunctionMode):
         sources = [found for x in given if (found := self._bad.get(_memory(x))) is not None]
         numbers = [x for x in nodes.leaves((args, kwargs)) if isinstance(x, float)]
         number = next((x for x in numbers if not math.isfinite(x)), None)
-        before = pytree.tree_map_only(Tensor, lambda x: x, (args, dict(kwargs)))
+        before = trees.tree_map_only(Tensor, lambda x: x, (args, dict(kwargs)))
         written = {id(x) for x in _written(call, kind, args)}
         if written:
-            before = pytree.tree_map_only(
+            before = trees.tree_map_only(
                 Tensor, lambda x: x.detach().clone() if id(x) in written else x, before
             )
         result = func(*args, **kwargs)

@@ -27,6 +27,7 @@ from torch.optim.optimizer import Optimizer
 from fxguard.graph import nodes
 from fxguard.graph.random_state import random_state_kept
 from fxguard.steps.first_bad import FirstBad, Looks
+from fxguard.torch_names import DisableTorchFunction, copy_each
 
 __all__ = ["OwnStep", "is_own"]
 
@@ -109,9 +110,9 @@ class OwnStep:
     @torch.no_grad()
     def _copy(self, tensors: list[Tensor]) -> None:
         known = self.copies
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             if len(tensors) == len(known) and all(map(_fits, tensors, known.values())):
-                torch._foreach_copy_(list(known.values()), tensors)
+                copy_each(list(known.values()), tensors)
                 self.copies = dict(zip(map(id, tensors), known.values(), strict=True))
             else:
                 self.copies = {id(x): x.detach().clone() for x in tensors}

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.graph import tables
 from fxguard.graph.nodes import leaves
 from fxguard.graph.operations import Call
@@ -69,7 +69,7 @@ class TwoBackwards(EdgeWatcher, SecondForm):
         def run(*given: Any) -> Any:
             self.given = given
             if _chooses(call):
-                self.read = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
+                self.read = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
             return walk.run_alone(node, *given)
 
         written = [walk.env[each] for each in call.in_place]
@@ -94,10 +94,10 @@ class TwoBackwards(EdgeWatcher, SecondForm):
 
         A relu of 1e-9 and one of -1e-9 are close; their gradients are not.
         """
-        copies = pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
+        copies = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
         value = self.second.follow(walk, node, ran, *copies)
-        moved = pytree.tree_map(_moved, given, self.read)
-        made = pytree.tree_map(_moved, self.second.follow(walk, node, ran, *moved), value)
+        moved = trees.tree_map(_moved, given, self.read)
+        made = trees.tree_map(_moved, self.second.follow(walk, node, ran, *moved), value)
         if not ran.call.in_place:
             return made
         operand: Tensor = next(x for x in leaves(given) if isinstance(x, Tensor))
@@ -132,7 +132,7 @@ def _hooked(
             copies.append((value, other))
         return other
 
-    result = run(*pytree.tree_map_only(Tensor, alias, given))
+    result = run(*trees.tree_map_only(Tensor, alias, given))
     made = {id(x): x for x in (*(copy for _, copy in copies), *leaves(result))}
     for position, value in enumerate(made.values()):
         if is_differentiable(value):
@@ -141,7 +141,7 @@ def _hooked(
     for operand, copy in copies:
         operand.copy_(copy)
     operands = {id(copy): operand for operand, copy in copies}
-    return pytree.tree_map(lambda x: operands.get(id(x), x), result)
+    return trees.tree_map(lambda x: operands.get(id(x), x), result)
 
 
 def _moved(value: Any, to: Any) -> Any:

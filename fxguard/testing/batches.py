@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.testing.strategies import LAYOUTS, tensors
 
 __all__ = ["like"]
@@ -50,13 +50,13 @@ def like(
     """
     if isinstance(example, Mapping):
         example = dict(example)  # tokenizers return their own kinds of mapping
-    leaves, spec = pytree.tree_flatten_with_path(example)
+    leaves, spec = trees.tree_flatten_with_path(example)
     drawn = []
     for path, leaf in leaves:
         place = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         chosen = [s for glob, s in (overrides or {}).items() if fnmatchcase(place, glob)]
         drawn.append(chosen[0] if chosen else _varied(leaf, place, min_value, max_value))
-    return st.tuples(*drawn).map(lambda values: pytree.tree_unflatten(values, spec))
+    return st.tuples(*drawn).map(lambda values: trees.tree_unflatten(values, spec))
 
 
 def _varied(

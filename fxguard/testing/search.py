@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
-import torch.utils._pytree as pytree
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.errors import UsageError
 from fxguard.guard.guard import Guard
 from fxguard.report.report import Report
@@ -33,8 +33,8 @@ class Overflow:
     runs: int  # calls of the model that the search and the shrinking took
 
     def __str__(self) -> str:
-        leaves, _ = pytree.tree_flatten_with_path(self.inputs)
-        shown = [f"  inputs{pytree.keystr(path)} = {_text(leaf)}" for path, leaf in leaves]
+        leaves, _ = trees.tree_flatten_with_path(self.inputs)
+        shown = [f"  inputs{trees.keystr(path)} = {_text(leaf)}" for path, leaf in leaves]
         head = f"found in {self.runs} runs with seed {self.seed}:"
         return "\n".join([head, *shown, *self.report.verdict])
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
+from fxguard import trees
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import Guard
@@ -149,7 +149,7 @@ def numerically_stable(
     guard = Guard(tested, options, Plugins(hear=comparison.hear))
     guard.install()
     with torch.set_grad_enabled(gradients):
-        args, kwargs = pytree.tree_map(
+        args, kwargs = trees.tree_map(
             # Clones are not leaves, so the model may write them.
             lambda x: x.requires_grad_(gradients).clone() if is_float(x) else x,
             converted((inputs, kwargs), dtype),

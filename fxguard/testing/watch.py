@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard import trees
 from fxguard.api.listening import guard_with_tools
 from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import Guard
@@ -129,7 +129,7 @@ def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bac
         return inputs[-1]
 
     with torch.enable_grad():
-        args, kwargs = pytree.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
+        args, kwargs = trees.tree_map_only(Tensor, leaf, (args, dict(kwargs)))
         output = model(*args, **kwargs)
         losses = [x.sum() for x in to_differentiate(output)]
         leaves = [*inputs, *(p for p in model.parameters() if p.requires_grad)]

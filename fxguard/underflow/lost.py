@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
+from fxguard import trees
 from fxguard.graph.closer_look import evidence_at
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
@@ -107,7 +107,7 @@ def lost_in(
             continue
         sizes = sizes.where(lost, 0.0)
         index = tuple(map(int, torch.unravel_index(sizes.argmax(), sizes.shape)))
-        bare, named = pytree.tree_map_only(Tensor, without_levels, (args, dict(kwargs)))
+        bare, named = trees.tree_map_only(Tensor, without_levels, (args, dict(kwargs)))
         evidence = evidence_at(index, call, bare, named, low, same=high, samples=samples)
         worst = Lost(found, float(sizes.max()), replace(evidence, share=count))
     return worst

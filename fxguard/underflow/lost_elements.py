@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Node
 
+from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import Ran, wide_result, widened
@@ -56,7 +56,7 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
         with start.begun() as given:
             # Autocast may cache the cast of a weight that requires a gradient for the model's own
             # operations, and one made here would have no gradient.
-            args = pytree.tree_map_only(Tensor, Tensor.detach, given)
+            args = trees.tree_map_only(Tensor, Tensor.detach, given)
             start.walk(args, look)
     except Exception as error:  # the findings until then are valid
         look.lost.not_judged |= dict.fromkeys(suspects.keys() - look.seen, why_not(error))
@@ -100,7 +100,7 @@ class _SameOperands(Watcher):
 
     def before(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> None:
         if walk.call_of(node).written:
-            args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+            args, kwargs = trees.tree_map_only(Tensor, torch.clone, (args, kwargs))
         self._begun[walk.place(node)] = args, kwargs
 
     def after(self, walk: Walk, node: Node, ran: Ran) -> None:

@@ -24,6 +24,7 @@ from fxguard.plan.plan import Step
 from fxguard.records import Range, Role, Severity
 from fxguard.rerun.details import detail_of
 from fxguard.rerun.turned import turned_infinite
+from fxguard.torch_names import is_any_autocast_on
 from fxguard.verdict import origins
 from fxguard.verdict.bounds import RULES
 from fxguard.verdict.explain import beyond
@@ -139,7 +140,7 @@ class Judgment:
         return operands if operands and self._was_autocast(blame.value) else []
 
     def _was_autocast(self, value: int) -> bool:
-        if self.batch.autocast or torch._C._is_any_autocast_enabled():
+        if self.batch.autocast or is_any_autocast_on():
             return True
         run = self.batch.run_of(self.flow.keys[value])
         if run is None:

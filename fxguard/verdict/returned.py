@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch.nn import Module
-from torch.nn.modules.loss import _Loss
 
 from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.graph.nodes import class_name
+from fxguard.torch_names import Criterion
 
 __all__ = ["returned_by"]
 
@@ -26,7 +26,7 @@ def returned_by(batch: Batch, flow: DataFlow, model: Module | None) -> str:
     """
     if flow.held_as or model is None:
         return flow.held_as
-    is_given = isinstance(model, _Loss) or bool(batch.given) or batch.received is not None
+    is_given = isinstance(model, Criterion) or bool(batch.given) or batch.received is not None
     is_function = "__wrapped__" in vars(model)
     has_weights = next(model.parameters(), None) is not None
     return "" if has_weights and not (is_given or is_function) else class_name(type(model))

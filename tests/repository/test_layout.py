@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,27 @@ def test_packages_import_only_to_their_left() -> None:
     """In functions and for type checkers too."""
     wrong = [f"{each.file}:{each.line}" for each in house.all_imports() if each.is_wrong]
     assert wrong == []
+
+
+def private_names(source: str) -> set[str]:
+    """Private names of torch that a file says, such as ``torch._C`` and ``torch.utils._pytree``."""
+    return {
+        name
+        for name in dotted_names(source)
+        if name.startswith("torch.") and any(re.match("_[^_]", part) for part in name.split("."))
+    }
+
+
+def test_private_names_of_torch_have_one_home() -> None:
+    """``torch_names.py`` says of each what breaks without it; ``capture/`` is TorchDynamo's."""
+    homes = ("torch_names", "trees", "capture")
+    outside = {
+        name: found
+        for name, path in house.FILES.items()
+        if house.room_of(name) not in homes and (found := private_names(path.read_text()))
+    }
+    assert outside == {}
+    assert private_names("import torch.utils._pytree as pytree\ntorch._C.f()") > {"torch._C.f"}
 
 
 def test_every_second_run_passes_the_gate() -> None:
