@@ -25,11 +25,11 @@ from fxguard.records import Frame
 from fxguard.report import terminal
 from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
-from fxguard.rerun.fingerprints import take_fingerprints
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.source.lines import warn_user
 from fxguard.trace.trace import TracedBatch, place_of
 from fxguard.trace.writer import TraceWriter
+from fxguard.tracing.fingerprints import take_fingerprints
 from fxguard.verdict.backward_report import frames_of_backward
 from fxguard.verdict.report_of import Finished, glance
 

@@ -234,7 +234,7 @@ def test_only_traced_batches_are_read_again(
 
     for module in (
         "fxguard.batch.fingerprints",
-        "fxguard.rerun.fingerprints",
+        "fxguard.tracing.fingerprints",
     ):
         monkeypatch.setattr(f"{module}.fingerprint_of", spy)
     model = fxguard.instrument(traced_net.make(), trace_batch_nums=[1], trace_to=tmp_path)
