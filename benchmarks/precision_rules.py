@@ -35,7 +35,7 @@ from fxguard.capture.keeping import numbered
 from fxguard.forecasting._graphs import Operation
 from fxguard.forecasting._reference import reference_of
 from fxguard.forecasting._trials import Trials
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.passes.unmark import without_marks
@@ -208,7 +208,9 @@ def by_range(model: nn.Module, trials: Trials, order: Sequence[Operation]) -> Ke
             if largest.above(nodes[step.node]):
                 kept[Operation(step.module, step.kind, number)] = None
 
-    guard = Guard(model, Options(on_detect=lambda _: None, backward=False), Plugins(hear=hear))
+    guard = GuardedModel(
+        model, Options(on_detect=lambda _: None, backward=False), Plugins(hear=hear)
+    )
     guard.install()
     args, kwargs = trials.given
     with torch.no_grad():

@@ -14,7 +14,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.frames import FrameView, row_of
 from fxguard.findings import Origin
 from fxguard.graph import marks
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import check_can_instrument
 from fxguard.measure import traceable
@@ -68,7 +68,7 @@ class DebugUnderflowOverflow:
         check_can_instrument(model)
         self.model = model
         plugins = Plugins(judge=_FirstBadFrame, watches_operations=False, stream="stdout")
-        self.guard = Guard(model, options, plugins)
+        self.guard = GuardedModel(model, options, plugins)
         self.guard.install()
 
     def remove(self) -> None:

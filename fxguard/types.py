@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fxguard.findings import Growth as Growth
     from fxguard.findings import Origin as Origin
     from fxguard.findings import SelfTest as SelfTest
-    from fxguard.guard.guard import Guard as Guard
+    from fxguard.guard.for_users import Guard as Guard
     from fxguard.options import Granularity as Granularity
     from fxguard.options import InstrumentOptions as InstrumentOptions
     from fxguard.options import OnDetect as OnDetect
@@ -76,7 +76,7 @@ _HOME = {
     "Frame": "records",
     "Granularity": "options",
     "Growth": "findings",
-    "Guard": "guard.guard",
+    "Guard": "guard.for_users",
     "InstrumentOptions": "options",
     "Match": "trace.batch_diff",
     "OnDetect": "options",

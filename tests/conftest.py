@@ -16,7 +16,7 @@ import torch._dynamo.guards
 
 from fxguard.capture.following import Following
 from fxguard.graph.torch_settings import settings_now
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.verdict import forgiving
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
@@ -89,7 +89,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 @pytest.fixture(autouse=True)
 def failures_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of fxguard while a model is captured fails the test, and is not worked around."""
-    monkeypatch.setattr(Guard, "fallback", False)
+    monkeypatch.setattr(GuardedModel, "fallback", False)
     monkeypatch.setattr(forgiving, "RAISES", True)
 
 

@@ -11,12 +11,13 @@ from torch.nn import Module
 from fxguard.api.listening import guard_with_tools
 from fxguard.capture import dynamo
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard
+from fxguard.guard.for_users import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.install.functions import module_of
 from fxguard.install.instrumented import check_can_instrument, find_guard
 from fxguard.options import Granularity, OnDetect, Options
 
-__all__ = ["guard_of", "instrument"]
+__all__ = ["guard_of", "guarded", "instrument"]
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -129,7 +130,12 @@ def guard_of(model: Callable[..., Any]) -> Guard:
     Raises:
         FxguardError: when the model is not instrumented.
     """
+    return guarded(model)
+
+
+def guarded(model: Callable[..., Any]) -> GuardedModel:
+    """The same guard, with what is not for users."""
     found = find_guard(getattr(model, "_orig_mod", model))
-    if not isinstance(found, Guard):
+    if not isinstance(found, GuardedModel):
         raise UsageError(f"this {type(model).__name__} is not instrumented")
     return found

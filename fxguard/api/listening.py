@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.listeners import Listener, Recorded
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
@@ -36,7 +36,7 @@ def listeners_for(recorder: Recorded) -> Sequence[Listener]:
 
 def guard_with_tools(
     model: Module, options: Options, *, held_as: str = "", **plugins: Any
-) -> Guard:
+) -> GuardedModel:
     """A guard of a model, with the tools that its options ask for.
 
     Args:
@@ -45,4 +45,4 @@ def guard_with_tools(
         held_as: the name that a script has for the model; "" if names need not begin with it.
         plugins: further fields of :class:`~fxguard.guard.plugins.Plugins`.
     """
-    return Guard(model, options, Plugins(listeners=listeners_for, **plugins), held_as)
+    return GuardedModel(model, options, Plugins(listeners=listeners_for, **plugins), held_as)

@@ -24,7 +24,7 @@ from fxguard.api.listening import guard_with_tools
 from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard, in_backward
+from fxguard.guard.guard import GuardedModel, in_backward
 from fxguard.guard.last_frames import LastFrames
 from fxguard.guard.withheld import Withheld
 from fxguard.install.holders import name_by_holder
@@ -49,7 +49,7 @@ KEPT = 32
 class Watched:
     """A module that was called outermost, and its guard."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: GuardedModel) -> None:
         self.guard = guard
         self.calls = 0  # calls that are running now, in all threads
         self.stays = False  # something has wrapped the guard, which can no longer be removed
@@ -79,7 +79,7 @@ class OutermostModules:
         *,
         on_report: Callable[[Report], object] = lambda report: None,
         on_batch: Callable[[], object] = lambda: None,
-        on_drop: Callable[[Guard], object] = lambda guard: None,
+        on_drop: Callable[[GuardedModel], object] = lambda guard: None,
         on_refusal: Callable[[str, str], object] = lambda name, reason: None,
         capture_all: bool = False,
         follow_losses: bool = False,
@@ -104,7 +104,7 @@ class OutermostModules:
         self._withheld = Withheld()
 
     @property
-    def guards(self) -> list[Guard]:
+    def guards(self) -> list[GuardedModel]:
         """The guards that are kept, least recently used first."""
         return [watched.guard for watched in list(self._watched.values())]
 

@@ -14,7 +14,8 @@ from typing_extensions import Unpack
 
 from fxguard.api.instrument import instrument
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard
+from fxguard.guard.for_users import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.install.remove import remove
 from fxguard.options import InstrumentOptions
@@ -115,7 +116,7 @@ def _watched(model: Module, **options: Unpack[InstrumentOptions]) -> Iterator[Gu
     elif options:
         raise UsageError(f"this {type(inner).__name__} is instrumented already, with its options")
     guard = find_guard(inner)
-    assert isinstance(guard, Guard)
+    assert isinstance(guard, GuardedModel)
     if guard.whole_step is not None:
         raise UsageError(f"this {type(inner).__name__} is watched already")
     losses = Losses()

@@ -27,7 +27,7 @@ from fxguard.cli._terminated import Terminated
 from fxguard.cli._warnings import Warnings
 from fxguard.formats import FORMATS, headroom
 from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.ranks.agreement import current_rank
 from fxguard.records import Range
 from fxguard.report.forecast import Forecast
@@ -76,7 +76,7 @@ class Session:
         self._last_report: Report | None = None
         # Modules without weights. They are counted once each, while they live.
         self._bare: WeakValueDictionary[int, Module] = WeakValueDictionary()
-        self._counted: WeakSet[Guard] = WeakSet()  # guards of such modules
+        self._counted: WeakSet[GuardedModel] = WeakSet()  # guards of such modules
         self._bare_count = 0
         self._left = -math.inf  # when this process last left a note
 
@@ -162,13 +162,13 @@ class Session:
     def _leave_note(self) -> None:
         self.notes.leave(self.note())
 
-    def _dropped(self, guard: Guard) -> None:
+    def _dropped(self, guard: GuardedModel) -> None:
         self._past.summary.merge(self._summary_of(guard))
 
     def _refused(self, name: str, reason: str) -> None:
         self._past.summary.unchecked[f"{name} ({reason})"] += 1
 
-    def _summary_of(self, guard: Guard) -> Summary:
+    def _summary_of(self, guard: GuardedModel) -> Summary:
         """What a guard has seen."""
         model, found = guard.reference(), summary_of(guard)
         if not any(found.weights.values()) and guard not in self._counted:
@@ -179,7 +179,7 @@ class Session:
         return found
 
 
-def summary_of(guard: Guard) -> Summary:
+def summary_of(guard: GuardedModel) -> Summary:
     """What a guard has seen."""
     name = guard.recorder.held_as or guard.model_name
     counted, idle = guard.counted(), guard.idle_globs()
@@ -197,7 +197,7 @@ def summary_of(guard: Guard) -> Summary:
     )
 
 
-def headroom_of(guard: Guard) -> Headroom | None:
+def headroom_of(guard: GuardedModel) -> Headroom | None:
     """The least headroom of the last batch; None if nothing was measured in it."""
     batch = guard.recorder.last_batch
     if batch is None or batch.postponed:

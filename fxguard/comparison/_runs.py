@@ -18,7 +18,7 @@ from fxguard.batch.kept_run import versions_of
 from fxguard.capture.dynamo import is_compiled
 from fxguard.graph.marks import flatten_call, rows_of
 from fxguard.graph.outputs import to_differentiate
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import check_can_instrument, unwrapped
 from fxguard.measure.at_hand import name_of_dtype
@@ -91,7 +91,9 @@ def run_model(
             versions = versions_of(run.args), versions_of(outputs)
             runs.append(KeptRun(dataclasses.replace(run), list(outputs), *versions))
 
-    guard = Guard(target, Options(on_detect=reports.append, backward=False), Plugins(hear=hear))
+    guard = GuardedModel(
+        target, Options(on_detect=reports.append, backward=False), Plugins(hear=hear)
+    )
     guard.install()
     given = [x for x in trees.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     found = ModelRun(

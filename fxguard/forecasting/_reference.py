@@ -18,7 +18,7 @@ from fxguard.forecasting._errors import Bar, Error, largest
 from fxguard.forecasting._trials import Trials
 from fxguard.formats import FORMATS
 from fxguard.graph.wide_form import converted
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import name_of_dtype
 from fxguard.options import Options
@@ -105,7 +105,7 @@ def _why_not(trials: Trials, outputs: list[Tensor]) -> list[str]:
         return []
     reports: list[Report] = []
     model, given = trials.plain()
-    guard = Guard(model, Options(on_detect=reports.append, backward=False), Plugins())
+    guard = GuardedModel(model, Options(on_detect=reports.append, backward=False), Plugins())
     guard.install()
     try:
         trials.run(model, given)

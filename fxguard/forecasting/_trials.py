@@ -19,7 +19,7 @@ from fxguard.forecasting._graphs import Graphs
 from fxguard.forecasting._in_float8 import FLOAT8
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import converted, is_float
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import find_installed
 from fxguard.install.keeper import Keeper
@@ -137,7 +137,7 @@ class Trials:
             float8=self.float8,
         )
         options = Options(on_detect=lambda report: None, backward=False)
-        guard = Guard(self.low, options, Plugins(hear=graphs.hear))
+        guard = GuardedModel(self.low, options, Plugins(hear=graphs.hear))
         guard.captures.keep(Keeping(tuple(globs)))
         guard.install()
         try:

@@ -1,4 +1,4 @@
-"""A guarded model: what runs at each call of it, and what users can ask of it."""
+"""A guarded model: what runs at each call of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,21 +25,17 @@ from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.module_hooks import with_module_hooks
-from fxguard.errors import FxguardError, UsageError
-from fxguard.findings import Origin, SelfTest
+from fxguard.errors import FxguardError
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
 from fxguard.guard.coverage import (
-    NOTHING_YET,
     Coverage,
-    coverage_of,
     idle_globs,
-    not_judged_in,
 )
 from fxguard.guard.delivery import Delivery, raised_now
+from fxguard.guard.for_users import Guard
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
-from fxguard.guard.selftest import merged, selftest_of
 from fxguard.install.captures import Captures, Hear
 from fxguard.install.installation import Installation
 from fxguard.install.instrumented import INSTALLED, find_installed
@@ -48,10 +43,7 @@ from fxguard.install.keeper import Keeper, kept_in
 from fxguard.install.names import Names
 from fxguard.install.stand_in import RUN_LATER
 from fxguard.options import Options
-from fxguard.plan.plan import Plan
 from fxguard.ranks.pipelines import infers_shapes
-from fxguard.records import Frame
-from fxguard.report.report import Report
 from fxguard.source.lines import calling_line
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
@@ -59,33 +51,22 @@ from fxguard.steps.whole_step import WholeStep
 from fxguard.steps.zero_gradients import ZeroGradients
 from fxguard.torch_names import DisableTorchFunction, graph_task
 
-__all__ = ["Guard", "in_backward"]
+__all__ = ["GuardedModel", "in_backward"]
 
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
 _graph_task_id = graph_task  # -1 if no backward runs
 
-# The part of a Guard that is for users; the replaced methods of the model use the rest.
-PUBLIC = (
-    *("batch_number", "coverage", "frames", "last_report", "model", "notes", "optimizer_step"),
-    *("options", "plans", "selftest", "trace_path"),
-)
 
-
-class Guard:
-    """Watches one instrumented model. Made by :func:`instrument`.
+class GuardedModel(Guard):
+    """One guarded model: what runs at each call of it.
 
     Threads may call the model at the same time. Their shared state belongs to a
     :class:`~fxguard.guard.recorder.Recorder`, to ``Captures`` and to ``Names``, each with its own
     lock. Only one thread may call :meth:`install` and :meth:`uninstall`, while no other one calls
     the model. TorchDynamo counts graph breaks for the whole process, so a break that another thread
     causes meanwhile is counted here as well.
-
-    Attributes:
-        last_report: the :class:`Report` of the last detection, or None.
-        optimizer_step: how many steps the optimizer has made, for reports; None if unknown. Set it
-            in your training loop, or let an integration set it.
     """
 
     checks = True
@@ -103,7 +84,6 @@ class Guard:
     ) -> None:
         self.reference = reference_to(model)
         self.model_name = class_name(type(model))
-        self.options = options
         self.plugins = plugins = Plugins() if plugins is None else plugins
         self.capture = plugins.watches_operations  # False: Python runs an eager model
         self.recorder = Recorder(options, model, plugins.judge, held_as, plugins.listeners)
@@ -111,8 +91,10 @@ class Guard:
         self.names = Names(model, self.recorder.standing.read)
         self.installation = Installation(model, plugins.methods)
         # TorchDynamo keeps what it compiled, and that must not keep the guard.
-        hear = _weakly(self, Guard._graph_ran)
+        hear = _weakly(self, GuardedModel._graph_ran)
         self.captures = Captures(self.installation, self.names, hear, replay=options.replay)
+        super().__init__(self.model_name, self.recorder, self.delivery, self.names, self.captures)
+        self.unchecked_calls = self._unchecked_calls
         self._keeper: Keeper | None = None  # kept operations in float32 before, and will again
         self.whole_step: WholeStep | None = None  # set while a script is watched
         self.backward: BackwardPasses | None = None
@@ -124,133 +106,12 @@ class Guard:
                 tells_of_all=options.sync_ranks or bool(options.trace_batch_nums),
                 hears_of_all_zero=options.underflow is not None,
             )
-        self.unchecked_calls: Counter[str] = Counter()  # reason to the number of calls
-        self._breaks: Counter[str] = Counter()  # graph breaks by TorchDynamo's reason
         self._observer = Observer() if plugins.watches_operations else None
         self._lock = threading.Lock()
 
-    # What users ask for.
-
-    @property
-    def model(self) -> Module:
-        """The instrumented model. A guard does not keep it alive.
-
-        Raises:
-            FxguardError: when the model is gone.
-        """
-        return self.names.model
-
-    def __repr__(self) -> str:
-        what = f"{self.model_name}, batch {self.batch_number}"
-        found = "nothing found" if self.last_report is None else self.last_report.message
-        return f"<fxguard.types.Guard of {what}: {found}>"
-
-    def __dir__(self) -> list[str]:
-        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
-
-    @property
-    def batch_number(self) -> int:
-        """The number of the batch that is running, or else of the next one; counted from 0."""
-        return self.recorder.batch_number
-
-    @property
-    def last_report(self) -> Report | None:
-        """The report of the last detection."""
-        return self.delivery.last_report
-
-    @property
-    def trace_path(self) -> Path | None:
-        """The file that ``trace_to`` writes to; None before the first batch in it."""
-        return next((x.path for x in self.recorder.listeners if x.path is not None), None)
-
-    @property
-    def optimizer_step(self) -> int | None:
-        """How many steps the optimizer has made."""
-        return self.recorder.optimizer_step
-
-    @optimizer_step.setter
-    def optimizer_step(self, step: int | None) -> None:
-        self.recorder.optimizer_step = step
-
-    @property
-    def notes(self) -> list[Origin]:
-        """Findings that did no harm or that end no training, once for each operation.
-
-        These are bad values that reached no output, and gradients that the scale of a loss made
-        infinite. With ``"underflow"`` as their ``problem``, they are also gradients that float16
-        made 0, and operations that underflow in a traced batch.
-        """
-        return list(self.recorder.notes.values())
-
-    def frames(self) -> list[Frame]:
-        """All frames of the last batch that finished; empty before the first.
-
-        Raises:
-            FxguardError: with ``replay=True``, if that batch was healthy and not traced, because
-                its operations were not measured.
-        """
-        return self.recorder.last_frames_of_all()
-
-    def coverage(self) -> str:
-        """One line that says how many operations were checked, and which were not.
-
-        It counts each captured graph once, and operations that ran between graphs in the last
-        batch, with the number of graph breaks and TorchDynamo's reasons. Then it names what was not
-        checked: calls of the model, the operation behind a bad gradient, the harm that an absorbed
-        NaN does, and with ``underflow=`` operations that could not be judged.
-
-        Example:
-            >>> fxguard.guard_of(model).coverage()
-            'checked 171 of 171 operations in 1 graph'
-        """
-        line = NOTHING_YET
-        if self.recorder.last_batch is not None:
-            line = self.counted().in_words(replay=self.options.replay)
-        if self._breaks:
-            count = self._breaks.total()
-            reasons = ", ".join(sorted(self._breaks))
-            line += f"; {count} graph break{'' if count == 1 else 's'}: {reasons}"
-        for reason, count in sorted(self.unchecked_calls.items()):
-            line += f"; not checked: {count} call{'' if count == 1 else 's'} {reason}"
-        for reason, count in sorted(self.delivery.not_searched.items()):
-            line += (
-                f"; {count} bad gradient{'' if count == 1 else 's'} without an operation: {reason}"
-            )
-        line += not_judged_in(self.recorder.notes.values())
-        return line + "".join(listener.coverage() for listener in self.recorder.listeners)
-
-    @property
-    def plans(self) -> list[Plan]:
-        """The plan of every graph that was captured."""
-        return self.captures.plans
-
-    def selftest(self) -> SelfTest:
-        """Plant a NaN in every measured value of the captured graphs, and look for it.
-
-        Each graph is compiled again with the model's own backend, and runs once for each of its
-        values, with the model's weights and made-up inputs. The model, its batches and its
-        gradients are not touched.
-
-        Returns:
-            How many were found and blamed on the operation where they were planted.
-
-        Raises:
-            FxguardError: before the first batch has finished.
-
-        Example:
-            >>> model(**batch)
-            >>> print(fxguard.guard_of(model).selftest())
-            found 171 of 171 planted NaN in 1 graph
-        """
-        if self.recorder.last_batch is None:
-            raise UsageError("no batch has finished yet: call the model once, then selftest()")
-        tensors = self.names.tensors_by_name()
-        results = [selftest_of(*captured, tensors) for captured in self.captures.graphs()]
-        return merged(results, self.counted().between)
-
     def counted(self) -> Coverage:
         """The counts behind :meth:`coverage`."""
-        return coverage_of(self.plans, self.recorder.last_batch)
+        return self._counted()
 
     def idle_globs(self) -> list[str] | None:
         """Globs of ``ignore`` that name nothing in the last batch; None before the first."""
@@ -302,11 +163,11 @@ class Guard:
             model = self.reference()
             self.backward.close([] if model is None else model.parameters())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+    def __deepcopy__(self, memo: dict[int, Any]) -> GuardedModel:
         # The copy of the model is a separate model that counts its own batches.
         methods = copy.deepcopy(self.plugins.methods, memo)
         plugins = replace(self.plugins, methods=methods)
-        twin = Guard(memo.get(id(self.model), self.model), self.options, plugins)
+        twin = GuardedModel(memo.get(id(self.model), self.model), self.options, plugins)
         twin.captures.keep(self.captures.keeping)
         if self._keeper is not None:
             twin._keeper = Keeper(twin.model, self._keeper.keeping)
@@ -449,7 +310,7 @@ class Guard:
         Args:
             inner: the backend that the graph was meant for.
         """
-        return self.captures.around(inner, _weakly(self, Guard._graph_ran_around))
+        return self.captures.around(inner, _weakly(self, GuardedModel._graph_ran_around))
 
     def _graph_ran_around(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         """Called when such a graph has run: one run is a batch."""
@@ -490,7 +351,9 @@ class Guard:
             self._breaks += now - before
 
 
-def _weakly(guard: Guard, method: Callable[[Guard, GraphRun, Sequence[Any] | None], None]) -> Hear:
+def _weakly(
+    guard: GuardedModel, method: Callable[[GuardedModel, GraphRun, Sequence[Any] | None], None]
+) -> Hear:
     """A function that calls a method of a guard while the guard is alive."""
     reference = weakref.ref(guard)
 

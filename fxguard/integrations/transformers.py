@@ -10,7 +10,7 @@ from torch.nn import Module
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import Unpack
 
-from fxguard.api.instrument import guard_of, instrument
+from fxguard.api.instrument import guarded, instrument
 from fxguard.debug_utils import DebugUnderflowOverflow
 from fxguard.install.instrumented import find_guard
 from fxguard.options import InstrumentOptions
@@ -57,7 +57,7 @@ class FxguardCallback(TrainerCallback):
             return
         if find_guard(model) is None:
             instrument(model, **self.options)
-        guard_of(model).optimizer_step = state.global_step
+        guarded(model).optimizer_step = state.global_step
 
     on_init_end = guard  # before the model is compiled or wrapped
     on_step_begin = guard
@@ -72,12 +72,12 @@ class FxguardCallback(TrainerCallback):
         model = given.get("model")
         if model is not None:
             self.losses = Losses()
-            guard_of(model).watch_steps(self.losses)
+            guarded(model).watch_steps(self.losses)
 
     def on_train_end(self, *args: Any, model: Module | None = None, **others: Any) -> None:
         """Watch only the model again."""
         if model is not None and self.losses is not None:
-            guard_of(model).stop_watching_steps()
+            guarded(model).stop_watching_steps()
             self.losses.close()
             self.losses = None
 

@@ -12,7 +12,7 @@ from typing import Any
 from fxguard.batch.assemble import assemble
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.records import Range
 from fxguard.report.errors import NumericsError
 from fxguard.testing import settings
@@ -80,7 +80,7 @@ class Profile:
             ) from error
 
     @classmethod
-    def of_last_batch(cls, guard: Guard) -> Profile:
+    def of_last_batch(cls, guard: GuardedModel) -> Profile:
         """The profile of the last batch of a guard."""
         batch = guard.recorder.last_batch
         assert batch is not None

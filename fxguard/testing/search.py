@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxguard import trees
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.report.report import Report
 from fxguard.testing.watch import Model, as_call, call, on_loan
 
@@ -129,7 +129,7 @@ class _FoundError(Exception):
     """Tells hypothesis that an input is one that the search looks for."""
 
 
-def _largest(guard: Guard) -> float:
+def _largest(guard: GuardedModel) -> float:
     """The largest finite magnitude that an operation of the last batch read or made."""
     rows = [row for frame in guard.frames() for row in frame.rows]
     finite = [row.abs_max for row in rows if row.abs_max is not None and math.isfinite(row.abs_max)]

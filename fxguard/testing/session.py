@@ -11,9 +11,10 @@ from torch.nn import Module
 from typing_extensions import Unpack
 
 import fxguard
+from fxguard.api.instrument import guarded
 from fxguard.api.outermost import OutermostModules
 from fxguard.errors import UsageError
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import find_guard
 from fxguard.options import InstrumentOptions, Options
 from fxguard.report.errors import NonFiniteError
@@ -52,7 +53,7 @@ def warn(name: str, reason: str) -> None:
     warnings.warn(f"{name} is not checked: {reason}", stacklevel=6)
 
 
-def coverage_of(guard: Guard) -> str:
+def coverage_of(guard: GuardedModel) -> str:
     return f"{guard.model_name}: {guard.coverage()}"
 
 
@@ -76,8 +77,8 @@ class Fixture:
 
     def close(self) -> list[str]:
         """Restore every model, and return their coverage."""
-        guarded = [model for model in self._models if find_guard(model) is not None]
-        lines = [coverage_of(fxguard.guard_of(model)) for model in guarded]
-        for model in guarded:
+        models = [model for model in self._models if find_guard(model) is not None]
+        lines = [coverage_of(guarded(model)) for model in models]
+        for model in models:
             fxguard.remove(model)
         return lines

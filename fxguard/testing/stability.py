@@ -12,7 +12,7 @@ import torch
 from fxguard import trees
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.install.remove import remove
@@ -146,7 +146,7 @@ def numerically_stable(
         remove(tested)
     comparison = Comparison(reference, gradients)
     options = Options(on_detect=lambda report: None, backward=False)
-    guard = Guard(tested, options, Plugins(hear=comparison.hear))
+    guard = GuardedModel(tested, options, Plugins(hear=comparison.hear))
     guard.install()
     with torch.set_grad_enabled(gradients):
         args, kwargs = trees.tree_map(

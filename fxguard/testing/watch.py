@@ -15,7 +15,7 @@ from torch.nn import Module
 from fxguard import trees
 from fxguard.api.listening import guard_with_tools
 from fxguard.graph.outputs import to_differentiate
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import check_can_instrument, find_guard, unwrapped
 from fxguard.options import Options
 from fxguard.report.errors import NonFiniteError
@@ -51,7 +51,7 @@ class Outcome:
 
     output: Any  # None if the forward raised because of a bad value
     report: Report | None  # None if the call was healthy
-    guard: Guard
+    guard: GuardedModel
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Kept:
     model: Callable[[], Any]
     options: Options
     around: Function | None
-    guard: Guard
+    guard: GuardedModel
     reports: list[Report]
 
 
@@ -139,7 +139,7 @@ def call(model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, bac
 
 
 @contextmanager
-def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, Guard, list[Report]]]:
+def on_loan(model: Model, **options: Any) -> Iterator[tuple[Module, GuardedModel, list[Report]]]:
     """Guard a model for a while. The captured graphs of the last model are kept for the next time.
 
     Yields:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fxguard
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from support.needs import TORCH, needs
 
 X = torch.ones(2, 8)
@@ -172,7 +172,7 @@ def test_a_static_cache_is_captured_with_the_bits_of_python(
 ) -> None:
     """Its first call marks addresses as static, which only code does that is not compiled, and
     each call waits for a kernel that may not exist."""
-    monkeypatch.setattr(Guard, "fallback", True)
+    monkeypatch.setattr(GuardedModel, "fallback", True)
     transformers = needs("transformers")
     config = transformers.LlamaConfig(
         vocab_size=32,
@@ -219,7 +219,7 @@ def test_a_function_that_must_not_be_traced_ends_the_graph() -> None:
 def test_what_torchdynamo_cannot_trace_runs_as_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtral in float32 takes `grouped_mm` in eager mode, which has no fake result: it is checked
     between graphs, and its bits are those of plain Python."""
-    monkeypatch.setattr(Guard, "fallback", True)
+    monkeypatch.setattr(GuardedModel, "fallback", True)
     transformers = needs("transformers")
     config = transformers.MixtralConfig(
         vocab_size=32,

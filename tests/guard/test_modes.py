@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import warnings
 
 import pytest
@@ -227,3 +228,7 @@ def test_a_guard_shows_itself() -> None:
     assert all(hasattr(guard, name) for name in public)
     assert {"frames", "coverage", "selftest", "last_report", "batch_number"} <= set(public)
     assert not {"install", "uninstall", "put_away"} & set(public)
+    assert set(public) == {name for name in vars(fxguard.types.Guard) if not name.startswith("_")}
+    shown = pydoc.render_doc(fxguard.types.Guard)
+    assert len(shown.splitlines()) < 120
+    assert "put_away" not in shown

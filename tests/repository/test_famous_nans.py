@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fxguard
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.report.text import cause_text
 from support.answers import expect_no_contradiction
 from support.loading import the_gallery
@@ -80,7 +80,7 @@ def result_of(output: Any) -> Tensor:
 
 def test_batch_norm_of_one_sample_raises_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch says it before anything is NaN; the last batch can be dropped."""
-    monkeypatch.setattr(Guard, "fallback", True)  # TorchDynamo cannot capture what raises
+    monkeypatch.setattr(GuardedModel, "fallback", True)  # TorchDynamo cannot capture what raises
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         gallery.report("batchnorm_one")
     outputs = list(gallery.batchnorm_one_fixed(torch.randn(9, 4)))
@@ -90,7 +90,7 @@ def test_batch_norm_of_one_sample_raises_by_itself(monkeypatch: pytest.MonkeyPat
 
 def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a change: ``python docs/famous_nans.py --write``."""
-    monkeypatch.setattr(Guard, "fallback", True)  # for the one that raises
+    monkeypatch.setattr(GuardedModel, "fallback", True)  # for the one that raises
     page = gallery.PAGE.read_text(encoding="utf-8")
     shown = {block[2]: block[3] for block in gallery.SECTION.finditer(page)}
     printed = gallery.sections()

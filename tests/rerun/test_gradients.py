@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import KeptRun, keep
 from fxguard.graph.wide_form import NotJudged
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.measure.at_hand import range_of
 from fxguard.options import Options
@@ -37,7 +37,7 @@ def kept_of(model: Any, *args: Any, **kwargs: Any) -> tuple[nn.Module, list[Kept
 
     module = as_module(model)
     options = Options(on_detect=lambda report: None, backward=False)
-    guard = Guard(module, options, Plugins(hear=hear))
+    guard = GuardedModel(module, options, Plugins(hear=hear))
     guard.install()
     try:
         zoo.loss_of(module(*args, **kwargs)).backward()
@@ -172,7 +172,7 @@ def test_nothing_is_kept_without_gradients() -> None:
     kept: list[KeptRun | None] = []
     model = nn.Linear(2, 2)
     plugins = Plugins(hear=lambda run, outputs: kept.append(keep(run, outputs or (), 0, 0, print)))
-    Guard(model, Options(), plugins).install()
+    GuardedModel(model, Options(), plugins).install()
     with torch.no_grad():
         model(torch.randn(1, 2))
     assert kept == [None]

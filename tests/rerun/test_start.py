@@ -21,7 +21,7 @@ import fxguard
 from fxguard.batch.events import GraphRun
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.rerun.differences import same_magnitude
@@ -83,7 +83,7 @@ def kept_run(model: nn.Module, *args: Tensor) -> GraphRun:
     """The first run of a model's graph, as its guard heard of it."""
     runs: list[GraphRun] = []
     hear = Plugins(hear=lambda run, outputs: runs.append(replace(run)))
-    Guard(model, Options(on_detect=lambda report: None), hear).install()
+    GuardedModel(model, Options(on_detect=lambda report: None), hear).install()
     model(*args)
     return runs[0]
 

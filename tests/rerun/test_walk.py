@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxguard.batch.events import GraphRun
 from fxguard.graph.wide_form import NotJudged, Ran
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.rerun.other_values import Perturbed, perturbed
@@ -45,7 +45,7 @@ def in_both(model: Any, *args: Any, form: WideForm | None = None) -> tuple[Any, 
         seen.low, seen.wide = Start(run).again(seen.form)
 
     module = as_module(model)
-    guard = Guard(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
+    guard = GuardedModel(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
     guard.install()
     try:
         return module(*args), seen

@@ -22,7 +22,7 @@ from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.nodes import elements_of
 from fxguard.graph.tables import ADDITIONS, END_OF_MASKS
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.rerun.start import Start
@@ -123,7 +123,9 @@ def vanished(low: Tensor, wide: Tensor) -> bool:
 def compare_every_operation(model: nn.Module, run: Callable[[nn.Module], object]) -> Comparison:
     """Run a model under a guard, and each of its graphs once more in both forms."""
     comparison = Comparison()
-    guard = Guard(model, Options(on_detect=lambda report: None), Plugins(hear=comparison.hear))
+    guard = GuardedModel(
+        model, Options(on_detect=lambda report: None), Plugins(hear=comparison.hear)
+    )
     guard.install()
     run(model)
     return comparison

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import fxguard
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 
 __all__ = ["Operation", "Result", "Subject", "operations", "try_operation", "try_subject"]
 
@@ -462,7 +462,7 @@ def try_subject(name: str, subject: Subject, mode: str, result: Result) -> None:
     result.counts["calls that torch refuses" if subject.raises else "samples"] += 1
     for leave_what_fails in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Guard, "fallback", leave_what_fails)
+            patch.setattr(GuardedModel, "fallback", leave_what_fails)
             trial = Trial(name, subject, mode, result)
             if not leave_what_fails and trial.fails_without_fxguard():
                 continue

@@ -12,7 +12,7 @@ import fxguard
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.frames import FrameView
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from fxguard.records import Frame
@@ -124,7 +124,7 @@ def test_a_plug_in_may_judge() -> None:
         return judge
 
     model = Net()
-    guard = Guard(model, Options(), Plugins(judge=make))
+    guard = GuardedModel(model, Options(), Plugins(judge=make))
     guard.install()
     try:
         model(X)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
 from support import zoo
@@ -148,7 +148,7 @@ def guarded_by(
 ) -> nn.Module:
     """An instrumented model, of which each operation may be compared as well."""
     hear = comparison.hear if comparison is not None else None
-    Guard(model, Options(on_detect=reports.append), Plugins(hear=hear)).install()
+    GuardedModel(model, Options(on_detect=reports.append), Plugins(hear=hear)).install()
     return model
 
 
@@ -202,7 +202,7 @@ def healthy_run(
                 raise
             guarded_by(fxguard.remove(guarded), reports, comparison)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Guard, "fallback", True)
+                patch.setattr(GuardedModel, "fallback", True)
                 actual = run(guarded, batch, variant.train)
     except Exception:
         try:
@@ -274,7 +274,7 @@ def test_every_architecture(
     for reason, names in SKIPPED.items():
         if name in names.split():
             pytest.skip(reason)
-    monkeypatch.setattr(Guard, "fallback", name in LEFT_TO_PYTHON)
+    monkeypatch.setattr(GuardedModel, "fallback", name in LEFT_TO_PYTHON)
     architecture = ARCHITECTURES[name]
     offered = dict(variants_of(architecture).values())
     if variant not in offered:

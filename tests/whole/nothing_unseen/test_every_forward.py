@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fxguard
 from fxguard.batch import module_hooks, observer
 from fxguard.guard import recorder
-from fxguard.guard.guard import Guard
+from fxguard.guard.guard import GuardedModel
 from support.cut_models import (
     CASES,
     CUT,
@@ -86,7 +86,7 @@ def test_what_torchdynamo_fails_on_is_left_to_the_observer(
         guarded(x)
     fxguard.remove(guarded)
     torch._dynamo.reset()
-    monkeypatch.setattr(Guard, "fallback", True)
+    monkeypatch.setattr(GuardedModel, "fallback", True)
     fxguard.instrument(guarded)
     assert torch.equal(guarded(x), plain(x))
     assert fxguard.guard_of(guarded).coverage() == (
