@@ -27,7 +27,7 @@ from fxguard.plan.plan import Check, Place
 from fxguard.records import Role
 from fxguard.rerun.details import Details
 from fxguard.rerun.differences import same_magnitude
-from fxguard.rerun.other_ways import Outcome, up_to
+from fxguard.rerun.other_ways import Outcome, check_in, up_to
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 from fxguard.rerun.wide_run import WideForm
@@ -68,11 +68,8 @@ def evidence_in(run: GraphRun, values: Collection[int], eager: Collection[int] =
     Returns:
         What was seen, without values that the second run did not reach, or that are finite in it.
     """
-    checks = {
-        value: check
-        for value in values
-        if (check := _check_of(run, value)) is not None and check.region_end is None
-    }
+    found = {value: check_in(run, value) for value in values}
+    checks = {value: check for value, check in found.items() if check is not None}
     if reason := Start(run, to_the_end=False).why_not():
         return Seen(stopped=reason)
     if not checks:
@@ -83,11 +80,6 @@ def evidence_in(run: GraphRun, values: Collection[int], eager: Collection[int] =
     stopped = look_through(run, looks, details, *outcomes.values())
     seen = {value: look.outcome for value, look in outcomes.items() if look.outcome is not None}
     return Seen(looks.found, details.found, seen, stopped.get(looks, ""))
-
-
-def _check_of(run: GraphRun, value: int) -> Check | None:
-    later = run.plan.values[value].later
-    return run.plan.check_of(value) if later is None else run.plan.later[later]
 
 
 def samples_of(run: GraphRun) -> int | None:

@@ -38,6 +38,7 @@ __all__ = [
     "Other",
     "Outcome",
     "UpTo",
+    "check_in",
     "in_dtype",
     "in_eager_mode",
     "leading_to",
