@@ -44,11 +44,16 @@ def in_both(model: Any, *args: Any, form: WideForm | None = None) -> tuple[Any, 
     def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
         seen.low, seen.wide = Start(run).again(seen.form)
 
+    return heard(model, hear, *args), seen
+
+
+def heard(model: Any, hear: Callable[..., None], *args: Any) -> Any:
+    """What a model returns, whose graph runs are heard while they are open."""
     module = as_module(model)
     guard = GuardedModel(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
     guard.install()
     try:
-        return module(*args), seen
+        return module(*args)
     finally:
         guard.uninstall()
 
@@ -354,13 +359,7 @@ def looked_through(*watchers: Watcher) -> dict[Watcher, str]:
     def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
         stopped.append(look_through(run, *watchers))
 
-    module = as_module(sine)
-    guard = Guard(module, Options(on_detect=lambda report: None), Plugins(hear=hear))
-    guard.install()
-    try:
-        module(X)
-    finally:
-        guard.uninstall()
+    heard(sine, hear, X)
     (only,) = stopped
     return only
 
