@@ -62,6 +62,14 @@ def test_the_source_is_what_people_write(text: str) -> None:
     assert text in "\n".join(spelled(CASES[text]).lines)
 
 
+def test_one_result_is_returned_at_once() -> None:
+    """Several have a name first."""
+    product = spelled(CASES["x * y"])
+    assert product.lines == ("return x * y",)
+    both = spelled(OneOperation("var_mean", torch.var_mean, (x(),)), [(0,), (1,)])
+    assert both.lines == ("made = torch.var_mean(x)", "return made[0], made[1]")
+
+
 def run(operation: OneOperation) -> Any:
     """What its source makes of its operands."""
     found = spelled(operation)

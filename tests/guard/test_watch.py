@@ -210,6 +210,19 @@ def test_a_loss_that_nobody_saw_being_made() -> None:
     assert (report.phase, report.fix) == ("loss", "")
 
 
+def test_a_tensor_that_was_given_other_data_is_not_what_it_was() -> None:
+    """What made it is not blamed for numbers that came in by another way."""
+
+    def assigned(out: Tensor, target: Tensor) -> Tensor:
+        ratio = out / 0
+        ratio.data = torch.full_like(target, torch.inf)
+        return ratio.sum()
+
+    report = report_of(assigned)
+    assert report.origins[0].cause == "unknown"
+    assert "div" not in "\n".join(report.verdict)
+
+
 def train(model: nn.Module, loss: Loss, steps: int = 3) -> list[Tensor]:
     """Some steps of training: losses, gradients and weights."""
     torch.manual_seed(1)
