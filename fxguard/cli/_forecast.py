@@ -121,8 +121,9 @@ class FirstStep:
         for position, leaf in enumerate(leaves):
             if leaf.requires_grad:
 
-                def keep(gradient: Tensor, position: int = position) -> None:
-                    entered.gradients[position] = gradient.detach().clone()
+                def keep(gradient: Tensor | None, position: int = position) -> None:
+                    if gradient is not None:
+                        entered.gradients[position] = gradient.detach().clone()
 
                 leaf.register_hook(keep)
 

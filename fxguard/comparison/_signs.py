@@ -35,9 +35,9 @@ class Signs:
         finally:
             self.are_drawn = False
 
-    def hook(self, gradient: Tensor) -> Tensor | None:
+    def hook(self, gradient: Tensor | None) -> Tensor | None:
         """A hook of an operand: its gradient with signs that were drawn for each element."""
-        if not self.are_drawn:
+        if gradient is None or not self.are_drawn:
             return None
         signs = torch.randint(0, 2, gradient.shape, generator=self._generator, dtype=torch.int8)
         return gradient * (signs.to(gradient.device) * 2 - 1)

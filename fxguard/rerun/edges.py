@@ -79,12 +79,13 @@ class Look:
 def when_it_has_come(value: Tensor, note: Callable[[Tensor], Tensor | None]) -> None:
     """Call a function with the gradient of a value, summed over all readers.
 
-    If the function returns another gradient, the backward continues with that. The autograd node is
-    hooked, because hooks on a tensor that is written twice crash torch 2.13.
+    If the function returns another gradient, the backward continues with that. It is not called for
+    a value that gets no gradient. The autograd node is hooked, because hooks on a tensor that is
+    written twice crash torch 2.13.
     """
     node, number = value.grad_fn, value.output_nr
     if node is None:
-        value.register_hook(note)
+        value.register_hook(lambda gradient: None if gradient is None else note(gradient))
         return
 
     def pick(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:

@@ -163,7 +163,9 @@ class BackwardPasses:
         number = self._number
 
         @traced_hooks.never_compiled
-        def listen(gradient: Tensor) -> None:
+        def listen(gradient: Tensor | None) -> None:
+            if gradient is None:  # the backward of a function of the script gives none
+                return
             if not traced_hooks.in_compiled_autograd():
                 if not has_levels(gradient) and (running := self._pass()) is not None:
                     running.leaves.look_at(name, gradient)

@@ -52,6 +52,26 @@ def test_the_gradient_that_the_script_hands_in_is_looked_at(tmp_path: Path) -> N
     assert "underflow" in done.stdout
 
 
+def test_an_output_that_gets_no_gradient_is_forecast_without(tmp_path: Path) -> None:
+    code = """
+import torch
+
+class Constant(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+Constant.apply(torch.nn.Linear(2, 2)(torch.ones(1, 2))).backward()
+"""
+    done = run(tmp_path, code, "--forecast", "float16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Linear: in float16 none of 1 operation fails")
+
+
 def test_without_a_backward_the_second_call_ends_it(tmp_path: Path) -> None:
     code = """
 import torch

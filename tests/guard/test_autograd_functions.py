@@ -103,6 +103,55 @@ def test_the_line_of_the_backward(backend: str | None) -> None:
     assert "keep this pow in float32" in report.fix
 
 
+class Logarithm(torch.autograd.Function):
+    """Its backward calls a function of torch, and no method."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return gradient + torch.log(x - x), None, None
+
+
+class Unweighted(Logarithm):
+    """Its backward gives no gradient to a weight that asks for one."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_weight_that_gets_no_gradient_is_healthy(backend: str | None) -> None:
+    net = Net(Unweighted)
+    assert reports_of(net, torch.ones(2, 8), backend) == []
+    assert net.first.weight.grad is not None
+    assert net.weight.grad is None
+    assert fxguard.compare(Net(Unweighted), Net(Unweighted), torch.ones(2, 8)).agrees
+
+
+def test_what_fails_beside_a_weight_that_gets_no_gradient_is_named() -> None:
+    class Rooted(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return (super().forward(x) * 0).sqrt()
+
+    (report,) = reports_of(Rooted(Unweighted), torch.ones(2, 8))
+    assert report.origins[0].message.startswith("backward of sqrt made NaN (")
+
+
+def test_a_function_in_a_backward_has_its_line() -> None:
+    (report,) = reports_of(Net(Logarithm), torch.ones(2, 8))
+    (origin,) = report.origins
+    assert origin.message.startswith("backward of Logarithm made -inf (")
+    assert origin.cause == "zero divisor"
+    assert origin.operands.startswith("at [0, 0]: log(0.0)")
+    assert origin.operands.endswith("return gradient + torch.log(x - x), None, None)")
+
+
 def test_the_frame_has_its_name() -> None:
     (report,) = reports_of(Net().half(), small())
     assert report.frames[-1].title == "Norm (backward)"
