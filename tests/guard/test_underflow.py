@@ -470,6 +470,15 @@ def test_what_ran_between_graphs() -> None:
     assert fxguard.guard_of(model).coverage().endswith(end)
 
 
+def test_one_zero_among_others_is_enough_for_a_doubt() -> None:
+    """An operation that wrote its operand between graphs may have lost what is 0 now."""
+    with torch.compiler.set_stance("force_eager"):
+        for numbers, doubts in (([1.0, 1.0], False), ([1.0, 0.0], True)):
+            model = fxguard.instrument(InPlace(), underflow=0.5)
+            model(torch.tensor(numbers))
+            assert ("underflow not judged" in fxguard.guard_of(model).coverage()) == doubts
+
+
 def test_a_run_that_cannot_be_repeated_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a second run raises ends no batch."""
 

@@ -78,6 +78,19 @@ def test_what_a_loss_makes_bad_is_named_before_its_backward() -> None:
     assert [frame.kind for frame in report.frames[-3:]] == ["Net", "relu", "log"]
 
 
+def test_frames_of_the_step_before_come_first() -> None:
+    """Those of its model, then those of its loss, in order of execution."""
+    found: list[fxguard.types.Report] = []
+    with fxguard.watch(model := nn.Linear(4, 4), on_detect=found.append):
+        for scale in (1.0, torch.inf):
+            ((model(torch.ones(2, 4) * scale) * 2).sin() + 1).mean().backward()
+    step = ["Linear", "mul", "sin", "add", "mean"]
+    assert [(frame.batch_number, frame.kind) for frame in found[0].frames] == [
+        *((0, kind) for kind in step),
+        (1, "Linear"),
+    ]
+
+
 def test_an_overflow_of_a_loss() -> None:
     """In the dtype that the loss was cast to."""
     report = report_of(scaled)

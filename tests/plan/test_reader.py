@@ -134,6 +134,18 @@ def test_title_is_module_and_kind() -> None:
     assert [step.title for step in plan.steps] == ["0 Linear", "1 ReLU"]
 
 
+def test_weights_and_buffers_are_told_from_inputs() -> None:
+    """By the names that TorchDynamo gives to a graph's inputs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    plan = make_plan(captured(model, torch.randn(2, 4)))
+    roles = {value.name: value.role for value in plan.values if value.role is not Role.MADE}
+    assert roles == {
+        **{name: Role.WEIGHT for name, _ in model.named_parameters()},
+        **{name: Role.BUFFER for name in ("1.running_mean", "1.running_var")},
+        "input[0]": Role.INPUT,
+    }
+
+
 def overwritten(model: Any, *args: Any) -> Plan:
     return make_plan(captured(model, *args))
 

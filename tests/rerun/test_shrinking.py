@@ -106,6 +106,20 @@ def test_numbers_become_simple() -> None:
     assert [x.item() for x in found.tensors] == [1, 0]
 
 
+def test_of_a_large_operand_that_cannot_be_cut_pairs_stay() -> None:
+    """Two elements at a time are simplified there, and not one by one."""
+
+    def whole(x: Tensor) -> Tensor:
+        return x.view(8, 16).square()
+
+    x = drawn(8, 16).to(HALF) + 5
+    x[3, 7] = 3e4
+    found = shrunk(OneOperation("whole", whole, (x,)))
+    assert found.tensors[0].shape == x.shape
+    kept = (found.tensors[0] != 0) & (found.tensors[0] != 1)
+    assert kept.nonzero().tolist() == [[3, 6], [3, 7]]
+
+
 def test_the_failure_stays_the_same() -> None:
     """0 / 0 would be simpler than x / 0, and is another problem."""
     infinite = shrunk(OneOperation("div", torch.div, (torch.tensor([3.7]), torch.zeros(1))))

@@ -91,7 +91,7 @@ def make_map(folder: Path, paths: Sequence[str]) -> int:
 def run(folder: Path, options: argparse.Namespace) -> int:
     """Judge mutants, in several processes."""
     every: list[Mutant] = []
-    for name in options.of:
+    for name in sorted(options.of):  # the sample does not depend on their order
         for file in sorted((ROOT / "fxguard" / name).glob("*.py")):
             text = file.read_text(encoding="utf-8")
             every += mutants_of(file.relative_to(ROOT / "fxguard").as_posix(), text)

@@ -147,6 +147,7 @@ CASES = (
     Case("overflow", "s = bmm(q, k)!; v = view(s); t = div(v, 8)",
          "exact: scale an operand before the product: (q / 8) @ k"),
     Case("overflow", "s = matmul(q, k)!; t = mul(s, 8)", "advice: keep this matmul in float32"),
+    Case("overflow", "s = matmul(q, k)!; t = div(s, 1)", "advice: keep this matmul in float32"),
     Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "advice: mask with masked_fill",
          numbers=(-20.0, -LIMIT)),
     Case("overflow", "s = add(x, m)!; p = softmax(s, -1)", "advice: keep this add in float32",
