@@ -141,7 +141,7 @@ def test_weights_and_buffers_are_told_from_inputs() -> None:
     roles = {value.name: value.role for value in plan.values if value.role is not Role.MADE}
     assert roles == {
         **{name: Role.WEIGHT for name, _ in model.named_parameters()},
-        **{name: Role.BUFFER for name in ("1.running_mean", "1.running_var")},
+        **dict.fromkeys(("1.running_mean", "1.running_var"), Role.BUFFER),
         "input[0]": Role.INPUT,
     }
 
