@@ -58,6 +58,14 @@ class Checkpointed(nn.Module):
         return checkpoint(self.factor, x * 1, use_reentrant=False)
 
 
+class Entering(Index):
+    """The index enters the body in which it is out of range."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.sqrt(x).long().clamp(max=3)
+        return checkpoint(self.embedding, index, use_reentrant=False)
+
+
 class Python(nn.Module):
     """Python raises, between two graphs."""
 
@@ -97,6 +105,7 @@ RAISING: dict[type[nn.Module], str] = {
     Index: "sqrt",
     Factor: "sqrt",
     Checkpointed: "sqrt",
+    Entering: "sqrt",
     Python: "sqrt",
 }
 
