@@ -170,6 +170,21 @@ def test_what_autograd_holds_is_held() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_no_gradient_comes_to_what_requires_none(is_detached: bool) -> None:
+    """Its past goes when a model returns the next time."""
+    leaf = torch.randn(3, requires_grad=True)
+    with Noting() as noting:
+        constant = torch.ones(3)
+        gone = weakref.ref(constant)
+        total = (leaf + constant).detach() if is_detached else leaf + constant
+    del constant
+    assert gone() is not None
+    noting.tape.turn()
+    assert (gone() is None) == is_detached
+    assert total.isfinite().all()
+
+
 @pytest.mark.parametrize("frees", [True, False])
 def test_a_backward_that_freed_its_graph_frees_the_inputs(frees: bool) -> None:
     """Although the loss is still there."""
