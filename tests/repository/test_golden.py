@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fxguard
-from support.golden.differences import differences, first_difference, in_groups
+from support.golden.differences import apart, differences, in_groups
 from support.golden.families import FAMILIES, cases_of
 from support.golden.records import Record, of_reports, raised_by, recorded
 from support.golden.second_runs import second_runs
@@ -54,8 +54,16 @@ def test_every_difference_is_shown_and_fewer_second_runs_are_none() -> None:
     [changed] = said({"x": record | {"texts": ["b"]}}, {"x": record})
     assert changed == "x: texts[0]\n  before 'a'\n  now    'b'"
     texts = [{"k": "one\ntwo"}], [{"k": "one\ntree"}]
-    assert first_difference(*texts) == ("[0]['k'][1]", "'two'", "'tree'")
+    assert [*apart(*texts)] == [("[0]['k'][1]", "'two'", "'tree'")]
     assert said({"x": record}, {}) == ["x: only on one side"]
+
+
+def test_a_new_key_and_a_new_line_hide_nothing() -> None:
+    """What is on one side only is one difference; the rest is compared."""
+    before, now = {"a": 1, "b": [1, 2]}, {"new": 0, "a": 1, "b": [1, 3]}
+    assert [*apart(before, now)] == [("b[1]", "2", "3"), ("new", "'(nothing)'", "0")]
+    assert [*apart("a\nb\nc", "a\nx\nb\nc")] == [("[1]", "'b'", "'x'")]
+    assert [*apart(["a"], ["a", "b"])] == [("[1]", "'(nothing)'", "'b'")]
 
 
 def test_differences_of_one_kind_are_one_group() -> None:

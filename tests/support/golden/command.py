@@ -70,7 +70,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def report(now: Side, before: Side, differing: int) -> list[str]:
     """A line for each family, the second runs of the worked example, and the sum."""
     counts = Counter(name.partition("/")[0] for name in now.records)
-    lines = [f"{name:<12}{counts[name]:>5} records{s:>7.1f} s" for name, s in now.seconds.items()]
+    lines = [
+        f"{name:<12}{counts[name]:>5} records{own:>7.1f} s of the processor in{clock:>7.1f} s"
+        for name, (own, clock) in now.seconds.items()
+    ]
     for record in now.records.values():
         lines += record.get("begun by", [])
     runs = f"{now.runs} second runs ({before.runs} before)"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +20,16 @@ __all__ = ["Side", "is_in_sample", "log_of", "made_in", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The records of one checkout, and the processor's seconds for each family."""
+    """The records of one checkout, and what each family took.
+
+    Attributes:
+        records: by name.
+        seconds: of each family: seconds of the processor, and seconds on the clock, which count
+            what else runs on this machine, and the programs that are started.
+    """
 
     records: dict[str, dict[str, Any]]
-    seconds: dict[str, float]
+    seconds: dict[str, list[float]]
 
     @classmethod
     def read(cls, file: Path) -> Side:
@@ -53,20 +60,21 @@ def write(root: Path, families: Sequence[str], every: int, file: Path) -> None:
 
     side = Side({}, {})
     for family in families:
-        began = processor_time()
+        began = clocks()
         torch._dynamo.reset()
         torch.manual_seed(0)  # for models that are made when a file of stories is imported
         for name, run in cases_of(family, lambda name: is_in_sample(name, every)):
             assert name not in side.records, name
             side.records[name] = recorded(run)
-        side.seconds[family] = round(processor_time() - began, 1)
+        side.seconds[family] = [now - before for now, before in zip(clocks(), began, strict=True)]
+        print(family, *map(round, side.seconds[family]), file=sys.stderr)
     text = json.dumps({"records": side.records, "seconds": side.seconds}, indent=0, default=str)
     file.write_text(without_paths(text, root), encoding="utf-8")
 
 
-def processor_time() -> float:
-    """Seconds that this process and its children took: others on this machine do not count."""
-    return sum(os.times()[:4])
+def clocks() -> tuple[float, float]:
+    """Seconds that this process and its children took, and the time."""
+    return sum(os.times()[:4]), time.monotonic()
 
 
 def is_in_sample(name: str, every: int) -> bool:

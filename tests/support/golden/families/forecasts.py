@@ -17,7 +17,8 @@ from support.zoo import loss_of
 from ..records import Cases, Record, guarded, of_result
 from .stories import model_of
 
-NAMES = ("cnn", "lstm", "encoder", "twice", "in_place", "containers", "t5", "llama", "vit", "bert")
+SMALL = ("cnn", "lstm", "encoder", "twice", "in_place", "containers")
+LARGE = ("t5", "llama", "vit", "bert")
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 STORIES = {**OVERFLOW, **PRECISION}
 
@@ -53,17 +54,20 @@ def of_a_story(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 def cases() -> Cases:
     """Models of the zoo, a gated layer, and stories of half precision before they went wrong."""
-    makers = {name: functools.partial(of_the_zoo, name) for name in NAMES}
+    makers = {name: functools.partial(of_the_zoo, name) for name in SMALL}
     makers |= {f"gated {scale:g}": functools.partial(gated, scale) for scale in (1, 400, 3e4)}
     for name, make in makers.items():
         for dtype in DTYPES:
             yield f"{name}/{dtype}", functools.partial(forecast, make, dtype)
-            if name not in ("t5", "llama", "vit", "bert"):
-                yield f"{name}/{dtype}/loss", functools.partial(forecast, make, dtype, loss_of)
+            yield f"{name}/{dtype}/loss", functools.partial(forecast, make, dtype, loss_of)
         for dtype in DTYPES[:2]:
             for autocast in (False, True):
                 run = functools.partial(plan, make, dtype, autocast)
                 yield f"{name}/plan/{dtype}/{'autocast' if autocast else 'cast'}", run
+    for name, dtype in zip(LARGE, DTYPES, strict=True):
+        make = functools.partial(of_the_zoo, name)
+        yield f"{name}/{dtype}", functools.partial(forecast, make, dtype)
+        yield f"{name}/float16/loss", functools.partial(forecast, make, "float16", loss_of)
     for name in STORIES:
         make = functools.partial(of_a_story, name)
         yield f"{name}/float16", functools.partial(forecast, make, "float16")
