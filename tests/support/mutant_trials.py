@@ -25,6 +25,8 @@ from support.mutations import Mutant
 __all__ = ["ROOT", "Known", "Worker", "in_order", "in_parts"]
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKOUT = {str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")}
+NOT_BEGUN = 99  # the status of a fork that could not start pytest
 SHARES = (0.05, 0.2, 0.75)  # of the seconds for one mutant: most end with the first fork
 LEFT = shutil.ignore_patterns(".git", ".venv*", "site", ".*_cache", ".hypothesis")
 
@@ -123,13 +125,13 @@ class Worker:
             os.killpg(child, signal.SIGKILL)  # itself, or what its tests started and left behind
         if status is None:
             os.waitpid(child, 0)
-        if status == 5:
+        if status in (5, NOT_BEGUN):
             raise LookupError(f"no test was collected: see {self.home / 'output'}")
         return Trial(status, log.read_text().rpartition("\n")[2] if status != 0 else "")
 
     def become_pytest(self, tests: Sequence[Known], log: Path) -> None:
         """Run pytest in the copy; never returns."""
-        status = 3
+        status = NOT_BEGUN
         try:
             os.setpgid(0, 0)
             seconds = seconds_for(tests)  # a loop without an end: of the processor, not of the day
@@ -139,7 +141,7 @@ class Worker:
             os.dup2(1, 2)
             for name in [name for name in sys.modules if name.partition(".")[0] == "support"]:
                 del sys.modules[name]
-            sys.path[:] = [str(self.tree), *(path for path in sys.path if str(ROOT) not in path)]
+            sys.path[:] = [str(self.tree), *(path for path in sys.path if path not in CHECKOUT)]
             os.environ.update(
                 PYTHONPATH=str(self.tree),
                 PYTHONDONTWRITEBYTECODE="1",
