@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fxguard.api.listening import guard_with_tools
 from fxguard.batch import active
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.frames import FrameView, row_of
 from fxguard.findings import Origin
 from fxguard.graph import marks
-from fxguard.guard.guard import GuardedModel
-from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import check_can_instrument
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import own_arithmetic, range_of
@@ -67,8 +66,9 @@ class DebugUnderflowOverflow:
         )
         check_can_instrument(model)
         self.model = model
-        plugins = Plugins(judge=_FirstBadFrame, watches_operations=False, stream="stdout")
-        self.guard = GuardedModel(model, options, plugins)
+        self.guard = guard_with_tools(
+            model, options, judge=_FirstBadFrame, watches_operations=False, stream="stdout"
+        )
         self.guard.install()
 
     def remove(self) -> None:

@@ -90,7 +90,7 @@ def in_eager_mode(run: GraphRun, value: int) -> Outcome | None:
 def up_to(run: GraphRun, value: int) -> UpTo | None:
     """A look at a value of a graph; None if no second run is possible."""
     check = check_in(run, value)
-    return None if check is None or not _may_run(run) else UpTo(check)
+    return None if check is None or not _may_run(run) else UpTo(check, in_second_form=False)
 
 
 def in_dtype(batch: Batch, flow: DataFlow, key: Key, dtype: torch.dtype) -> Outcome | None:
@@ -199,10 +199,15 @@ class UpTo(Watcher):
     Args:
         check: where the value is measured.
         index: the sample in each place in the other form; None if unchanged.
+        in_second_form: whether the other form is the second form of the run. If not, it is the
+            model's own: a second form may run beside it for another watcher.
     """
 
-    def __init__(self, check: Check, index: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, check: Check, index: Sequence[int] | None = None, *, in_second_form: bool = True
+    ) -> None:
         self.index = index
+        self.in_second_form = in_second_form
         self.check = check
         self.outcome: Outcome | None = None
         self.infinite: list[Tensor] = []  # where operands are infinite
@@ -220,7 +225,7 @@ class UpTo(Watcher):
         if made is None:
             return
         low = walk.env[made]
-        other = walk.others.get(made, low)
+        other = walk.others.get(made, low) if self.in_second_form else low
         for index in self.check.path:
             low, other = low[index], other[index]
         if not (is_float(low) and is_float(other)):
