@@ -164,6 +164,17 @@ def test_an_operation_that_is_compiled_wrongly_is_the_compiler() -> None:
     assert f"  why: {line}" in str(report).splitlines()
 
 
+def test_eager_mode_rounds_as_the_model_does() -> None:
+    """The number is that of eager mode in the model's dtype, though float64 runs beside it."""
+
+    def rounded_away(x: Tensor) -> Tensor:
+        return torch.erf((x + 3e-4) - x)
+
+    x = torch.ones(2, dtype=HALF)
+    [line] = compiled_report(rounded_away, compiling_wrongly, x).why
+    assert line == "eager mode makes at most 0: the compiler"
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", compiling_wrongly])
 def test_what_eager_mode_does_too_is_not_the_compiler(backend: Any) -> None:
     """An overflow is in the model, also where another operation is compiled wrongly."""
