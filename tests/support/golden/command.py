@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for root, file in zip(roots, files, strict=True)
         ]
         ends = [each.wait() for each in running]
-        for file, end in zip(files, ends, strict=True):
+        for root, file, end in zip(roots, files, ends, strict=True):
             if end:
-                print(log_of(file).read_text(errors="replace"))
+                print(log_of(file).read_text(errors="replace"), f"{root}: status {end}", sep="\n")
                 return 2
         now, before = map(Side.read, files)
     found = list(differences(now.records, before.records))
