@@ -51,7 +51,7 @@ def in_float32(batch: Batch, key: Key, harmless: Iterable[Key] = ()) -> Trial | 
     if run is None or not alone:
         return None
     first = check_of(batch, key).place
-    left = [check_of(batch, each).place for each in harmless if each.event == key.event]
+    left = [check_of(batch, each).place for each in harmless]
     form = Repaired({first: None}, extends=True, harmless=left, dtype=torch.float32)
     low, other = Start(run).again(form)
     reference = WideForm()

@@ -339,6 +339,19 @@ def test_a_fix_is_tried() -> None:
     assert not any(fix.kind == "tried" for fix in nothing.fixes)
 
 
+def test_what_does_no_harm_is_not_kept_in_float32() -> None:
+    """Another product overflows as well, and its tanh is 1 all the same."""
+
+    def function(x: Tensor) -> Tensor:
+        lost = (x * 300) * (x * 300) * 1e-3
+        return lost + torch.tanh((x * 6e4) * 4)
+
+    (report,) = reports_of(function, torch.ones(2, 2, dtype=HALF))
+    assert [note.what for note in report.absorbed] == ["mul"]
+    (kept,) = (fix.text for fix in report.origins[0].fixes if fix.kind == "tried")
+    assert kept.count("mul") == 1
+
+
 @pytest.mark.parametrize(
     "then",
     [
