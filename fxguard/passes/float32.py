@@ -144,19 +144,35 @@ class _Rewriting:
         while added:
             shared = {nodes.memory_of(self.was[node]) for node in self.kept} - {None}
             written = {nodes.memory_of(self.was[each]) for each in self.written} & shared
+            leading = self._leading_to_kept()
             added = {
                 node
                 for node in self.calls
-                if node not in self.kept and self._goes_with_kept(node, written)
+                if node not in self.kept and self._goes_with_kept(node, written, leading)
             }
             self.kept |= added
 
-    def _goes_with_kept(self, node: Node, written: set[int | None]) -> bool:
+    def _leading_to_kept(self) -> set[Node]:
+        """The moves from which moves alone lead to a kept operation."""
+        leading: set[Node] = set()
+        for node in reversed(self.calls):
+            first = self.calls[node].first
+            leads = not (self.kept.isdisjoint(node.users) and leading.isdisjoint(node.users))
+            if (
+                leads
+                and first in self.was
+                and is_move(self.calls[node], self.was[first], self.was[node])
+            ):
+                leading.add(node)
+        return leading
+
+    def _goes_with_kept(self, node: Node, written: set[int | None], leading: set[Node]) -> bool:
         """Whether an operation has to be kept because of another kept one.
 
         Args:
             node: the operation.
             written: the memory of kept values that some operation writes.
+            leading: the moves that lead to a kept operation.
         """
         call, was = self.calls[node], self.was[node]
         if self.kept.isdisjoint(node.all_input_nodes) or is_higher_order(node):
@@ -167,8 +183,7 @@ class _Rewriting:
             return True
         if not self.kept.isdisjoint(call.written) or nodes.memory_of(was) in written:
             return True
-        is_moved = call.first in self.kept and is_move(call, self.was[call.first], was)
-        return is_moved and not self.kept.isdisjoint(node.users)
+        return call.first in self.kept and node in leading
 
     # Rewriting.
 
