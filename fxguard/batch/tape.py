@@ -176,10 +176,9 @@ class Tape:
         """Note what a tensor holds from now on, as long as it is alive."""
         identity, me = id(tensor), self._me
 
-        def gone(reference: weakref.ref[Tensor]) -> None:
-            tape = me()
-            if tape is not None and tape._known.get(identity, (None,))[0] is reference:
-                del tape._known[identity]
+        def gone(_: weakref.ref[Tensor]) -> None:
+            if (tape := me()) is not None:
+                tape._known.pop(identity, None)
 
         # What is given holds the tensor, so it belongs to those who read it.
         held = weakref.ref(value) if isinstance(value, Given) else lambda: value

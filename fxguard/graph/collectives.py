@@ -46,8 +46,6 @@ def is_of_ranks(value: Any) -> bool:
     """Whether operations on a tensor may wait for other ranks: a DTensor, or one inside another."""
     if type(value) in _PLAIN or not isinstance(value, Tensor):
         return False
-    if "torch.distributed" not in sys.modules:
-        return False
     if any(kind.__module__.startswith("torch.distributed") for kind in type(value).__mro__):
         return True
     return any(map(is_of_ranks, inside(value)))

@@ -248,22 +248,22 @@ class Judgment:
         flow, verdict = self.flow, self.verdict
         blamed = [(flow.steps[x.step], x) for x in verdict.origins if x.step is not None]
         todo = [value for step, _ in blamed for value in step.inputs]
-        maker = {value: step for step in flow.steps for value in step.outputs}
+        makers = {value: i for i, step in enumerate(flow.steps) for value in step.outputs}
         is_nan = any(step.kind in END_OF_MASKS and x.severity is Severity.NAN for step, x in blamed)
         overflowed: set[int] = set()
         seen: set[int] = set()
         while todo:
             value = todo.pop()
-            if value in seen or value not in verdict.intended or value not in maker:
+            if value in seen or value not in verdict.intended or value not in makers:
                 continue
             seen.add(value)
-            step = maker[value]
+            step = flow.steps[makers[value]]
             todo += step.inputs
             adds = step.kind in ADDITIONS
             if step.infinite_literal or not (adds or step.kind in CASTS):
                 continue
             if adds and verdict.intended.isdisjoint(step.inputs):
-                detail = self.detail(Blame(value, 0, Severity.INF))
+                detail = self.detail(Blame(value, makers[value], Severity.INF))
                 if detail is not None and detail.posinf_count:
                     overflowed.add(value)
             if is_nan and self.turned_infinite(value):
