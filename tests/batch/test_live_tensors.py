@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
@@ -149,3 +150,13 @@ def test_what_enters_a_graph_is_looked_up_and_remembered_at_once(kind: str) -> N
     assert entered == (before if before[0] is None else (before[0], None))
     wanted = {"known": FIRST, "number": None}.get(kind, SECOND)
     assert live.key_of(value) == live.origin_of(value) == wanted
+
+
+def test_a_tensor_whose_parts_share_memory_is_not_made_of_itself() -> None:
+    """Its origin is what was known of that memory before; if nothing was, it has none."""
+    x, new = torch.ones(4), torch.ones(4)
+    live = remembered(x)
+    one, other = TwoTensor(x, x.detach()), TwoTensor(new, new.detach())
+    assert live.enter(one, SECOND) == (None, FIRST)
+    assert live.enter(other, SECOND) == (None, None)
+    assert live.origin_of(one) == live.origin_of(other) == SECOND

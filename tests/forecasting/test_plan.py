@@ -75,6 +75,24 @@ def test_what_has_to_be_kept(
     assert set(plan.operations) == set(wanted), plan
 
 
+def test_complex_numbers_stay_as_they_are() -> None:
+    """A squared signal fits into complex64; of its loudness only the square does not fit."""
+
+    class Loudness(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+        def forward(self, signal: Tensor) -> Tensor:
+            loudness = (signal * signal.conj()).abs().sqrt().to(self.gain.dtype)
+            return loudness.square().mean().sqrt() * self.gain
+
+    signal = torch.tensor([300j, 400.0, 200 + 200j, 100j])
+    plan = fxguard.forecast(Loudness(), signal).plan()
+    assert plan.verified, plan
+    assert plan.operations[0] == ":square", plan
+
+
 def test_an_input_that_does_not_fit_cannot_be_kept() -> None:
     plan = fxguard.forecast(Function(lambda x: x / 1e3), torch.full((4,), 1e5)).plan()
     assert not plan

@@ -42,3 +42,14 @@ def test_square_operands_of_a_product_are_a_row_and_a_column(
     assert (first.low, first.high, first.count) == (1.0, 2.0, 2)
     assert (second.low, second.high, second.count) == (*column, 2)
     assert (second.wide_low, second.wide_high) == (2 * column[0], 2 * column[1])
+
+
+@pytest.mark.parametrize(("samples", "sample"), [(3, 2), (2, None), (None, None)])
+def test_a_sample_is_named_where_the_first_dimension_is_that_of_the_batch(
+    samples: int | None, sample: int | None
+) -> None:
+    """Two features are no two samples."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 0.0]])
+    found = evidence_of(read_call(torch.log, (x,), {}), (x,), {}, x.log(), samples=samples)
+    assert found is not None
+    assert (found.index, found.sample) == ((2, 1), sample)

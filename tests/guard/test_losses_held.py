@@ -170,6 +170,17 @@ def test_a_loss_is_known_while_it_is_held(later: Callable[[Tensor], Tensor]) -> 
             assert "log()" in found[0].origins[0].frame.source.code
 
 
+@pytest.mark.parametrize("make", [healthy, bad])
+def test_a_compiled_loss_is_known_after_evaluations(make: Callable[[Tensor], Tensor]) -> None:
+    """What led nowhere since is forgotten, and its graph is not."""
+    found: list[Any] = []
+    with fxguard.watch(MODEL, on_detect=found.append):
+        loss = torch.compile(make, backend="eager")(MODEL(X))
+        evaluated_between(loss).backward()
+    kinds = [origin.frame.kind for report in found[:1] for origin in report.origins]
+    assert kinds == ["log"] * (make is bad)
+
+
 def test_two_losses_of_one_output() -> None:
     """As in adversarial training: the second is bad, and its backward comes after the first."""
     found: list[Any] = []

@@ -181,6 +181,14 @@ def test_early_stop_of_a_backend_comes_when_the_next_batch_begins() -> None:
         model(torch.ones(2))
 
 
+def test_a_backend_knows_no_model() -> None:
+    """So its report counts neither weights nor buffers."""
+    reports: list[fxguard.types.Report] = []
+    backend = fxguard.backend("eager", on_detect=reports.append)
+    torch.compile(nn.BatchNorm1d(2).eval(), backend=backend)(torch.full((2, 2), torch.nan))
+    assert (reports[0].weights, reports[0].buffers) == (0, 0)
+
+
 def test_module_granularity_shows_modules_only() -> None:
     """The frame that shows the bad value first is the last one, as in the hook debugger."""
     model = make(granularity="module")

@@ -160,6 +160,17 @@ def test_none_is_of_another_time(kind: Any, backend: str | None, tmp_path: Path)
         assert same(tanh, torch.tanh(before))
 
 
+def test_nobody_counts_writes_in_inference_mode(tmp_path: Path) -> None:
+    """What was read before something else ran may be another by now; what ran last is not."""
+    with torch.inference_mode():
+        between = rows(trace(tmp_path / "between", Between(), X.clone()))
+        last = rows(trace(tmp_path / "last", Writes(), X.clone()))
+        assert same(last["tanh", "output"].fingerprint, torch.tanh(X))
+    tanh = between["tanh", "output"].fingerprint
+    assert tanh is not None
+    assert tanh.note == "an input of its graph may have been written since"
+
+
 class Drops(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(torch.tanh(x), 0.5, self.training) * 2

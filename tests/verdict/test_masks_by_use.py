@@ -193,6 +193,7 @@ def test_a_masked_row_of_an_argument_is_told_of_the_softmax() -> None:
     [
         (lambda s, x, bias: x.relu() * bias, "0 * inf of a mask"),
         (lambda s, x, bias: (x + bias).sum(), "it read -inf of a mask"),
+        (lambda s, x, bias: (x + bias).exp() @ x + x.relu() * bias, "0 * inf of a mask"),
     ],
 )
 def test_an_additive_mask_that_meets_a_layer_is_no_feature(
@@ -270,6 +271,7 @@ def report_of_loss(loss: Callable[[Tensor], Tensor]) -> fxguard.types.Report | N
         lambda p, t: (t.log() - p) - t.log(),
         lambda p, t: (t > 1) * (t.log() - p),
         lambda p, t: (t > 1) * (t.log() - p) - (t.log() - p).exp(),
+        lambda p, t: (t > 1) * (far := t.log() - p) - far.exp(),
         lambda p, t: (p.exp() * (t.log() - p)) * (t > 1).float(),
     ],
 )
