@@ -317,6 +317,7 @@ class Delivery:
         ended = replace(ended, leaves=[replace(x, name=self._held(x.name)) for x in ended.leaves])
         judge = ReportOfBackward(
             max_frames=self.options.max_frames_to_save,
+            is_ignored=self.options.ignores,
             gather=gather,
             additions=[listener.reports_backward for listener in self.recorder.listeners],
         )

@@ -25,10 +25,8 @@ from fxguard.batch.tape import Tape
 from fxguard.capture import traced_hooks
 from fxguard.measure.finite import Finite
 from fxguard.measure.func_levels import are_levels_open, has_levels
-from fxguard.plan.plan import Plan
-from fxguard.records import Role
 from fxguard.torch_names import graph_task
-from fxguard.verdict.backward_origins import BadLeaf
+from fxguard.verdict.backward_origins import BadLeaf, name_of_leaf
 from fxguard.verdict.backward_report import GAPS, OUTSIDE, Ended
 
 __all__ = ["BackwardPasses", "OnCompiled", "OnEnd", "OnZero"]
@@ -115,7 +113,7 @@ class BackwardPasses:
             return
         for position, argument in enumerate(run.live):
             if isinstance(argument, Tensor) and self._is_unheard_leaf(argument):
-                self._listen_to(argument, _name_of(run.plan, position))
+                self._listen_to(argument, name_of_leaf(run.plan, position))
 
     def tape_left(self, tape: Tape, roots: Iterable[Any], batch_number: int, index: int) -> None:
         """Listen to gradients of what operations outside every graph have made.
@@ -240,12 +238,6 @@ class BackwardPasses:
                 Variable._execution_engine.queue_callback(running.end_comes)
         self._last = task, weakref.ref(running)
         return running
-
-
-def _name_of(plan: Plan, position: int) -> str:
-    """The name of a graph's argument: ``weight fc.weight``, ``x``."""
-    value = next(value for value in plan.values if value.argument == position)
-    return f"weight {value.name}" if value.role is Role.WEIGHT else value.name
 
 
 class Pass:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
 from fxguard.formats import FORMATS
-from fxguard.records import Frame, Role
-from fxguard.rerun.edges import BackwardOf, Gradients
+from fxguard.records import Frame, Role, Severity
+from fxguard.rerun.backward_flow import BackwardFlow
 from fxguard.rerun.gradients import gradients_of
-from fxguard.verdict.backward_origins import Backward
+from fxguard.verdict.backward import origins_of
 
 __all__ = ["origin_of_lost"]
 
@@ -36,10 +36,10 @@ RETURNED = "what the model returned"
 class Lost:
     """A gradient that was lost."""
 
-    value: int  # its number in `Gradients`
+    backward: BackwardFlow
+    value: int  # in its data flow
     largest: float  # the magnitude that it would have
-    operation: BackwardOf | None  # the operation whose backward lost it
-    backward: Backward
+    step: int | None  # the operation whose backward lost it
 
 
 def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | None:
@@ -64,8 +64,8 @@ def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | N
     largest = max(found[name].largest for name in names)
     first = found[names[0]]
     frame = Frame("", "gradient", True, (), phase="backward")
-    if first.operation is not None:
-        frame = first.backward.frame_of(first.operation)
+    if first.step is not None:
+        frame = first.backward.frame_of(first.step)
     more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
     return Origin(
         frame=frame,
@@ -89,8 +89,8 @@ def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
     exponent = math.ceil(math.log2(WANTED / min(each.largest for each in lost)))
     for run in kept:
         with contextlib.suppress(Exception):  # it does not run again: nothing is known
-            lifted = gradients_of(run, 2.0**-exponent)
-            overflows = any(found.severity for found in lifted.totals.values())
+            lifted = BackwardFlow(run, gradients_of(run, 2.0**-exponent))
+            overflows = any(found.severity for found in lifted.gradients.totals.values())
             values = [each.value for each in lost if each.backward.kept is run]
             if overflows or not all(_is_lifted(lifted, value) for value in values):
                 return Fix("advice", "bfloat16 or float32 holds them")
@@ -101,58 +101,52 @@ def _lost_in(run: KeptRun, leaves: Collection[str]) -> dict[str, Lost]:
     """The losses of one graph: of given leaves or, without any, of what other graphs made."""
     found: dict[str, Lost] = {}
     with contextlib.suppress(Exception):  # it does not run again: nothing is known
-        backward: Backward | None = None
+        plain: BackwardFlow | None = None
         waiting: dict[int, str] | None = None
         for lift in LIFTS:
-            lifted = gradients_of(run, 1 / lift)
+            lifted = BackwardFlow(run, gradients_of(run, 1 / lift))
             if waiting is None:
                 waiting = _wanted(lifted, leaves)
             hits = [value for value in waiting if _is_lifted(lifted, value)]
-            if hits and backward is None:
-                backward = Backward(run, gradients_of(run))
+            if hits and plain is None:
+                plain = BackwardFlow(run, gradients_of(run))
             for value in hits:
-                assert backward is not None
-                name, plain = waiting.pop(value), backward.gradients
+                assert plain is not None
+                name = waiting.pop(value)
                 if _largest(plain, value) == 0:
-                    maker = _operation_that_lost(plain, lifted, value)
-                    found[name] = Lost(value, _largest(lifted, value) / lift, maker, backward)
+                    step = _step_that_lost(plain, lifted, value)
+                    found[name] = Lost(plain, value, _largest(lifted, value) / lift, step)
             if not found and all(_largest(lifted, value) == 0 for value in waiting):
                 break
     return found
 
 
-def _wanted(gradients: Gradients, leaves: Collection[str]) -> dict[int, str]:
-    """Values of a graph to examine, with their names."""
-    names = {value: f"weight {name}" for value, name in gradients.weights.items()}
+def _wanted(backward: BackwardFlow, leaves: Collection[str]) -> dict[int, str]:
+    """Gradients of a graph to examine, with their names."""
+    of = backward.flow.values
+    names = {value: f"weight {of[value].name}" for value in backward.flow.reached if of[value].name}
     if leaves:
         return {value: name for value, name in names.items() if name in leaves}
-    return {value: RETURNED for value in gradients.arguments.values() if value not in names}
+    return {value: RETURNED for value in backward.flow.reached if value not in names}
 
 
-def _is_lifted(lifted: Gradients, value: int) -> bool:
+def _is_lifted(lifted: BackwardFlow, value: int) -> bool:
     return 0 < _largest(lifted, value) < math.inf
 
 
-def _largest(gradients: Gradients, value: int) -> float:
+def _largest(backward: BackwardFlow, value: int) -> float:
     """The magnitude of a gradient; NaN if none came."""
-    found = gradients.totals.get(value)
+    found = backward.range_of(value)
     return math.nan if found is None else found.abs_max
 
 
-def _operation_that_lost(plain: Gradients, lifted: Gradients, value: int) -> BackwardOf | None:
+def _step_that_lost(plain: BackwardFlow, lifted: BackwardFlow, value: int) -> int | None:
     """The operation whose backward turned nonzero gradients into 0 on the way to a value."""
-    seen: set[int] = set()
-    while value not in seen:
-        seen.add(value)
-        readers = (
-            operation
-            for operation in plain.operations
-            if any(edge.value == value and edge.range is not None for edge in operation.edges)
-        )
-        for operation in readers:
-            lost = [x for x in operation.made if _largest(plain, x) == 0 < _largest(lifted, x)]
-            if not lost:
-                return operation
-            value = lost[0]
-            break
-    return None
+
+    def lost(value: int) -> Severity:
+        is_lost = _largest(plain, value) == 0 < _largest(lifted, value)
+        return Severity.INF if is_lost else Severity.FINITE
+
+    origins = origins_of(plain, severity=lost, reached=[value])
+    steps = (blame.step for blame in origins.origins if blame.step is not None)
+    return next((step for step in steps if plain.operation_of(step) is not None), None)

@@ -1,77 +1,73 @@
 """Finds where the first bad gradient of a backward came from, and why.
 
-Knows the gradients of a second run, but not hooks.
+Knows the data flow of the backward, but not hooks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fxguard.advice.causes import cause_of, is_lost, lost_eps
 from fxguard.formats import format_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import plain
-from fxguard.records import Severity
+from fxguard.plan.blame import Blame
+from fxguard.plan.plan import Step
+from fxguard.records import Range, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence
-from fxguard.rerun.edges import BackwardOf, Edge, Gradients
+from fxguard.rerun.backward_flow import BackwardFlow
+from fxguard.verdict.origins import Verdict, find_origins
 
 __all__ = [
-    "Suspect",
     "base_is_negative",
     "cause_of_backward",
     "is_of_small_operand",
     "limit_of_backward",
-    "suspects_in",
+    "origins_of",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A place where good gradients turned into a bad one."""
+def origins_of(
+    backward: BackwardFlow,
+    *,
+    is_ignored: Callable[[Step], bool] = lambda step: False,
+    severity: Callable[[int], Severity] | None = None,
+    reached: Sequence[int] | None = None,
+) -> Verdict:
+    """Trace bad gradients back to their origins, like bad values of a forward.
 
-    severity: Severity
-    operation: BackwardOf | None = None  # the operation whose backward did; None for a sum
-    edge: Edge | None = None  # the operand of the operation
-    # A value whose readers returned finite gradients without a finite sum.
-    summed: int | None = None
-
-
-def suspects_in(gradients: Gradients, starts: Iterable[int]) -> list[Suspect]:
-    """The places where bad gradients that reach some values begin, in order of the backward.
+    No infinity is intended in a backward, and nothing there is a mask.
 
     Args:
-        gradients: the gradients of one graph.
-        starts: values whose gradients are bad.
+        backward: the gradients of a graph.
+        is_ignored: whether the user ignores an operation.
+        severity: how bad a gradient is, if inf and NaN are not what is looked for.
+        reached: the gradients to explain; those of the inputs of the graph if not given.
+
+    Returns:
+        The origins are good gradients that turned bad, once for each operation, and gradients that
+        came in bad: a gradient that is worse than a bad one is no origin.
     """
-    readers: dict[int, list[tuple[BackwardOf, Edge]]] = {}
-    for operation in gradients.operations:
-        for edge in operation.edges:
-            readers.setdefault(edge.value, []).append((operation, edge))
-    came_in = set(gradients.outputs.values())
-    found: dict[object, Suspect] = {}
-    todo, seen = list(starts), set[int]()
-    while todo:
-        value = todo.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        bad = [(o, e) for o, e in readers.get(value, ()) if e.range and e.range.severity]
-        for operation, edge in bad:
-            before = [v for v in operation.made if _severity(gradients, v)]
-            todo += before
-            if not before and edge.range is not None:
-                found.setdefault(operation, Suspect(edge.range.severity, operation, edge))
-        if not bad and value not in came_in and (severity := _severity(gradients, value)):
-            found[value] = Suspect(severity, summed=value)
-    order = {id(operation): index for index, operation in enumerate(gradients.operations)}
-    return sorted(found.values(), key=lambda suspect: -order.get(id(suspect.operation), -1))
-
-
-def _severity(gradients: Gradients, value: int) -> Severity:
-    found = gradients.totals.get(value)
-    return Severity.FINITE if found is None else found.severity
+    steps = backward.flow.steps
+    found = find_origins(
+        steps,
+        backward.flow.values,
+        backward.severity if severity is None else severity,
+        abs_max=lambda value: 0.0,
+        is_mask=lambda value: False,
+        finite_part=lambda value: Range(0.0, math.inf),
+        turned_infinite=lambda value: None,
+        reached=backward.flow.reached if reached is None else reached,
+        is_ignored=is_ignored,
+    )
+    first: dict[tuple[int | None, int], Blame] = {}
+    for blame in found.origins:
+        read = () if blame.step is None else steps[blame.step].inputs
+        if not any(map(found.sources.get, read)):
+            first.setdefault((blame.step, blame.value if blame.step is None else 0), blame)
+    return replace(found, origins=tuple(first.values()))
 
 
 def cause_of_backward(seen: BackwardEvidence) -> str:
@@ -83,6 +79,8 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     gradient, forward = seen.gradient, seen.forward
     if seen.inside is not None:
         return cause_of(seen.inside.evidence)
+    if seen.came_in is not None and not math.isfinite(seen.came_in):
+        return "unknown"  # of an operation that the user ignores
     if seen.of_exponent and forward is None and base_is_negative(gradient):
         return "domain"
     if forward is not None:

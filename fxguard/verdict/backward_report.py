@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
-from fxguard.measure.at_hand import range_of
+from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
-from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
+from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Row, Severity
 from fxguard.report.report import Report
+from fxguard.rerun.backward_flow import BackwardFlow, came_from
 from fxguard.rerun.gradients import gradients_of
-from fxguard.verdict.backward import suspects_in
+from fxguard.verdict.backward import origins_of
 from fxguard.verdict.backward_origins import (
-    Backward,
     BadLeaf,
-    origin_of,
+    Description,
     origin_of_function,
     origin_of_leaves,
     seen_of,
@@ -28,7 +29,8 @@ from fxguard.verdict.first_gradient import Began, FirstGradient, OnBackwardRepor
 from fxguard.verdict.first_origin import with_additions
 from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import factor_to_blame
-from fxguard.verdict.report_of import EarlierFrames
+from fxguard.verdict.origins import Verdict
+from fxguard.verdict.report_of import EarlierFrames, filled
 
 __all__ = [
     "COMPILED",
@@ -63,14 +65,29 @@ class Ended:
 class Searched:
     """The findings of a second run of the graphs of one backward."""
 
-    origins: tuple[Origin, ...]  # of the first bad gradients
-    frames: tuple[Frame, ...]
     is_certain: bool  # whether every relevant graph ran again
+    flows: tuple[BackwardFlow, ...] = ()  # of the graphs that did, the last first
+    origins: tuple[Origin, ...] = ()  # of the first bad gradients
+    first: Began | None = None  # where the first of them began
     came_in: tuple[int, Severity] | None = None  # the output whose incoming gradient was bad
     not_searched: str = ""  # why a graph did not run again, beginning with the last
-    operations: int = 0  # in the graphs that ran again
-    first: Began | None = None  # where the first origin began
-    most: float = 0.0  # the largest finite gradient of the graphs' inputs
+    is_ignored: bool = False  # whether an operation that the user ignores made a gradient bad
+
+    @property
+    def frames(self) -> list[Frame]:
+        """The frames of these graphs, up to that of the first origin."""
+        if self.first is None:
+            return [frame for each in self.flows for frame in each.frames(None)]
+        *before, last = self.flows
+        frames = [frame for each in before for frame in each.frames(None)]
+        return frames + last.frames(self.first.blame.step)
+
+    @property
+    def most(self) -> float:
+        """The largest finite gradient of the graphs' inputs."""
+        found = [each.range_of(value) for each in self.flows for value in each.flow.reached]
+        finite = [each.abs_max for each in found if each is not None and not each.severity]
+        return max(finite, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +95,7 @@ class ReportOfBackward:
     """Finds the operation whose backward made the first bad gradient, and describes it."""
 
     max_frames: int = 21  # of a report
+    is_ignored: Callable[[Step], bool] = lambda step: False  # whether it must not be reported
     gather: Gather = nothing_gathered  # gathers weights that a second run reads
     additions: Sequence[OnBackwardReport] = ()  # of tools
 
@@ -98,47 +116,106 @@ class ReportOfBackward:
             loss_scale: the scale of the loss, if gradients are unscaled and bad steps are skipped.
 
         Returns:
-            The report, or None if only the scale makes gradients bad: then the step is skipped, and
+            The report, or None if there is nothing to report: only operations that the user ignores
+            made gradients bad, or only the scale did. In the latter case the step is skipped, and
             the operations that overflow are notes.
         """
-        kept, leaves = ended.kept, ended.leaves
-        found = search(kept, leaves, self.gather)
-        if ended.unseen:
-            stopped = found.not_searched or ended.unseen
-            found = replace(found, is_certain=False, came_in=None, not_searched=stopped)
+        found = self.search(ended, None)
         if loss_scale is not None:
             if found.came_in is not None or not (found.origins or found.is_certain):
                 return None, (_origin_elsewhere(ended, found, batch_number),)
-            unscaled = search(kept, leaves, self.gather, loss_scale)
+            unscaled = self.search(ended, loss_scale)
             is_certain = found.is_certain and unscaled.is_certain
             if not unscaled.origins and (found.origins or is_certain):
                 return None, found.origins or (_origin_elsewhere(ended, found, batch_number),)
             found = unscaled
-        origins, frames = found.origins, list(found.frames)
+        is_known = bool(found.origins) or found.came_in is not None or bool(found.not_searched)
+        if found.is_ignored and not is_known:
+            return None, ()
+        origins, frames = found.origins, found.frames
         if not origins:
             origins = (_origin_elsewhere(ended, found, batch_number),)
             # Frames that show a bad gradient came after it.
             before = itertools.takewhile(lambda frame: not _shows_bad(frame), frames)
             frames = [*before, origins[0].frame]
-        frames = frames[-self.max_frames :]
-        if len(frames) < self.max_frames:
-            frames = earlier(self.max_frames - len(frames)) + frames
-        report = Report(
-            batch_number=batch_number,
-            frames=tuple(frames),
-            origins=origins,
-            rank=current_rank(),
-        )
         first = FirstGradient(
             origin=origins[0],
-            kept=kept,
+            kept=ended.kept,
             began=found.first,
             was_healthy=found.is_certain and found.came_in is None and not ended.functions,
             most=found.most,
             loss_scale=loss_scale,
             gather=self.gather,
         )
+        report = Report(
+            batch_number=batch_number,
+            frames=filled(frames, self.max_frames, earlier),
+            origins=origins,
+            rank=current_rank(),
+        )
         return with_additions(report, first, self.additions), ()
+
+    def search(self, ended: Ended, scale: float | None) -> Searched:
+        """Run graphs and their backward again, from the last on, until one makes a bad gradient.
+
+        Args:
+            ended: the backward.
+            scale: the known loss scale, a divisor for the incoming gradients; None for none.
+        """
+        found = Searched(is_certain=not all(run.of_tape for run in ended.kept))
+        for run in reversed(ended.kept):
+            try:
+                with self.gather(run.freed_weights()):
+                    found = self._search_in(run, found, ended.leaves, scale)
+            except Exception as error:  # whatever stops the second run, the report still goes out
+                why = found.not_searched or _in_one_line(error)
+                is_certain = found.is_certain and run.of_tape
+                found = replace(found, not_searched=why, is_certain=is_certain)
+            if found.origins:
+                break
+        if not ended.unseen:
+            return found
+        why = found.not_searched or ended.unseen
+        return replace(found, is_certain=False, came_in=None, not_searched=why)
+
+    def _search_in(
+        self, run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float | None
+    ) -> Searched:
+        """The same with one more run."""
+        divisor = scale or 1.0
+        backward = BackwardFlow(run, gradients_of(run, divisor))
+        verdict = origins_of(backward, is_ignored=self.is_ignored)
+        found = replace(before, flows=(*before.flows, backward))
+        accused = [blame for blame in verdict.origins if blame.step is not None]
+        if not accused:
+            is_ignored = any(not verdict.sources.get(x, True) for x in backward.flow.reached)
+            return replace(
+                found,
+                came_in=before.came_in or _came_in(backward, verdict, before),
+                is_ignored=before.is_ignored or is_ignored,
+            )
+        seen = [seen_of(backward, blame, scale) for blame in accused]
+        factors = [
+            or_else(1.0, factor_to_blame, backward, blame, each, scale)
+            for blame, each in zip(accused, seen, strict=True)
+        ]
+        beyond = functools.partial(came_from, found.flows)
+        describe = Description(backward, verdict, leaves, scale, beyond)
+        return replace(
+            found,
+            origins=tuple(map(describe.origin, accused, seen, factors)),
+            first=Began(backward, accused[0], seen[0], divisor, factors[0]),
+            came_in=None,
+        )
+
+
+def _came_in(
+    backward: BackwardFlow, verdict: Verdict, before: Searched
+) -> tuple[int, Severity] | None:
+    """The output of the model whose incoming gradient was bad, if every later graph ran again."""
+    values = {value: position for position, value in backward.came_in.items()}
+    found = [(values[blame.value], blame.severity) for blame in verdict.origins]
+    return found[0] if found and before.is_certain else None
 
 
 def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
@@ -162,7 +239,8 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
     frames: list[Frame] = []
     for run in reversed(kept):
         try:
-            frames += Backward(run, gradients_of(run), len(frames)).frames(None)
+            found = BackwardFlow(run, gradients_of(run)).frames(None)
+            frames += [replace(frame, index=len(frames) + frame.index) for frame in found]
         except Exception as error:  # the trace shows what stopped it
             row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {_in_one_line(error)}")
             number = run.batch_number
@@ -172,83 +250,9 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
     return frames
 
 
-def search(
-    kept: Sequence[KeptRun],
-    leaves: Sequence[BadLeaf],
-    gather: Gather,
-    scale: float | None = None,
-) -> Searched:
-    """Run graphs and their backward again, from the last one on, until one makes a bad gradient.
-
-    Args:
-        kept: the runs, in the order of their forward.
-        leaves: leaves with bad gradients.
-        gather: gathers weights that were freed since.
-        scale: the known loss scale, a divisor for the incoming gradients; None for none.
-    """
-    found = Searched((), (), is_certain=not all(run.of_tape for run in kept))
-    for run in reversed(kept):
-        try:
-            with gather(run.freed_weights()):
-                found = _search_in(run, found, leaves, scale)
-        except Exception as error:  # whatever stops the second run, the report still goes out
-            why = found.not_searched or _in_one_line(error)
-            found = replace(found, not_searched=why, is_certain=found.is_certain and run.of_tape)
-        if found.origins:
-            break
-    return found
-
-
-def _search_in(
-    run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float | None
-) -> Searched:
-    """The same with one more run."""
-    divisor = scale or 1.0
-    backward = Backward(run, gradients_of(run, divisor), before.operations, scale)
-    gradients = backward.gradients
-    starts = [v for v in gradients.arguments.values() if _is_bad(gradients.totals.get(v))]
-    suspects = suspects_in(gradients, starts)
-    came_in = None if suspects else before.came_in
-    if starts and not suspects and came_in is None and before.is_certain:
-        came_in = next(_bad_incoming(run), None)
-    frames = backward.frames(suspects[0].operation if suspects else None)
-    seen = [seen_of(backward, suspect) for suspect in suspects]
-    factors = [
-        or_else(1.0, factor_to_blame, run, gradients, suspect, each, scale)
-        for suspect, each in zip(suspects, seen, strict=True)
-    ]
-    totals = [gradients.totals[v] for v in gradients.arguments.values() if v in gradients.totals]
-    finite = [found.abs_max for found in totals if not found.severity]
-    return replace(
-        before,
-        origins=tuple(
-            origin_of(backward, suspect, leaves, each, factor)
-            for suspect, each, factor in zip(suspects, seen, factors, strict=True)
-        ),
-        first=Began(run, gradients, suspects[0], seen[0], divisor, factors[0])
-        if suspects
-        else None,
-        most=max([before.most, *finite]),
-        frames=(*before.frames, *frames),
-        operations=before.operations + len(gradients.operations),
-        came_in=came_in,
-    )
-
-
 def _shows_bad(frame: Frame) -> bool:
     return any(row.is_bad for row in frame.rows)
 
 
 def _in_one_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _is_bad(found: Range | None) -> bool:
-    return found is not None and bool(found.severity)
-
-
-def _bad_incoming(kept: KeptRun) -> Iterator[tuple[int, Severity]]:
-    for position, gradient in sorted(kept.incoming.items()):
-        found = range_of(gradient)
-        if isinstance(found, Range) and found.severity:
-            yield position, found.severity

@@ -16,7 +16,7 @@ from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
 from fxguard.verdict.origins import Verdict
 
-__all__ = ["beyond", "climb_to", "growth_of", "spread_of", "with_counts"]
+__all__ = ["Beyond", "beyond", "climb_to", "growth_of", "spread_of", "with_counts"]
 
 MOST_STEPS = 3  # named in a climb
 LEAST_GROWTH = 1.5  # worth telling

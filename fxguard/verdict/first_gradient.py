@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
 from fxguard.graph.one_operation import OneOperation
+from fxguard.plan.blame import Blame
 from fxguard.ranks.gathering import Gather, nothing_gathered
 from fxguard.records import Range
 from fxguard.report.report import Report
 from fxguard.rerun.backward_evidence import BackwardEvidence
-from fxguard.rerun.edges import Gradients
-from fxguard.verdict.backward import Suspect
+from fxguard.rerun.backward_flow import BackwardFlow
 from fxguard.verdict.loss_scale import gradient_without
 
 __all__ = ["Began", "FirstGradient", "OnBackwardReport"]
@@ -23,16 +23,20 @@ __all__ = ["Began", "FirstGradient", "OnBackwardReport"]
 class Began:
     """The operation that returned the first bad gradient, in a second run of its graph."""
 
-    kept: KeptRun
-    gradients: Gradients
-    suspect: Suspect
+    backward: BackwardFlow
+    blame: Blame
     seen: BackwardEvidence | None
     scale: float = 1.0  # the divisor of the incoming gradients
     factor: float = 1.0  # of :func:`~fxguard.verdict.loss_scale.factor_to_blame`
 
     def divided_by(self, divisor: float) -> Range | None:
         """The range of the same gradient if incoming gradients are also divided by a number."""
-        return gradient_without(self.kept, self.gradients, self.suspect, self.scale * divisor)
+        return gradient_without(self.backward, self.blame, self.scale * divisor)
+
+    @property
+    def kept(self) -> KeptRun:
+        """The graph run."""
+        return self.backward.kept
 
 
 @dataclass(frozen=True, kw_only=True)

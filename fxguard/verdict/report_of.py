@@ -49,6 +49,7 @@ __all__ = [
     "Finished",
     "Judge",
     "ReportOf",
+    "filled",
     "glance",
     "last_frames",
     "position_of",
@@ -183,9 +184,19 @@ def last_frames(
         earlier: see :data:`EarlierFrames`.
     """
     frames = [*itertools.islice(view.in_reverse(flow, position), wanted)][::-1]
-    if len(frames) < wanted:
-        frames = earlier(wanted - len(frames)) + frames
-    return tuple(frames)
+    return filled(frames, wanted, earlier)
+
+
+def filled(frames: Sequence[Frame], wanted: int, earlier: EarlierFrames) -> tuple[Frame, ...]:
+    """The last of some frames, and of those before them if there are too few.
+
+    Args:
+        frames: frames in order.
+        wanted: the maximum number of frames.
+        earlier: see :data:`EarlierFrames`.
+    """
+    missing = wanted - len(frames)
+    return (*(earlier(missing) if missing > 0 else ()), *frames[-wanted:])
 
 
 class _Glance(Judgment):
