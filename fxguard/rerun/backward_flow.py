@@ -12,7 +12,6 @@ from fxguard.batch.dataflow import DataFlow, joined
 from fxguard.batch.frames import FrameView
 from fxguard.batch.kept_run import KeptRun
 from fxguard.batch.keys import Key
-from fxguard.measure.at_hand import range_of
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import FramePlan, Place, RowPlan, Step, Value
 from fxguard.records import GRADIENT, Frame, Range, Role, Severity
@@ -54,7 +53,7 @@ class BackwardFlow:
         self._sums: dict[int, int] = {}  # by value of the forward
         self.came_in: dict[int, int] = {}
         for position, value in gradients.outputs.items():
-            number = self._add(Role.INPUT, value, range_of(kept.incoming[position]))
+            number = self._add(Role.INPUT, value, gradients.incoming[position])
             self.came_in[position] = number
             self._terms.setdefault(value, []).append(number)
         for operation in reversed(gradients.operations):

@@ -49,6 +49,7 @@ class Gradients:
     # Position among the graph's inputs to value, for differentiable inputs.
     arguments: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)  # likewise for incoming gradients
+    incoming: dict[int, Range | str] = field(default_factory=dict)  # their ranges, by position
     # Gradients known from the first run, for values that also got gradients from elsewhere.
     sums: dict[int, Tensor] = field(default_factory=dict)
     # Samples that the second run has to reproduce for other values; reproduced ones are removed.

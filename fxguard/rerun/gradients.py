@@ -8,6 +8,7 @@ from torch import Tensor
 from fxguard.batch.kept_run import KeptRun
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import NotJudged
+from fxguard.measure.at_hand import range_of
 from fxguard.records import Role
 from fxguard.rerun._edge_hooks import EdgeHooks
 from fxguard.rerun.edges import Gradients, Look
@@ -59,6 +60,7 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
         }
         for position, gradient in incoming.items():
             number = gradients.outputs[position] = hooks.number_of(outputs[position])
+            gradients.incoming[position] = range_of(gradient)
             if kept.are_sums:
                 gradients.sums[number] = gradient
         for position, sample in kept.samples.items():
