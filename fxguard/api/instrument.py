@@ -62,8 +62,8 @@ def instrument(
         strict: also raise on bad values that reach no output, such as a ``log(0)`` that a
             ``where`` discards.
         ignore: globs of modules (``"decoder.*"``) or of operations in them
-            (``"*.SelfAttention:log"``) whose bad values are not reported, nor the bad gradients that
-            their backward makes.
+            (``"*.SelfAttention:log"``) whose bad values are not reported, nor the bad gradients
+            that their backward makes.
         replay: measure only the outputs of each captured graph, and when one turns bad, run the
             graph again with the same inputs and random state and check every operation. This is
             cheaper, but misses bad values that reach no output of a graph.

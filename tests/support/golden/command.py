@@ -17,7 +17,7 @@ from .sides import Side, log_of, made_in, write
 __all__ = ["main"]
 
 ROOT = HERE.parents[2]
-SHOWN = 20  # groups of differences, of each of which one is printed
+SHOWN = 100  # groups of differences, of each of which one is printed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
