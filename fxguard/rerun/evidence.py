@@ -178,8 +178,8 @@ class _Looks(WideForm):
         """Note the first operation whose numbers differ from its compiled form."""
         for value, check in self.wanted[walk.place(node)].items():
             made = nodes.get(check.node)
-            operation = None if made is None else _alone(walk, node, made, check, begun)
-            if operation is not None:
+            if made is not None:
+                operation = _alone(walk, node, made, check, begun)
                 self.found[value] = Look(None, operation=replace(operation, is_compiled=True))
 
     def look(self, walk: Walk, node: Node, made: Node, check: Check, begun: _Before) -> Look | None:
@@ -228,13 +228,10 @@ class _Looks(WideForm):
         return Look(evidence, wide.clone() if keeps else None, operation)
 
 
-def _alone(walk: Walk, node: Node, made: Node, check: Check, begun: _Before) -> OneOperation | None:
-    """An operation with its arguments; None if it cannot run alone."""
-    written = _written_argument(node, made)
-    if node.op == "call_module" or (made is not node and written is None):
-        return None
+def _alone(walk: Walk, node: Node, made: Node, check: Check, begun: _Before) -> OneOperation:
+    """An operation with its arguments."""
     call = replace(walk.call_of(node), args=begun.args, kwargs=begun.kwargs)
-    return OneOperation.now(call, node.target, check.path, written)
+    return OneOperation.now(call, node.target, check.path, _written_argument(node, made))
 
 
 def _written_argument(node: Node, made: Node) -> int | None:

@@ -291,6 +291,16 @@ def test_what_cannot_be_cut_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monk
         report.reproduce(tmp_path)
 
 
+def test_what_fails_on_its_device_alone_stays_there(device: torch.device) -> None:
+    """The test runs where the operation fails: on a CPU only if it fails there, too."""
+
+    def reciprocal(x: Tensor) -> Tensor:
+        return 1 / x if x.device.type == device.type else x
+
+    operation = OneOperation("reciprocal", reciprocal, (torch.zeros(3, device=device),))
+    assert reproducer.kept(operation, reproducible.same_failure, "inf").device == device.type
+
+
 def test_what_fails_to_keep_leaves_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong there."""
 
@@ -329,6 +339,21 @@ def test_autocast_is_written(tmp_path: Path, autocast: bool) -> None:
     report = report_of(Product(), big, big)
     text = report.reproduce(tmp_path).read_text(encoding="utf-8")
     assert ('with torch.autocast("cpu", dtype=torch.float16):' in text) == autocast
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_an_operation_that_writes_through_a_view(tmp_path: Path) -> None:
+    """What it returns is a part of the tensor that turned bad, and is bad itself."""
+
+    class First(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made = x.clone()
+            made[0].div_(0)
+            return made + 1
+
+    path = report_of(First(), torch.ones(2, 2)).reproduce(tmp_path)
+    assert "return x.div_(0)" in path.read_text(encoding="utf-8")
+    failure_of(path)
 
 
 @pytest.mark.usefixtures("in_this_process")
