@@ -87,13 +87,16 @@ def exchange_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         return None
     if name_of(func) in AFTERWARDS:
         return Exchange((), ())
+    every = _tensors((args, kwargs))
+    if isinstance(func, OPERATORS):
+        return Exchange(every, every if _writes(func) else ())
+    kind = KINDS.get(name_of(func))
     try:
         given: Mapping[str, Any] = _signature(func).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # an operator has no signature
-        return Exchange(every := _tensors((args, kwargs)), _written_by_schema(func, every))
-    kind = KINDS.get(name_of(func))
+    except (TypeError, ValueError):  # torch is about to refuse the call
+        kind = None
     if kind is None:
-        return Exchange(every := _tensors((args, kwargs)), every)
+        return Exchange(every, every)
     read = _tensors([given.get(name) for name in kind.reads])
     written = _tensors([given.get(name) for name in kind.writes])
     if name_of(func) == "broadcast":
@@ -125,12 +128,12 @@ def _is_source(given: Mapping[str, Any]) -> bool:
     return False
 
 
-def _written_by_schema(func: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of an operator: those of c10d do not declare what they write, all others do."""
-    if not isinstance(func, OPERATORS) or func.namespace == "c10d":
-        return tensors
-    writes = any(each.results or each.written for each in operation_of(func).signatures)
-    return tensors if writes else ()
+def _writes(operator: Any) -> bool:
+    """Whether an operator writes: those of c10d do not declare what they write, all others do."""
+    packet = getattr(operator, "overloadpacket", operator)
+    if packet._qualified_op_name.startswith("c10d::"):
+        return True
+    return any(each.results or each.written for each in operation_of(operator).signatures)
 
 
 def _tensors(values: Iterable[Any]) -> tuple[Tensor, ...]:
