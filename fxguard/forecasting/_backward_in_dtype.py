@@ -138,10 +138,9 @@ class LookBack:
         self._signs = torch.Generator().manual_seed(0)
 
     def came_to(self, place: Place) -> Came | None:
-        """The gradients of the next run of an operation; None if none came."""
+        """The gradients of the next run of an operation; None if it has not run."""
         runs = self._made.get(place)
-        came = runs.pop(0) if runs else None
-        return came if came is not None and came.gradients else None
+        return runs.pop(0) if runs else None
 
     def with_random_signs(self, gradient: Tensor) -> Tensor:
         """A gradient with random signs, so that sums of it do not cancel."""

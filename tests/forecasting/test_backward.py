@@ -47,6 +47,13 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...], float, dict[str, str
         {},
     ),
     ("so is what overflows in forward", lambda x: torch.tanh(x.exp()), (ONES * 12,), 1.0, {}),
+    (
+        "a softmax in float32 takes what float16 does not hold",
+        lambda x: F.softmax(x, -1, dtype=torch.float32) * torch.tensor([1e5, 0, 0, 0]),
+        (ONES,),
+        1.0,
+        {},
+    ),
 ]
 
 
@@ -87,6 +94,20 @@ def test_a_healthy_backward_lists_nothing() -> None:
 def test_a_bias_in_front_of_a_norm_has_no_gradient_by_right() -> None:
     """What is summed there cancels: the rest is roundings, and no failure."""
     assert gradients(residual(), X / 1e4) == {}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [nn.Softmax(-1), nn.LayerNorm(64, elementwise_affine=False), nn.BatchNorm1d(64, affine=False)],
+    ids=["softmax", "layer norm", "batch norm"],
+)
+def test_of_a_gradient_that_cancels_roundings_are_left(last: nn.Module) -> None:
+    """The same number for each element has no gradient behind these: that is judged, and fine."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 64), last), torch.randn(8, 8)
+    found = fxguard.forecast(model, x, loss=lambda y: y.float().sum())
+    assert not found.rows
+    assert not found.not_judged
 
 
 def test_buffers_and_frozen_weights_want_no_gradient() -> None:

@@ -324,6 +324,21 @@ def test_what_out_held_is_no_row(captured: bool) -> None:
     ]
 
 
+def test_what_was_written_by_position_is_what_is_read(captured: bool) -> None:
+    """``hardtanh(y, low, high, True)`` leaves smaller numbers to the product behind it."""
+
+    def written(model: Model, x: Tensor) -> Tensor:
+        y = x * 1
+        nn.functional.hardtanh(y, -1.0, 1.0, True)
+        return y * y
+
+    model = fxguard.instrument(Model(written, captured=captured))
+    model(torch.full((3,), 3.0))
+    *_, product, _ = fxguard.guard_of(model).frames()
+    assert product.kind == "mul"
+    assert {row.label: row.abs_max for row in product.rows}["input[0]"] == 1.0
+
+
 def test_what_a_custom_operation_writes_has_a_row(captured: bool) -> None:
     """Named as the parameter is, next to what the operation returned."""
     model = Model(custom_with_result, captured=captured)

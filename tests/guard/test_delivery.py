@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import logging
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.source.lines import warn_user
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,6 +63,19 @@ def caught() -> Iterator[list[warnings.WarningMessage]]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         yield found
+
+
+def test_a_warning_without_a_line_of_the_script_names_its_caller(
+    caught: list[warnings.WarningMessage],
+) -> None:
+    """As in a thread of torch's own, where no frame is the script's."""
+    done = threading.Event()
+    source = "def of_torch():\n    warn_user('out of nowhere')\n    done.set()"
+    scope: dict[str, Any] = {"warn_user": warn_user, "done": done}
+    exec(compile(source, torch.__file__, "exec"), scope)
+    _thread.start_new_thread(scope["of_torch"], ())
+    assert done.wait(60)
+    assert [(each.filename, each.lineno) for each in caught] == [(torch.__file__, 2)]
 
 
 def test_a_warning_points_at_the_line_that_called_the_model(

@@ -104,6 +104,15 @@ def by_a_variable(out: Tensor) -> Any:
     return (out * doubled).mean()
 
 
+def shifted(given: Tensor) -> Tensor:
+    return given + 1
+
+
+def handed_on(out: Tensor) -> Any:
+    doubled = PRIOR * 2
+    return (out * doubled + shifted(doubled)).mean()
+
+
 HELD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "pos_weight": (pos_weight, "buffer criterion.pos_weight holds inf"),
     "not persistent": (not_persistent, "buffer criterion.scale holds NaN"),
@@ -116,6 +125,7 @@ HELD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "attribute": (lambda out: Trainer().centred(out), "input `self.prior`: 1 NaN, at [1]"),
     "global": (lambda out: (out * PRIOR).mean(), "input `PRIOR`: 1 NaN, at [1]"),
     "variable": (by_a_variable, "input `doubled`: 1 NaN, at [1]"),
+    "handed on": (handed_on, "input `doubled`: 1 NaN, at [1]"),
     "held by nobody": (lambda out: (out * (PRIOR * 2)).mean(), "input[1] of mul: 1 NaN, at [1]"),
 }
 
