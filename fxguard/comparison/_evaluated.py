@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from fxguard import trees
 from fxguard.comparison._recorded import copied, values_of
+from fxguard.comparison._rounding import in_double
 from fxguard.formats import limit_of
 from fxguard.graph.nodes import memory_of
 from fxguard.graph.random_state import RandomState
@@ -105,7 +106,8 @@ def spread(
         for place, (one, other) in enumerate(zip(made, wide, strict=True)):
             if not is_float(other):
                 continue
-            gap = (one - other).abs().nan_to_num(0.0, posinf=0.0) * (unit / by)
+            gap = (in_double(one) - in_double(other)).abs()
+            gap = gap.nan_to_num(0.0, posinf=0.0) * (unit / by)
             known = found[place]
             found[place] = gap if known is None else torch.maximum(known, gap)
     return found

@@ -9,21 +9,23 @@ import torch
 from torch import Tensor
 
 from fxguard.comparison._arguments import Arguments, weights_by_twin
+from fxguard.comparison._backwards import Backwards
+from fxguard.comparison._carried import Carried
 from fxguard.comparison._moves import moved_weights
 from fxguard.comparison._rounding import OF_WEIGHTS, apart, gap_of, in_double, size_of, unit_of
 from fxguard.comparison._runs import ModelRun
 from fxguard.comparison._sides import standing
-from fxguard.comparison._signs import Signed, Signs
+from fxguard.comparison._wide_edges import WideEdges
 from fxguard.comparison.elements import Compared
 from fxguard.graph.wide_form import NotJudged, is_float, widened
-from fxguard.measure.at_hand import dtype_of
+from fxguard.measure.at_hand import dtype_of, version_of
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.start import Start
 
 __all__ = ["compare_gradients", "gradients_in_float64"]
 
 # A gradient below this share of the model's largest one may be nothing but roundings, so errors are
-# relative to at least that much.
+# judged relative to at least that much.
 SMALL = 1e-3
 # What two programs may differ by in float64, relative to the largest gradient: 2^-40.
 SAME_PROGRAM = 2.0**-40
@@ -81,15 +83,16 @@ def compare_gradients(
             continue
         errors, reason = None, ""
         if high is not None:
-            floor = max(SMALL * largest, sizes.get(name, 0.0))
-            errors = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
+            size = sizes.get(name, 0.0)
+            errors = relative_error(low_a, high, size), relative_error(low_b, high, size)
+            floor = max(SMALL * largest, size)
+            judged = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
             units = unit_of(low_a), unit_of(low_b)
             if alike and one is not None and other is not None:
-                size = max(largest, sizes.get(name, 0.0))
-                reason = _differs(one, other, max(units), size, moved.get(name, 0.0))
+                reason = _differs(one, other, max(units), max(largest, size), moved.get(name, 0.0))
                 errors = None if reason else errors
-            known_errors = errors if alike and errors is not None else (0.0, 0.0)
-            reason = reason or _is_worse(low_a, low_b, known_errors, units)
+            judged = judged if alike and errors is not None else (0.0, 0.0)
+            reason = reason or _is_worse(low_a, low_b, judged, units)
         yield Compared(
             name,
             "gradient",
@@ -199,10 +202,10 @@ def gradients_in_float64(
         NotJudged: when there is no backward in float64, or the model returned something that is not
             an output of a graph.
     """
-    known: dict[int, Tensor] = {}  # tensors that a graph returned, by identity
+    carried: Carried[Tensor] = Carried()
     leaves: dict[str, Tensor] = {}
     inputs = {id(x): f"input {number}" for number, x in enumerate(model.given)}
-    signs = None if sizes is None else Signs()
+    backwards = Backwards(draws=sizes is not None)
     for kept, values in zip(model.runs, arguments, strict=True):
         args, names = kept.run.args, standing(kept.run)
         assert args is not None
@@ -211,38 +214,30 @@ def gradients_in_float64(
         for position, (argument, value) in enumerate(zip(args, values, strict=True)):
             if not is_float(argument) or not is_float(value):
                 wide.append(argument)
-            elif id(argument) in known:
-                wide.append(known[id(argument)].clone())
-            else:
+                continue
+            known = carried.of(argument, kept.versions[position])
+            if known is None:
                 name = names.get(position) or inputs.get(id(argument), f"{id(argument)}")
                 if name not in leaves:
                     leaf = widened(value, torch.float64).clone()
                     leaves[name] = leaf.requires_grad_(argument.requires_grad)
-                wide.append(leaves[name].clone())
-        form = Signed(signs, eps_of)
+                known = leaves[name]
+            wide.append(known.clone())
+        form = WideEdges(torch.float64, backwards, eps_of)
         start = Start(kept.run)
         with start.begun() as low, torch.enable_grad():
             _, made = start.walk(low, form, others=wide)
-        for output, other in zip(kept.outputs, made, strict=True):
+        for output, version, other in zip(kept.outputs, kept.output_versions, made, strict=True):
             if is_float(output):
-                known[id(output)] = widened(other, torch.float64, differentiable=True)
-    own = [(known.get(id(x)), drawn) for x, drawn in model.starts]
-    if any(x is None or not x.requires_grad for x, _ in own):
+                high = widened(other, torch.float64, differentiable=True)
+                carried.keep(output, version, high)
+    ends = [carried.of(x, version_of(x)) for x, _ in model.starts]
+    outputs = [x for x in ends if x is not None and x.requires_grad]
+    if len(outputs) != len(ends):
         raise NotJudged("what the model returned was not made by a captured graph alone")
     drawn = [gradient for _, gradient in (starts or model.starts)]
     asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-
-    def differentiated(keep: bool) -> dict[str, Tensor]:
-        found = torch.autograd.grad(
-            [x for x, _ in own if x is not None],
-            list(asked.values()),
-            [gradient.to(torch.float64) for gradient in drawn],
-            allow_unused=True,
-            retain_graph=keep,
-        )
-        return {name: x for name, x in zip(asked, found, strict=True) if x is not None}
-
-    if signs is not None and sizes is not None:
-        with signs.drawn():
-            sizes |= {name: size_of(x) for name, x in differentiated(True).items()}
-    return differentiated(False)
+    found, of_drawn = backwards.of_reference(outputs, list(asked.values()), drawn)
+    if sizes is not None:
+        sizes |= zip(asked, of_drawn, strict=True)
+    return {name: x for name, x in zip(asked, found, strict=True) if x is not None}

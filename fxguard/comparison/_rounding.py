@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fxguard.comparison.elements import Apart
 from fxguard.graph.wide_form import is_float
-from fxguard.measure.func_levels import without_levels
+from fxguard.rerun.differences import real_numbers, relative_error, relative_to
 
 __all__ = [
     "apart",
@@ -91,12 +91,7 @@ def is_same(a: Tensor, b: Tensor) -> bool:
 
 def in_double(x: Tensor) -> Tensor:
     """A tensor in float64; complex numbers as pairs."""
-    x = without_levels(x).detach()
-    if x.layout is not torch.strided or x.is_quantized:
-        x = x.to_dense() if not x.is_quantized else x.dequantize()
-    if x.is_complex():
-        x = torch.view_as_real(x.resolve_conj())
-    return x.to(torch.float64)
+    return real_numbers(x).to(torch.float64)
 
 
 def gap_of(a: Tensor, b: Tensor) -> Tensor:
@@ -120,8 +115,7 @@ def apart(a: Tensor, b: Tensor) -> Apart:
     a, b = in_double(a), in_double(b)
     largest = float(gap_of(a, b).max())
     size = size_of(a)
-    relative = largest / size if size else (math.inf if largest else 0.0)
-    return Apart(largest, relative, _cosine(a, b))
+    return Apart(largest, relative_to(largest, size), _cosine(a, b))
 
 
 def _cosine(a: Tensor, b: Tensor) -> float | None:
@@ -134,12 +128,14 @@ def _cosine(a: Tensor, b: Tensor) -> float | None:
 
 
 def error_of(low: Tensor, wide: Tensor) -> float:
-    """The largest error of a result, relative to the largest magnitude of the same in float64."""
-    if not low.numel():
-        return 0.0
-    low, wide = in_double(low), in_double(wide)
-    largest, size = float(gap_of(wide, low).max()), size_of(wide)
-    return largest / size if size else (math.inf if largest else 0.0)
+    """The largest error of a result, relative to the largest magnitude of the same in float64.
+
+    It is also inf where float64 has an infinity or NaN and the result has something else.
+    """
+    high = in_double(wide)
+    if bool((gap_of(high, in_double(low)).isinf() & ~high.isfinite()).any()):
+        return math.inf
+    return relative_error(low, wide)
 
 
 def share_of_rounding(

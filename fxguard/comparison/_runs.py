@@ -16,8 +16,7 @@ from fxguard import trees
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
 from fxguard.capture.dynamo import is_compiled
-from fxguard.graph.marks import flatten_call, rows_of
-from fxguard.graph.outputs import to_differentiate
+from fxguard.comparison._starts import differentiated, drawn_for, named_tensors
 from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import check_can_instrument, unwrapped
@@ -107,8 +106,7 @@ def run_model(
     try:
         with torch.set_grad_enabled(backward):
             output = model(*args, **kwargs)
-            labels, tensors = flatten_call((), {}, output)
-            named = [(label, x) for label, x, _ in rows_of(labels, tensors) if x is not None]
+            named = named_tensors(output)
             found.output_names, found.outputs = [x for x, _ in named], [x for _, x in named]
             if backward:
                 _differentiate(found, output)
@@ -125,20 +123,9 @@ def run_model(
 
 
 def _differentiate(found: ModelRun, output: Any) -> None:
-    """Compute the gradients of weights and inputs: of a loss, or of all outputs.
-
-    An output that is not a single number gets a random gradient: the gradients of a sum would be 0
-    behind a softmax or a layer norm.
-    """
-    names = {id(x): name for name, x in zip(found.output_names, found.outputs, strict=True)}
-    # By name, because the other model may return the same in another order.
-    made = sorted(to_differentiate(output), key=lambda x: names.get(id(x), ""))
-    generator = torch.Generator().manual_seed(0)
-    for x in made:
-        drawn = torch.ones(x.shape, dtype=torch.float64)
-        if x.numel() != 1:
-            drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-        found.starts.append((x, drawn.to(x.device, x.dtype)))
+    """Compute the gradients of weights and inputs: of a loss, or of all outputs."""
+    made = differentiated(output)
+    found.starts += zip(made, drawn_for(made), strict=True)
     leaves = {name: x for name, x in found.parameters.items() if x.requires_grad}
     leaves |= {f"input {n}": x for n, x in enumerate(found.given) if x.requires_grad}
     if not made or not leaves:

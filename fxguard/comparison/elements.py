@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fxguard.records import BACKWARD, Source
 
-__all__ = ["Apart", "Compared", "Part"]
+__all__ = ["Apart", "Compared", "Deviation", "Part"]
 
 Part = Literal["operation", "backward", "weight", "gradient", "output", "compiled"]
 
@@ -22,7 +22,7 @@ class Apart:
 
     # Largest |a - b|: 0 if both are the same inf or NaN, inf if only one is finite.
     absolute: float
-    relative: float  # the same relative to the largest finite magnitude in A; inf if that is 0
+    relative: float  # the same relative to the largest finite magnitude in A; 1 if that is 0
     cosine: float | None = None  # of the two as vectors; None if one is 0 or not finite
 
 
@@ -110,6 +110,23 @@ class Compared:
             "output_tolerance": self.tolerance,
             "judged": self.is_judged,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far the results of an operation are from those in the reference."""
+
+    title: str  # "encoder.block.0 mul"
+    error: float  # largest difference, relative to the largest magnitude of the reference
+    error_before: float  # the largest error of its operands
+    source: Source | None = None
+    phase: Literal["forward", "backward"] = "forward"
+
+    def __str__(self) -> str:
+        title = self.title + BACKWARD * (self.phase == "backward")
+        where = f" ({self.source.place})" if self.source else ""
+        made = f"an error of {self.error:.2g}" if self.error < math.inf else "an inf or a NaN"
+        return f"{title}{where} made {made} out of {self.error_before:.2g}"
 
 
 def vars_of(record: Any) -> dict[str, Any]:

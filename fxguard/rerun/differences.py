@@ -18,7 +18,9 @@ __all__ = [
     "are_close",
     "are_equal",
     "difference_of",
+    "real_numbers",
     "relative_error",
+    "relative_to",
     "same_magnitude",
 ]
 
@@ -73,25 +75,37 @@ def difference_of(low: Any, other: Any) -> Difference | None:
 def relative_error(low: Tensor, high: Tensor, size: float = 0.0) -> float:
     """``max |low - high| / max |high|`` where ``high`` is finite; inf if ``low`` is not there.
 
-    It is 1 if ``high`` is 0 throughout and ``low`` is not.
-
     Args:
         low: the result in the model's dtype.
         high: the result in the reference.
         size: a scale for the difference, used if it is larger.
     """
-    low, high = without_levels(low).detach(), without_levels(high).detach()
-    if not low.is_floating_point() or low.numel() == 0 or low.layout is not torch.strided:
+    if not is_float(low) or not low.numel():
         return 0.0
+    low, high = real_numbers(low), real_numbers(high)
     finite = high.isfinite()
     low, high = low.to(high.dtype)[finite], high[finite]
     if not bool(low.isfinite().all()):
         return math.inf
-    gap = float((low - high).abs().amax()) if high.numel() else 0.0
-    if not gap:
+    if not high.numel():
         return 0.0
-    size = max(size, float(high.abs().amax()))
+    return relative_to(float((low - high).abs().amax()), max(size, float(high.abs().amax())))
+
+
+def relative_to(gap: float, size: float) -> float:
+    """A difference relative to a size: 1 if the size is 0 and the difference is not."""
+    if not gap or math.isinf(gap):
+        return gap
     return gap / size if size else 1.0
+
+
+def real_numbers(x: Tensor) -> Tensor:
+    """The elements of a tensor as a dense one; complex numbers as pairs."""
+    x = without_levels(x).detach()
+    if x.is_quantized:
+        return x.dequantize()
+    x = x if x.layout is torch.strided else x.to_dense()
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def are_equal(low: Tensor, other: Tensor) -> Tensor:

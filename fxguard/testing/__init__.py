@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fxguard.testing.profile import check_profile as check_profile
     from fxguard.testing.search import Overflow as Overflow
     from fxguard.testing.search import find_overflow as find_overflow
-    from fxguard.testing.side_by_side import Deviation as Deviation
+    from fxguard.testing.stability import Deviation as Deviation
     from fxguard.testing.stability import Stability as Stability
     from fxguard.testing.stability import numerically_stable as numerically_stable
     from fxguard.testing.strategies import elements as elements
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fxguard.testing.strategies import tensors as tensors
 
 _HOME = {
-    "Deviation": "side_by_side",
+    "Deviation": "stability",
     "Overflow": "search",
     "Stability": "stability",
     "assert_finite": "finite",

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fxguard import trees
+from fxguard.comparison.elements import Deviation
+from fxguard.comparison.two_dtypes import TwoDtypes
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
 from fxguard.guard.guard import GuardedModel
@@ -18,8 +20,6 @@ from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.install.remove import remove
 from fxguard.measure.at_hand import dtype_named, name_of_dtype
 from fxguard.options import Options
-from fxguard.testing._comparison import Comparison
-from fxguard.testing.side_by_side import Deviation
 from fxguard.testing.watch import Model, as_module
 
 __all__ = ["Deviation", "Stability", "numerically_stable"]
@@ -144,9 +144,9 @@ def numerically_stable(
     tested = copy.deepcopy(unwrapped(as_module(model))).to(dtype)
     if find_guard(tested) is not None:
         remove(tested)
-    comparison = Comparison(reference, gradients)
+    found = TwoDtypes(reference, gradients=gradients)
     options = Options(on_detect=lambda report: None, backward=False)
-    guard = GuardedModel(tested, options, Plugins(hear=comparison.hear))
+    guard = GuardedModel(tested, options, Plugins(hear=found.hear))
     guard.install()
     with torch.set_grad_enabled(gradients):
         args, kwargs = trees.tree_map(
@@ -155,26 +155,25 @@ def numerically_stable(
             converted((inputs, kwargs), dtype),
         )
         output = tested(*args, **kwargs)
-        if not any(each.deviations for each in comparison.compared):
+        if not found.deviations():
             raise UsageError(
                 "there is nothing to compare: TorchDynamo captured no operation of this "
                 f"{type(tested).__name__}"
             )
         between = guard.counted().between
         if gradients:
-            comparison.differentiate(output, is_cut=between > 0)
+            found.differentiate(output, is_cut=between > 0)
     if tolerance is None:
         tolerance = min(ROUNDINGS * torch.finfo(dtype).eps, MOST)
-    found = Stability(
+    told = Stability(
         dtype,
         reference,
         tolerance,
-        tuple(comparison.deviations()),
+        tuple(found.deviations()),
         between,
-        sum(each.not_compared for each in comparison.compared),
-        sum(each.without_gradient for each in comparison.compared),
+        found.taken_over,
+        found.without_gradient,
     )
-    without_kernel = any(each.without_kernel for each in comparison.compared)
-    if between or without_kernel:
-        warnings.warn(f"not every operation was compared: {found}", RuntimeWarning, stacklevel=2)
-    return found
+    if between or found.without_kernel:
+        warnings.warn(f"not every operation was compared: {told}", RuntimeWarning, stacklevel=2)
+    return told

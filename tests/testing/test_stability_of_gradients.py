@@ -241,6 +241,26 @@ def test_an_operation_without_a_kernel_hands_its_gradient_on() -> None:
     assert list(backward_of(found)) == ["log", "mul", "exp"]
 
 
+def test_a_write_without_a_kernel_is_an_error_of_fxguard() -> None:
+    """The reference has no gradient for what it would have to take over."""
+
+    @torch.library.custom_op("fxguard_tests::halved_in_place", mutates_args={"x"})
+    def halved(x: Tensor) -> None:
+        if x.dtype is torch.float64:
+            raise RuntimeError("Expected Float16 or Float32, got Double")
+        x.div_(2)
+
+    def model(x: Tensor) -> Tensor:
+        y = x * 1
+        halved(y)
+        return y.exp()
+
+    with pytest.warns(RuntimeWarning, match="1 random ones or without a kernel for float64 not"):
+        assert numerically_stable(model, X)
+    with pytest.raises(fxguard.FxguardError, match="no run in two precisions: halved_in_place"):
+        compared(model, X)
+
+
 def test_bodies_are_compared() -> None:
     """Forward and backward of a checkpointed part, of a branch and of a loop."""
 
