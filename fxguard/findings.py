@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fxguard.records import Frame, Role, Row, Source
 
-__all__ = ["Climb", "Fix", "Growth", "Origin", "OriginKey", "SelfTest"]
+__all__ = ["Climb", "Fix", "Growth", "Origin", "OriginKey"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +26,6 @@ class Growth:
             f"{self.name} up to {self.now:.2g}, it was {self.before:.2g} in batch "
             f"{self.batch_number}: the weights"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """The result of planting a NaN in every measured value.
-
-    True if there was at least one, and each was found and named.
-    """
-
-    planted: int  # how many
-    found: int  # how many were found and blamed on the operation where they were planted
-    graphs: int  # captured graphs that ran
-    missed: tuple[str, ...] = ()  # operations whose NaN was not
-    left_out: tuple[tuple[str, int], ...] = ()  # why no NaN could be planted, and how often
-
-    def __bool__(self) -> bool:
-        return self.found == self.planted > 0
-
-    def __str__(self) -> str:
-        graphs = f"{self.graphs} graph" + ("" if self.graphs == 1 else "s")
-        line = f"found {self.found} of {self.planted} planted NaN in {graphs}"
-        if self.missed:
-            line += f"; missed: {', '.join(self.missed)}"
-        if self.left_out:
-            line += "; not planted: " + ", ".join(f"{n} {why}" for why, n in self.left_out)
-        return line
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from fxguard.findings import Fix as Fix
     from fxguard.findings import Growth as Growth
     from fxguard.findings import Origin as Origin
-    from fxguard.findings import SelfTest as SelfTest
     from fxguard.guard.for_users import Guard as Guard
     from fxguard.options import Granularity as Granularity
     from fxguard.options import InstrumentOptions as InstrumentOptions
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from fxguard.report.forecast import ForecastRow as ForecastRow
     from fxguard.report.precision_plan import PrecisionPlan as PrecisionPlan
     from fxguard.report.report import Report as Report
+    from fxguard.report.self_test import SelfTest as SelfTest
     from fxguard.trace.batch_diff import BatchDiff as BatchDiff
     from fxguard.trace.batch_diff import Match as Match
     from fxguard.trace.batch_diff import RowPair as RowPair
@@ -86,7 +86,7 @@ _HOME = {
     "Report": "report.report",
     "Row": "records",
     "RowPair": "trace.batch_diff",
-    "SelfTest": "findings",
+    "SelfTest": "report.self_test",
     "Source": "records",
     "Trace": "trace.trace",
     "TracedBatch": "trace.trace",

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fxguard.comparison.elements import Apart, Compared
+from fxguard.report.error_chart import number
 from fxguard.trace.diff import Diff
 from fxguard.trace.diff_text import names_text
 
-__all__ = ["Parts", "number", "table", "verdict_lines"]
+__all__ = ["Parts", "cosine_text", "table", "verdict_lines"]
 
 WIDTH = 100
 NOT_ROUNDINGS = "not roundings"
@@ -217,11 +218,6 @@ def _not_compared(found: Parts) -> Iterator[str]:
     for side, titles in (("A", found.only_in_a), ("B", found.only_in_b)):
         if titles:
             yield f"only in {side}: {names_text(titles)}"
-
-
-def number(value: float) -> str:
-    """A number as shown in the verdict, the table and the page."""
-    return "0" if value == 0 else f"{value:.1e}" if value == value and value < 1e300 else str(value)
 
 
 def table(everything: Sequence[Compared], tablefmt: str, most: int | None) -> str:

@@ -123,10 +123,14 @@ class Deviation:
     phase: Literal["forward", "backward"] = "forward"
 
     def __str__(self) -> str:
-        title = self.title + BACKWARD * (self.phase == "backward")
         where = f" ({self.source.place})" if self.source else ""
         made = f"an error of {self.error:.2g}" if self.error < math.inf else "an inf or a NaN"
-        return f"{title}{where} made {made} out of {self.error_before:.2g}"
+        return f"{self.heading}{where} made {made} out of {self.error_before:.2g}"
+
+    @property
+    def heading(self) -> str:
+        """``encoder.block.0 mul``, ``encoder.block.0 mul (backward)``."""
+        return self.title + BACKWARD * (self.phase == "backward")
 
 
 def vars_of(record: Any) -> dict[str, Any]:

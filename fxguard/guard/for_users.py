@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.nn import Module
 
 from fxguard.errors import UsageError
-from fxguard.findings import Origin, SelfTest
+from fxguard.findings import Origin
 from fxguard.guard.coverage import NOTHING_YET, Coverage, coverage_of, not_judged_in
 from fxguard.guard.delivery import Delivery
 from fxguard.guard.recorder import Recorder
@@ -19,6 +19,7 @@ from fxguard.options import Options
 from fxguard.plan.plan import Plan
 from fxguard.records import Frame
 from fxguard.report.report import Report
+from fxguard.report.self_test import SelfTest
 
 __all__ = ["Guard"]
 

@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
-from fxguard.findings import SelfTest
 from fxguard.graph import nodes
 from fxguard.measure.ways import TRACEABLE
 from fxguard.passes.checks import with_checks
@@ -21,6 +20,7 @@ from fxguard.passes.faults import Planting
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Plan
 from fxguard.records import Role, Severity
+from fxguard.report.self_test import SelfTest
 from fxguard.verdict.judge import Judgment
 
 __all__ = ["merged", "selftest_of"]

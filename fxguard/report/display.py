@@ -46,6 +46,7 @@ class Display:
     table: Callable[[], str] | None = None  # makes HTML
     of_table: str = "The same as a table"
     page: Callable[[], str] | None = None  # makes the text of the page; None if there is none
+    framed: bool = True  # False: in a notebook, such a page shows no more than verdict and table
     rows: int = 0  # of the page
     name: str = "result"  # as in report.to_html("report.html")
 
@@ -64,7 +65,7 @@ class Display:
         parts = [self._verdict_html()]
         if page is not None:
             parts.append(_frame(page))
-        elif self.page is not None:
+        elif self.page is not None and self.framed:
             code = f'{self.name}.to_html("{self.name}.html")'
             parts.append(f"<p>Too large for a notebook: <code>{code}</code> writes the page.</p>")
         if page is not None and table:
@@ -82,7 +83,7 @@ class Display:
         return Text.from_ansi("\n\n".join(filter(None, parts)))
 
     def _page(self) -> str | None:
-        if self.page is None or self.rows > MOST_ROWS:
+        if self.page is None or not self.framed or self.rows > MOST_ROWS:
             return None
         text = self.page()
         return text if len(text) <= MOST_CHARACTERS else None

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import html
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fxguard.report.display import Display, Displayed
+from fxguard.report.plain_page import code, paragraph, plain_page, section, table
 from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 __all__ = ["PrecisionPlan"]
+
+HOW_TO_READ = (
+    "Errors are relative to the largest magnitude of each output in float64, and not finite where "
+    "an element is wrongly not finite."
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,7 +88,9 @@ class PrecisionPlan(Displayed):
         return Display(
             self.verdict,
             healthy=self.verified,
-            table=lambda: f"<pre>{html.escape(self.advice)}</pre>",
+            table=lambda: code(self.advice),
+            page=self._page,
+            framed=False,
         )
 
     @property
@@ -96,6 +106,30 @@ class PrecisionPlan(Displayed):
     def to_json(self, indent: int | None = None) -> str:
         """The plan as strict JSON: NaN and infinities are the strings "nan" and "inf"."""
         return strict_json(self.to_dict(), indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs no network: the change of the code, and the error of each form.
+
+        Args:
+            path: path of the file; overwritten if it exists.
+        """
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
+        title = f"What to keep in float32: {self.dtype}"
+        return plain_page(title, self.verdict, self._parts(), healthy=self.verified)
+
+    def _parts(self) -> Iterator[str]:
+        yield section("The change of the code", code(self.advice))
+        rows = [(name, _worded(error)) for name, error in self._errors()]
+        yield section("Errors of the outputs", table(("", "error"), rows), paragraph(HOW_TO_READ))
+
+    def _errors(self) -> Iterator[tuple[str, float]]:
+        """Each form of the model, and the error of its outputs."""
+        yield "this plan", self.error
+        yield f"{self.dtype} alone", self.error_low
+        yield f"the roundings of {self.dtype} alone", self.error_rounding
+        yield "the model as it is", self.error_wide
 
 
 def _worded(error: float) -> str:

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from fxguard.testing.batches import like as like
     from fxguard.testing.finite import assert_finite as assert_finite
     from fxguard.testing.profile import check_profile as check_profile
+    from fxguard.testing.result import Deviation as Deviation
+    from fxguard.testing.result import Stability as Stability
     from fxguard.testing.search import Overflow as Overflow
     from fxguard.testing.search import find_overflow as find_overflow
-    from fxguard.testing.stability import Deviation as Deviation
-    from fxguard.testing.stability import Stability as Stability
     from fxguard.testing.stability import numerically_stable as numerically_stable
     from fxguard.testing.strategies import elements as elements
     from fxguard.testing.strategies import shapes as shapes
     from fxguard.testing.strategies import tensors as tensors
 
 _HOME = {
-    "Deviation": "stability",
+    "Deviation": "result",
     "Overflow": "search",
-    "Stability": "stability",
+    "Stability": "result",
     "assert_finite": "finite",
     "check_profile": "profile",
     "elements": "strategies",

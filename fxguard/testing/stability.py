@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fxguard import trees
-from fxguard.comparison.elements import Deviation
 from fxguard.comparison.two_dtypes import TwoDtypes
 from fxguard.errors import UsageError
 from fxguard.graph.wide_form import converted, is_float
@@ -18,66 +16,16 @@ from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import find_guard, unwrapped
 from fxguard.install.remove import remove
-from fxguard.measure.at_hand import dtype_named, name_of_dtype
+from fxguard.measure.at_hand import dtype_named
 from fxguard.options import Options
+from fxguard.testing.result import Stability
 from fxguard.testing.watch import Model, as_module
 
-__all__ = ["Deviation", "Stability", "numerically_stable"]
+__all__ = ["numerically_stable"]
 
 # The default tolerance in units of the dtype's eps, and its upper bound: 32 roundings of bfloat16
 # would be a quarter of the largest element.
 ROUNDINGS, MOST = 32, 1 / 16
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Stability:
-    """The result of comparing two precisions. True if no error was over ``tolerance``."""
-
-    dtype: torch.dtype
-    reference: torch.dtype
-    tolerance: float
-    deviations: tuple[Deviation, ...]  # one for each operation, in order of execution
-    between: int = 0  # operations that ran between graphs and were not compared
-    taken_over: int = 0  # operations that draw random numbers or have no kernel for the reference
-    # Differentiable operations whose backward was not compared: no gradient reached them, or they
-    # run inside torch.func.
-    without_gradient: int = 0
-
-    def __bool__(self) -> bool:
-        return self.first is None
-
-    @property
-    def first(self) -> Deviation | None:
-        """The first operation whose error is over ``tolerance``."""
-        return next((d for d in self.deviations if not d.error <= self.tolerance), None)
-
-    @property
-    def worst(self) -> Deviation | None:
-        """The operation with the largest error."""
-        return max(self.deviations, key=lambda d: d.error, default=None)
-
-    def __str__(self) -> str:
-        names = [name_of_dtype(dtype) for dtype in (self.dtype, self.reference)]
-        backward = sum(each.phase == "backward" for each in self.deviations)
-        counted = f"{len(self.deviations) - backward} operations"
-        if backward or self.without_gradient:
-            counted += f" and the backward of {backward}"
-        counted += " compared"
-        if self.between:
-            counted += f", {self.between} between graphs not"
-        if self.taken_over:
-            counted += f", {self.taken_over} random ones or without a kernel for {names[1]} not"
-        if self.without_gradient:
-            counted += f", the backward of {self.without_gradient} not"
-        if self.first is not None:
-            text = f"not stable in {names[0]}: {self.first}, against {names[1]}"
-            if self.first.source is not None and self.first.source.code:
-                text += f"\n  {self.first.source}"
-        else:
-            text = f"stable in {names[0]}, against {names[1]}: the worst is {self.worst}"
-        return f"{text}\n  tolerance {self.tolerance:.2g}; {counted}"
-
-    __repr__ = __str__  # what pytest shows of `assert numerically_stable(...)`
 
 
 def numerically_stable(

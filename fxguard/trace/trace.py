@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fxguard.errors import UsageError
 from fxguard.formats import FORMATS
@@ -16,6 +16,7 @@ from fxguard.report.headroom import nearest
 from fxguard.report.page import page
 from fxguard.report.plot import plot
 from fxguard.report.sheet import Sheet
+from fxguard.report.strict_json import plain_data, recorded, strict_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,6 +100,21 @@ class Trace(Displayed):
     def is_healthy(self) -> bool:
         """Whether nothing was found, and the model returned finite numbers."""
         return not any(batch.verdict or batch.returned_bad for batch in self.batches)
+
+    def __str__(self) -> str:
+        return "\n".join([self.model, "", *self.verdict])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as plain dicts, lists, strings and numbers, with its verdict."""
+        data = {**plain_data(self), "healthy": self.is_healthy, "verdict": self.verdict}
+        return recorded("batches", data)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The trace as strict JSON: NaN and infinities are the strings "nan" and "inf".
+
+        It is one record, and not the trace file, which is shorter and which ``load_trace`` reads.
+        """
+        return strict_json(self.to_dict(), indent)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: every frame of every batch, with a slider.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fxguard
 from fxguard import diff
@@ -20,7 +21,9 @@ from fxguard.findings import Origin
 from fxguard.report.display import MOST_CHARACTERS, SHOWN, page_of
 from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.report.precision_plan import PrecisionPlan
+from fxguard.report.self_test import SelfTest
 from fxguard.report.terminal import coloured
+from fxguard.testing import Deviation, Stability
 from fxguard.types import Frame, Row, Trace, TracedBatch
 from support.needs import needs
 from support.t5_overflow import REPORT
@@ -39,7 +42,10 @@ PLAN = PrecisionPlan(
     *(1e-3, math.nan, 1e-3, math.inf, 1e-7, 4),
 )
 COMPARISON = Comparison("A", "B", (Compared("a mul", kind="mul"),), (), (), (), DIFF)
-ALL = (REPORT, TRACE, DIFF, COMPARISON, FORECAST, PLAN)
+SELFTEST = SelfTest(3, 3, 1, (), (("between graphs", 2),))
+STABILITY = Stability(torch.float16, torch.float64, 0.03, (Deviation("mul", 0.5, 1e-3),))
+FRAMED = (REPORT, TRACE, DIFF, COMPARISON, FORECAST, STABILITY)
+ALL = (*FRAMED, PLAN, SELFTEST)
 
 
 def name_of(result: Any) -> str:
@@ -83,7 +89,7 @@ def test_a_notebook_shows_the_verdict(result: Any) -> None:
     assert shown.strong == [line for line in lines if line.startswith(("  fix: ", "  or: "))]
 
 
-@pytest.mark.parametrize("result", ALL[:-1], ids=name_of)
+@pytest.mark.parametrize("result", FRAMED, ids=name_of)
 def test_a_notebook_holds_the_page(result: Any, tmp_path: Path) -> None:
     """In a frame, as ``to_html`` writes it, but for the class by which it hides the verdict."""
     result.to_html(tmp_path / "page.html")
@@ -94,11 +100,19 @@ def test_a_notebook_holds_the_page(result: Any, tmp_path: Path) -> None:
     assert ".framed header .verdict" in page or ".framed .verdict" in page
 
 
+@pytest.mark.parametrize("result", [PLAN, SELFTEST], ids=name_of)
+def test_a_page_that_says_no_more_is_in_no_frame(result: Any, tmp_path: Path) -> None:
+    """A plan shows the change of code, a self-test its verdict; the page is there for a file."""
+    document = result._repr_html_()
+    assert Read(document).frames == []
+    assert "Too large" not in document
+    assert getattr(result, "advice", "") in Read(document).text
+    result.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page_of(result)
+
+
 def test_what_has_no_page() -> None:
-    """A plan shows the change of code; a forecast from a file, and an empty trace, a table."""
-    shown = Read(PLAN._repr_html_())
-    assert shown.frames == []
-    assert PLAN.advice in shown.text
+    """A forecast from a file, and an empty trace, show a table."""
     for result in (Trace("T5", None, "2.13.0", ()), Forecast("float16", (FAILS,), 2)):
         assert Read(result._repr_html_()).frames == []
         assert "Too large" not in result._repr_html_()
@@ -192,7 +206,7 @@ def test_rich_prints_every_result(result: Any) -> None:
     lines = getattr(result, "verdict", str(result).splitlines())
     found = in_rich(result, force_terminal=True, color_system="standard")
     assert lines[0] in COLOURS.sub("", found)
-    colour = 32 if result in (PLAN, COMPARISON) else 31
+    colour = 32 if result in (PLAN, COMPARISON, SELFTEST) else 31
     assert f"\x1b[1;{colour}m{lines[0]}\x1b[0m" in found
     healthy = Trace("[red]Net[/red]", None, "2.13.0", (HEALTHY,))
     found = in_rich(healthy, force_terminal=True, color_system="standard")

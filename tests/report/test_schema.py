@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import fxguard
-from fxguard import types
+from fxguard import testing, types
 from fxguard.errors import UsageError
 from fxguard.report import load
 from support.needs import needs
@@ -37,7 +37,8 @@ def test_it_is_a_schema() -> None:
     ("record", "left_out"),
     [
         (types.Source, set()),
-        (types.Row, {"fingerprint"}),  # in trace files, in a form of their own
+        (types.Row, set()),
+        (types.Fingerprint, set()),
         (types.Frame, set()),
         (types.Climb, set()),
         (types.Fix, set()),
@@ -47,6 +48,11 @@ def test_it_is_a_schema() -> None:
         (types.ForecastRow, set()),
         (types.Forecast, {"frames", "planner"}),
         (types.PrecisionPlan, set()),
+        (types.SelfTest, set()),
+        (types.Trace, set()),
+        (types.TracedBatch, set()),
+        (testing.Stability, set()),
+        (testing.Deviation, set()),
         (types.Apart, set()),
     ],
 )
@@ -161,6 +167,52 @@ def test_comparisons_and_diffs() -> None:
         assert told("", json.loads(found.to_json())) == []
 
 
+def test_self_tests() -> None:
+    """Of graphs with and without operations between them."""
+    torch.manual_seed(0)
+    for model in (nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)), Breaks()):
+        fxguard.instrument(model)
+        model(torch.ones(2, 4))
+        found = fxguard.guard_of(model).selftest()
+        record = json.loads(found.to_json())
+        assert told("SelfTest", record) == []
+        assert told("", record) == []
+        assert record["passed"] is bool(found) is True
+        assert bool(record["left_out"]) == isinstance(model, Breaks)
+
+
+class Breaks(nn.Module):
+    """A model that TorchDynamo cuts in two, with an operation between the graphs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.exp()
+        torch._dynamo.graph_break()
+        return x.sqrt()
+
+
+def test_stabilities() -> None:
+    """Stable, not stable by digits, and not stable by an infinity."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+
+    def variance(x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean(-1) - x.mean(-1).square()
+
+    found = [
+        testing.numerically_stable(torch.sigmoid, x, gradients=True),
+        testing.numerically_stable(variance, x + 100, dtype=torch.float32),
+        testing.numerically_stable(torch.square, x + 1000),
+    ]
+    records = [json.loads(each.to_json()) for each in found]
+    for record in records:
+        assert told("Stability", record) == []
+        assert told("", record) == []
+    assert [record["stable"] for record in records] == [True, False, False]
+    assert records[0]["first"] is None
+    assert records[1]["first"]["title"] == "sub"
+    assert records[2]["first"]["error"] == "inf"
+    assert {each["phase"] for each in records[0]["deviations"]} == {"forward", "backward"}
+
+
 def test_lines_of_traces(tmp_path: Path) -> None:
     """Of whole steps, healthy and not, with masks and fingerprints."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
@@ -179,6 +231,25 @@ def test_lines_of_traces(tmp_path: Path) -> None:
     assert "fxguard_trace" in lines[0]
     names = {key for line in lines for key in line}
     assert {"plan", "batch", "later", "fingerprints", "masks"} <= names
+
+
+def test_traces(tmp_path: Path) -> None:
+    """The record of a trace holds what its file does, and is no trace file itself."""
+    model = fxguard.instrument(Squares(), trace_batch_nums=[0, 1], trace_to=tmp_path)
+    for scale in (1.0, 1e30):
+        model(torch.full((4,), scale))
+    [file] = tmp_path.iterdir()
+    trace = fxguard.load_trace(file)
+    record = json.loads(trace.to_json())
+    assert told("Trace", record) == []
+    assert told("", record) == []
+    assert (record["healthy"], record["verdict"]) == (False, trace.verdict)
+    [mul] = [frame for frame in record["batches"][1]["frames"] if frame["kind"] == "mul"]
+    assert [row["abs_max"] for row in mul["rows"]] == [pytest.approx(1e30)] * 2 + ["inf"]
+    assert mul["rows"][0]["fingerprint"]["count"] == 4
+    (tmp_path / "record.jsonl").write_text(trace.to_json() + "\n")
+    with pytest.raises(UsageError, match="the first line does not say that it is one"):
+        fxguard.load_trace(tmp_path / "record.jsonl")
 
 
 def test_a_field_too_many_or_too_few_is_refused() -> None:
