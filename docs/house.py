@@ -23,7 +23,10 @@ BEGIN, END = "<!-- map: ./dev map writes it -->\n", "<!-- end of the map -->\n"
 # From left to right, as a graph goes: a room may import only those to its left. Rooms that share a
 # place are edges of the house, and know nothing of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    *((name,) for name in ("given_out", "errors", "records", "findings", "formats", "globs")),
+    *(
+        (name,)
+        for name in ("given_out", "errors", "forgiving", "records", "findings", "formats", "globs")
+    ),
     *((name,) for name in ("torch_names", "trees")),  # what is private to torch
     *((name,) for name in ("measure", "report", "ranks", "source", "graph", "trace")),
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch._dynamo.guards
 
+from fxguard import forgiving
 from fxguard.capture.following import Following
 from fxguard.graph.torch_settings import settings_now
 from fxguard.guard.guard import GuardedModel
-from fxguard.verdict import forgiving
 
 pytest.register_assert_rewrite("support")  # its assertions say as much as those of tests
 

@@ -24,6 +24,7 @@ from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.watchers import BatchWatcher
 from fxguard.batch.weights import Snapshot
 from fxguard.findings import BROUGHT
+from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.graph.collectives import OWN
 from fxguard.graph.evidence import Evidence
@@ -237,7 +238,7 @@ class Batch:
                     pair = eager.waited_for(pair)
                     if not math.isfinite(pair[1]):
                         self.details[index] = describe(bare)
-            except Exception:  # a tensor with few operations: the model is healthy
+            except theirs():  # a tensor with few operations: the model is healthy
                 pair = traceable.mark(traceable.NO_DATA)
             self.pairs.append(pair)
 

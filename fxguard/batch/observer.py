@@ -7,7 +7,6 @@ would not take their fused path while a torch function mode is active.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Number
@@ -21,6 +20,7 @@ from fxguard.batch import active
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import UncapturedOperation
 from fxguard.batch.keys import Key
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph import nodes
 from fxguard.graph.closer_look import evidence_alone
 from fxguard.graph.collectives import waits
@@ -277,7 +277,7 @@ def add_evidence(
         if reason := waits(func, nodes.leaves([*call.args, *call.kwargs.values(), result])):
             batch.no_evidence[index] = reason
             continue
-        with batch.own_arithmetic(), contextlib.suppress(Exception):  # a tensor may know few
+        with batch.own_arithmetic(), where_theirs_may_raise():  # a tensor may know few
             evidence = evidence_alone(call, func, result, path)
             if evidence is not None:
                 batch.evidence[index] = evidence

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from fxguard.batch.kept_run import Kept, KeptRun, KeptTape, versions_of
+from fxguard.forgiving import where_theirs_may_raise
 
 __all__ = ["runs_of"]
 
@@ -29,7 +29,7 @@ def runs_of(kept: Iterable[Kept]) -> Iterator[KeptRun]:
             elif isinstance(each, KeptRun):
                 yield each
         for key, parts in tapes.items():
-            with contextlib.suppress(Exception):  # operations that cannot run again
+            with where_theirs_may_raise():  # operations that cannot run again
                 yield _as_run(parts, ended[key])
             ended[key].update(part.root.number for part in parts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 from fxguard.cli._processes import Note
 from fxguard.cli._statuses import Status
 from fxguard.errors import BatchLimitReached
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.report.errors import NonFiniteError
 from fxguard.report.terminal import escaped
 
@@ -75,8 +75,8 @@ def say(line: str, *, flush: bool = True) -> None:
         flush: whether what the script has printed comes first.
     """
     if flush:
-        with contextlib.suppress(Exception):  # the script may have closed the stream
+        with where_theirs_may_raise():  # the script may have closed the stream
             sys.stdout.flush()
-    with contextlib.suppress(Exception):
+    with where_theirs_may_raise():  # or have put another object there
         text = escaped(f"fxguard: {line}", sys.stderr)
         print(text, file=sys.stderr, flush=True)

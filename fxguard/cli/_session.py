@@ -25,6 +25,7 @@ from fxguard.cli._settings import options_of
 from fxguard.cli._summary import Headroom, Summary
 from fxguard.cli._terminated import Terminated
 from fxguard.cli._warnings import Warnings
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.formats import FORMATS, headroom
 from fxguard.graph.tables import MOVES, SELECTS, UNINITIALISED
 from fxguard.guard.guard import GuardedModel
@@ -124,7 +125,7 @@ class Session:
 
     def _last_word(self) -> None:
         """Say what was checked, before a signal ends this process."""
-        with contextlib.suppress(Exception):
+        with where_theirs_may_raise():  # files of other processes; the signal ends this one anyway
             note = self.close()
             if note.summary.batches:
                 last_line(note, flush=False)  # without fxguard, buffered output would be lost, too

@@ -22,6 +22,7 @@ from fxguard.cli._ending import end, last_line, say
 from fxguard.cli._processes import OPTIONS, SWITCH, Notes, is_on
 from fxguard.cli._settings import UnreadError, options_of, settings_of_project
 from fxguard.cli._statuses import Status
+from fxguard.forgiving import theirs
 from fxguard.report.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Armed:
 
                 leave_to_python(self.call)
                 self.session = Session(self.settings)
-            except Exception as error:
+            except theirs() as error:  # options that do not fit, a torch that is too old
                 say(f"FXGUARD is set and has no effect: {error}")
             else:
                 self.session.warnings.__enter__()

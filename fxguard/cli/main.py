@@ -27,6 +27,7 @@ from fxguard.cli._script import find_module, run_any
 from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
 from fxguard.cli._statuses import Status
 from fxguard.cli._traces import add_commands
+from fxguard.forgiving import theirs
 from fxguard.formats import spelled_out
 from fxguard.options import Options
 
@@ -166,7 +167,7 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
     try:
         if given.module is not None and _cannot_find(given.module):
             return _wrong(f"no module named {given.module}")
-    except Exception as error:  # of the package that the module is in
+    except theirs() as error:  # what the package of the module does when it is imported
         _show(error)
         return Status.FAILED
     name = given.module or rest[0]

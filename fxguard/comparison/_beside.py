@@ -20,6 +20,7 @@ from fxguard.comparison._recorded import Made, Recorded, copied, values_of
 from fxguard.comparison._rounding import is_same
 from fxguard.comparison._sides import Key, Named
 from fxguard.comparison.elements import Compared
+from fxguard.forgiving import theirs
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, widened
 from fxguard.rerun.walk import SecondForm, Walk
@@ -117,7 +118,7 @@ class Beside(SecondForm):
             try:
                 with torch.no_grad():
                     return ran.run(*args, **kwargs)
-            except Exception as error:  # dtypes that cannot be combined
+            except theirs() as error:  # dtypes that cannot be combined
                 raise NotJudged(f"{ran.call.kind} of B alone does not run on A's values") from error
         try:
             values = in_float64(ran, node, args, kwargs)
@@ -139,7 +140,7 @@ class Beside(SecondForm):
                     # Operations that only B has made it in float64, and A rounds it.
                     if is_float(one) and (ran.call.written or not is_same(one, other)):
                         one.copy_(other)
-        except Exception as error:
+        except theirs() as error:  # shapes or dtypes that do not go together
             raise NotJudged(f"{ran.call.kind} does not run on A's values") from error
         return result
 

@@ -22,6 +22,7 @@ from fxguard.comparison._rounding import (
     unit_of,
 )
 from fxguard.comparison.elements import Apart, Compared
+from fxguard.forgiving import theirs
 from fxguard.graph.wide_form import NotJudged, Ran, is_float
 from fxguard.measure.at_hand import dtype_of
 
@@ -89,7 +90,7 @@ class Judge:
             sides = replace(sides, ran=ran)
         try:
             own = evaluated(ran, sides.node, *sides.own, state)
-        except Exception as error:
+        except theirs() as error:  # shapes or dtypes that do not go together
             raise NotJudged(f"{ran.call.kind} does not run on A's values") from error
         triples = [
             (a, b, c)
@@ -179,7 +180,7 @@ class Judge:
             return ""
         try:  # on A's exact operands, where no rounding of operands decides
             exact = evaluated(sides.ran, sides.node, *sides.exact, None)
-        except Exception:  # dtypes that do not go together
+        except theirs():  # dtypes that do not go together
             return ""
         for place in places:
             differs = values[place] != exact[place]

@@ -19,6 +19,7 @@ from fxguard.comparison._memory import gives_memory, with_zeros
 from fxguard.comparison._recorded import copied, values_of
 from fxguard.comparison._runs import ModelRun, unchanged
 from fxguard.comparison._sides import Key, standing
+from fxguard.forgiving import theirs
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_body import with_wide_dtypes
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, widened
@@ -89,7 +90,7 @@ class Choosing(WideForm):
                 given = with_wide_dtypes(widened((args, kwargs), torch.float64), torch.float64)
                 with torch.no_grad(), torch.autocast(made[0].device.type, enabled=False):
                     return widened(ran.run(*given[0], **given[1]), torch.float64)
-            except Exception:  # no such kernel: the model's own choice
+            except theirs():  # no such kernel: the model's own choice
                 self.taken_over[walk.place(node)] = f"no float64 kernel for {ran.call.kind}"
                 return ran.result
         return super().follow(walk, node, with_eps_of(ran, self.eps_of), args, kwargs)

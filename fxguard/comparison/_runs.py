@@ -17,6 +17,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
 from fxguard.capture.dynamo import is_compiled
 from fxguard.comparison._starts import differentiated, drawn_for, named_tensors
+from fxguard.forgiving import theirs
 from fxguard.guard.guard import GuardedModel
 from fxguard.guard.plugins import Plugins
 from fxguard.install.instrumented import check_can_instrument, unwrapped
@@ -110,7 +111,7 @@ def run_model(
             found.output_names, found.outputs = [x for x, _ in named], [x for _, x in named]
             if backward:
                 _differentiate(found, output)
-    except Exception:  # a bad value led there: what ran before can be compared
+    except theirs():  # a bad value led there: what ran before can be compared
         if not reports:
             raise
         found.raised = True
@@ -135,7 +136,7 @@ def _differentiate(found: ModelRun, output: Any) -> None:
         gradients = torch.autograd.grad(
             made, list(leaves.values()), [drawn for _, drawn in found.starts], allow_unused=True
         )
-    except Exception as error:  # such as a second backward of the user's
+    except theirs() as error:  # such as a second backward of the user's
         found.no_gradients = f"{type(error).__name__} in the backward: {error}".splitlines()[0]
         return
     pairs = zip(leaves, gradients, strict=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fxguard.errors import UsageError
 from fxguard.forecasting._errors import Bar, Error, largest
 from fxguard.forecasting._trials import Trials
+from fxguard.forgiving import theirs
 from fxguard.formats import FORMATS
 from fxguard.graph.wide_form import converted
 from fxguard.guard.guard import GuardedModel
@@ -94,7 +95,7 @@ def _in_float64(trials: Trials) -> tuple[list[Tensor], dict[str, Tensor]]:
     try:
         model, given = trials.plain()
         return trials.run(model.double(), converted(given, torch.float64), trials.loss)
-    except Exception:  # it was not written for float64, or does not fit
+    except theirs():  # it was not written for float64, or does not fit
         return [], {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
+from fxguard.forgiving import or_else, theirs
 from fxguard.graph import tables
 from fxguard.graph.alignment import no_alignment
 from fxguard.graph.evidence import Evidence, Operand
@@ -284,9 +284,7 @@ def _at(result: Tensor | None, made: Tensor, index: tuple[int, ...]) -> float | 
 def _alignment(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if plain(call.kind) != "ctc_loss":
         return ""
-    with contextlib.suppress(Exception):  # otherwise the sample stays unknown
-        return no_alignment(args, kwargs)
-    return ""
+    return or_else("", no_alignment, args, kwargs)
 
 
 def _needed(same: Tensor) -> float:
@@ -307,7 +305,7 @@ def reads_masked_row(args: Any, kwargs: Any) -> bool:
     dim = given if isinstance(given, int) and not isinstance(given, bool) else -1
     try:
         return any(_has_masked_row(value, dim) for value in trees.tree_leaves((args, kwargs)))
-    except Exception:  # a subclass or a layout that supports few operations
+    except theirs():  # a subclass or a layout that supports few operations
         return False
 
 

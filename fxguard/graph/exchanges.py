@@ -5,7 +5,6 @@ Such a call counts no version of what it writes, so nobody else can tell that a 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph import nodes
 from fxguard.graph._signatures import is_collective, name_of, operation_of
 from fxguard.torch_names import OpOverload, OpOverloadPacket
@@ -121,7 +121,7 @@ _signature = functools.cache(inspect.signature)
 def _is_source(given: Mapping[str, Any]) -> bool:
     """Whether this rank is the one that sends; False if torch is about to refuse the call."""
     distributed = torch.distributed
-    with contextlib.suppress(Exception):
+    with where_theirs_may_raise():  # an argument that is no group
         if given.get("group_src") is not None:
             return bool(distributed.get_rank(given.get("group")) == given["group_src"])
         return bool(distributed.get_rank() == given.get("src"))

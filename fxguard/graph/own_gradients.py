@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
+from fxguard.forgiving import theirs
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result
@@ -73,7 +74,7 @@ def gradient_in_float64(
         wide = {position: _wide(gradient) for position, gradient in incoming.items()}
         with torch.autocast(device, enabled=False):
             return gradient_of(function, args, kwargs, operand, wide)
-    except Exception:  # no such kernel, a fixed dtype, or out of memory
+    except theirs():  # no such kernel, a fixed dtype, or out of memory
         return None
 
 
@@ -135,7 +136,7 @@ def backward_of(
             return [by_number.get(number) for number in range(len(wants))]
         except NotJudged:
             raise
-        except Exception as error:  # no such kernel, or one that depends on its neighbours
+        except theirs() as error:  # no such kernel, or one that depends on its neighbours
             raise NotJudged(f"no backward of {ran.call.kind} alone") from error
         finally:
             after.restore()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxguard import trees
+from fxguard.forgiving import theirs
 from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import tables
 from fxguard.graph.nodes import elements_of, memory_of
@@ -141,7 +142,7 @@ def wide_result(
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise NotJudged("out of memory") from error
-    except Exception as error:  # no such kernel, or a fixed dtype
+    except theirs() as error:  # no such kernel, or a fixed dtype
         if "allocate memory" in str(error):
             raise NotJudged("out of memory") from error
         raise NotJudged(f"no {name_of_dtype(dtype)} kernel for {kind}") from error

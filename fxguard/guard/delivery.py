@@ -17,6 +17,7 @@ from fxguard.batch.kept_run import KeptRun
 from fxguard.batch.loss import Loss
 from fxguard.errors import BatchLimitReached, FxguardError
 from fxguard.findings import Origin
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.nodes import class_name
 from fxguard.guard._receivers import Receiver, receivers_for
 from fxguard.guard.coverage import idle_globs
@@ -161,7 +162,7 @@ class Delivery:
         if isinstance(error, FxguardError) or self.options.trace_batch_nums or batch is None:
             return
         finished = Finished(batch)
-        with contextlib.suppress(Exception):  # the device may be unable to answer; the error
+        with where_theirs_may_raise():  # the device may be unable to answer; the error
             finished = self.recorder.finish_failed(error)  # itself matters more
         self._deliver(finished, error)
 

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
+from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.measure.ways import TRACEABLE
 from fxguard.passes.checks import with_checks
@@ -57,7 +58,7 @@ def selftest_of(
             planted = with_checks(graph, plan, TRACEABLE, planting)
             compiled = backend(planted, inputs)
             healthy = _blames(graph, plan, compiled, inputs)
-    except Exception:  # such as made-up numbers that are no valid index
+    except theirs():  # such as made-up numbers that are no valid index
         return SelfTest(0, 0, 0, (), ((CANNOT_RUN, len(wanted)),))
     found, missed = 0, []
     left_out = Counter(f"that are {v.note}" for v in plan.values if v.note and v.role is Role.MADE)
@@ -70,7 +71,7 @@ def selftest_of(
             switch.fill_(slot)
             try:
                 blames = _blames(graph, plan, compiled, inputs)
-            except Exception:  # such as a NaN that was cast to an index
+            except theirs():  # such as a NaN that was cast to an index
                 left_out[RAISES] += 1
                 continue
             fresh = [blame for blame in blames if blame not in healthy]

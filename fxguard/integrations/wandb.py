@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from fxguard.forgiving import theirs
 from fxguard.integrations._ranges import RANGES, text_of, write_batch, write_trace
 from fxguard.records import Frame
 from fxguard.report.display import page_of
@@ -147,5 +148,5 @@ def _takes(run: Run, step: int) -> bool:
     """Whether W&B still takes a row of that step; of one that lies behind it drops it."""
     try:
         return step >= run.step
-    except Exception:  # a run that several processes share has none; one that is busy says none
+    except theirs():  # a run that several processes share has none; one that is busy says none
         return False

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard.forgiving import theirs
 from fxguard.formats import limit_of
 from fxguard.measure.at_hand import has_memory, name_of_dtype, own_arithmetic
 from fxguard.measure.func_levels import without_levels
@@ -82,7 +83,7 @@ def fingerprint_of(value: Any) -> Fingerprint:
         with own_arithmetic():
             elements = _elements(value)
             return Fingerprint(note=elements) if isinstance(elements, str) else _taken(elements)
-    except Exception:  # such as no kernel for a dtype, or no memory
+    except theirs():  # such as no kernel for a dtype, or no memory
         return Fingerprint(note=NOT_MEASURED)
 
 

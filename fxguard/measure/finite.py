@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -10,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.measure import eager, native
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.records import Range, Severity
@@ -81,7 +81,7 @@ class Finite(Generic[T]):
 
     def _look_closely(self, what: T, tensor: Tensor) -> None:
         """Look at a tensor whose sum does not show that it is finite."""
-        with contextlib.suppress(Exception):  # a subclass with few operations counts as finite
+        with where_theirs_may_raise():  # a subclass with few operations counts as finite
             found = range_of(tensor)
             if isinstance(found, Range) and found.severity:
                 self._found.append((what, found.severity))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard.forgiving import theirs
 from fxguard.measure import native
 from fxguard.measure.at_hand import flattened
 from fxguard.measure.launcher import Known, known_to_the_driver
@@ -154,7 +155,7 @@ def _works(device: torch.device, dtype: torch.dtype) -> bool:
             known = torch.tensor(KNOWN, dtype=dtype, device=device)
         rows = [read(known), read(known)]
         return all(row is not None and tuple(map(float, row)) == KNOWN_RANGE for row in rows)
-    except Exception:  # no Triton, no compiler for it, or an unknown GPU
+    except theirs():  # no Triton, no compiler for it, or an unknown GPU
         return False
 
 

@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from fxguard import trees
 from fxguard.errors import UsageError
+from fxguard.forgiving import theirs
 from fxguard.formats import NEAR_LIMIT, limit_of
 from fxguard.graph import marks, nodes, tables
 from fxguard.graph.higher_order import is_higher_order
@@ -323,7 +324,7 @@ class _Rewriting:
                     example = getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 else:
                     example = node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # a fake tensor cannot tell
+        except theirs():  # a fake tensor cannot tell
             example = trees.tree_map_only(Tensor, self._as_float32, before)
         node.meta["example_value"] = example
 

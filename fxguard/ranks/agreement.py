@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import distributed
 
 from fxguard.errors import UsageError
+from fxguard.forgiving import where_theirs_may_raise
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,7 +31,7 @@ def is_first_to_tell(what: str) -> bool:
     """
     if current_rank() is None or distributed.get_world_size() == 1:
         return True
-    with contextlib.suppress(Exception):
+    with where_theirs_may_raise():  # the rank that keeps the store may have ended
         # There is no public access to the store; without it, each rank prints its own report.
         store = distributed.distributed_c10d._get_default_store()
         return bool(store.add(f"fxguard/{what}", 1) == 1)

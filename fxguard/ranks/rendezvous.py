@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import distributed
 
+from fxguard.forgiving import theirs
+
 __all__ = ["FAILED", "Failure", "Place", "Progress", "WrongStart", "join", "say", "tell"]
 
 FAILED = 1  # the exit status
@@ -117,7 +119,7 @@ class Progress:
             yield
         except Failure:
             raise
-        except Exception as error:
+        except theirs() as error:  # whatever torch's process group raises
             text = " ".join(str(error).split())
             raise Failure(f"{what}: {type(error).__name__}: {text[:300]}") from error
         finally:

@@ -7,6 +7,7 @@ import re
 import time
 from typing import TextIO
 
+from fxguard.forgiving import theirs
 from fxguard.report.text import is_fix
 
 __all__ = [
@@ -109,7 +110,7 @@ def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
         stream.write(for_terminal(text, stream) + "\n")
         if flush:
             stream.flush()
-    except Exception:  # from whatever object somebody has put there
+    except theirs():  # from whatever object somebody has put there
         return
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.watchers import BatchWatcher
+from fxguard.forgiving import theirs
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.operations import Call
 from fxguard.guard.detection import Detection
@@ -77,6 +78,6 @@ class Reproducers(Listener):
         try:
             path = report.reproduce(folder, ranges_only=self.options.reproduce_ranges_only)
             text = f"fxguard: {path} fails as the model did: pytest {path}"
-        except Exception as error:  # the report matters more
+        except theirs() as error:  # the report matters more
             text = f"fxguard: no test was written: {error}"
         terminal.write(text, getattr(sys, detection.stream))

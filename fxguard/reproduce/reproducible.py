@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 from fxguard.advice.causes import cause_of
 from fxguard.findings import Origin
+from fxguard.forgiving import theirs
 from fxguard.formats import limit_of
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
@@ -34,7 +35,7 @@ def kept_of(origin: Origin, operation: OneOperation | None) -> KeptOperation | N
         return kept(operation, sameness, origin.problem)
     except NotJudged as reason:
         return NotKept(f"{origin.what} was not kept: {reason}")
-    except Exception as error:  # the report goes out, whatever this operation does
+    except theirs() as error:  # the report goes out, whatever this operation does
         return NotKept(f"{origin.what} was not kept: {type(error).__name__}: {error}")
 
 

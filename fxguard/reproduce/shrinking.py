@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fxguard.forgiving import theirs
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 
@@ -189,7 +190,7 @@ class Shrinker:
         try:
             evidence = operation.evidence()
             return None if evidence is None else self.sameness(evidence)
-        except Exception:  # any complaint about operands that nobody intended
+        except theirs():  # any complaint about operands that nobody intended
             return None
 
 

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from fxguard import trees
 from fxguard.batch.kept_run import KeptRun
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph import tables
 from fxguard.graph.closer_look import evidence_alone, evidence_of
 from fxguard.graph.evidence import Evidence
@@ -81,7 +82,7 @@ def evidence_of_backward(
         return None
     ran = look.seen
     wide_args = wide_kwargs = None
-    with contextlib.suppress(Exception), kept.settings():  # otherwise the wide form stays unknown
+    with where_theirs_may_raise(), kept.settings():  # otherwise the wide form stays unknown
         wide_args, wide_kwargs = _wide_arguments(kept, place)
     same = _gradient_in_float64(look, ran.args, ran.kwargs)
     wide = None
@@ -102,7 +103,7 @@ def evidence_of_backward(
     )
     if evidence is None:
         return None
-    with contextlib.suppress(Exception):  # otherwise that stays unknown
+    with where_theirs_may_raise():  # otherwise that stays unknown
         why = degeneracy(ran.call.kind, ran.result, evidence.index)
         evidence = replace(evidence, degeneracy=why)
     maker, forward = _made_bad(kept, gradients, operation, look)
@@ -145,7 +146,7 @@ def _alone(node: Node, look: Look) -> OneOperation | None:
 
 
 def _inside(kept: KeptRun, look: Look) -> Inside | None:
-    with contextlib.suppress(Exception), kept.settings():  # then only the whole is known
+    with where_theirs_may_raise(), kept.settings():  # then only the whole is known
         return inside_of(look)
     return None
 

@@ -19,6 +19,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.keys import Key
+from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.graph.wide_form import NotJudged, is_float
 from fxguard.plan.plan import Check, Place
@@ -241,7 +242,7 @@ def judged() -> Iterator[None]:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise NotJudged("out of memory") from error
-    except Exception as error:
+    except theirs() as error:  # an operation that does not run twice
         raise NotJudged(f"a second run raised {type(error).__name__}") from error
 
 

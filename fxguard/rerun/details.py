@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxguard.batch.events import GraphRun
+from fxguard.forgiving import theirs
 from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
 from fxguard.records import Range, Role, Severity
@@ -141,6 +142,6 @@ def numbers_inside(run: GraphRun) -> dict[int, Range | str]:
 
     try:
         Start(run, to_the_end=False).again(AtChecks(enumerate(run.plan.later), visit))
-    except Exception:  # then the operation around them is blamed
+    except theirs():  # then the operation around them is blamed
         return {}
     return ranges

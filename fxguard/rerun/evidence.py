@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from torch.fx import Node
 
 from fxguard import trees
 from fxguard.batch.events import GraphRun
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.formats import limit_of
 from fxguard.graph.closer_look import evidence_of
 from fxguard.graph.evidence import Evidence
@@ -221,7 +221,7 @@ class _Looks(WideForm):
             return None
         fits = evidence.same is not None and abs(evidence.same) < limit_of(evidence.dtype)
         if fits and not call.written:
-            with contextlib.suppress(Exception):  # otherwise its inside stays unknown
+            with where_theirs_may_raise():  # otherwise its inside stays unknown
                 evidence = replace(evidence, inner=evidence_inside(ran))
         keeps = is_wide and evidence.same is not None and not math.isfinite(evidence.same)
         operation = _alone(walk, node, made, check, begun)

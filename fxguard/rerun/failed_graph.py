@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxguard.batch.events import GraphRun
+from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.measure import traceable
 from fxguard.plan.plan import FramePlan, RowPlan
@@ -33,7 +34,7 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
     look = _UntilItRaises(list(enumerate(checks)), visit)
     try:
         Start(run, to_the_end=False).again(look)
-    except Exception:  # raised like the first run; where it stopped is the question
+    except theirs():  # raised like the first run; where it stopped is the question
         walk, look.walk = look.walk, None  # or each would keep the other alive
         if walk is not None:
             run = replace(run, stopped_at=tuple(_read_by(walk, run)[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.keys import Key
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.records import Range, Role
@@ -113,7 +113,7 @@ def returned_on_others(batch: Batch, flow: DataFlow, given: Mapping[Key, Other])
         something is still bad.
     """
     replay = Replay(batch, flow, lambda event: AsTheModel(), frozenset(), given)
-    with contextlib.suppress(Exception):
+    with where_theirs_may_raise():  # the model may refuse the other sample
         replay.run()
         bad = [place for place in flow.reached if _is_bad(flow.ranges[place])]
         changed = {flow.place[key]: other for key, (_, other) in replay.changed.items()}

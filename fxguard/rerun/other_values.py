@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fxguard import trees
+from fxguard.forgiving import theirs
 from fxguard.graph.tables import SATURATES, SEES_NAN
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.plan.plan import Check, Place
@@ -42,7 +43,7 @@ class AsTheModel(SecondForm):
             ran.before.restore()
         try:
             result = ran.run(*args, **kwargs)
-        except Exception as error:
+        except theirs() as error:  # an index out of range, a matrix that is singular
             raise RaisedOnOther(f"{ran.call.kind} raised {type(error).__name__}") from error
         return trees.tree_map(_where_other, ran.result, result)
 

@@ -6,7 +6,6 @@ operation is compared, element by element, with its result in the model's own fo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.wide_form import Ran, is_float
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.details import not_finite_in
@@ -187,7 +187,7 @@ def _replayed(
         return None
     look = UpTo(check, index)
     replay = Replay(batch, flow, lambda event: form, starts, given, {key.event: [look]})
-    with contextlib.suppress(Exception):  # whatever stops it, the findings until then are valid
+    with where_theirs_may_raise():  # whatever stops it, the findings until then are valid
         replay.run()
     outcome = look.outcome
     return None if outcome is None or outcome.severity is Severity.FINITE else outcome

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
+from fxguard.forgiving import theirs
 from fxguard.graph.collectives import is_of_ranks, none_issued, of_ranks, waits_in
 from fxguard.graph.overwritten_inputs import written_inputs
 from fxguard.graph.random_state import random_state_kept
@@ -159,7 +160,7 @@ def look_through(run: GraphRun, *watchers: Watcher) -> dict[Watcher, str]:
     try:
         with start.begun() as given:
             Walk(without_marks(run.graph_module), watching).run_both(given)
-    except Exception as error:
+    except theirs() as error:  # no memory, or an operation that does not run twice
         watching.stop(watching.watching, error)
     return watching.stopped
 

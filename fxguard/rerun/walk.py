@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxguard.forgiving import theirs
 from fxguard.graph import higher_order, operations
 from fxguard.graph.collectives import expect_none, waits_in
 from fxguard.graph.operations import Call, read_node
@@ -139,7 +140,7 @@ class Watchers:
         """A block whose exceptions come from one watcher."""
         try:
             yield
-        except Exception as error:
+        except theirs() as error:  # no kernel for what it computes
             self.stop([watcher], error)
             if not (self.apart and self.watching):
                 raise

@@ -5,7 +5,6 @@ The search costs little however many objects a process has. No code of the user 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os.path
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.source.lines import is_internal
 
 __all__ = ["NAMELESS", "held_by", "is_of_library", "script_frames", "variables_of"]
@@ -73,7 +73,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 def held_by(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, as names and values: attributes, or the items of a container."""
-    with contextlib.suppress(Exception):  # another thread changes it
+    with where_theirs_may_raise():  # another thread changes it
         if isinstance(value, dict):
             yield from [(str(key), each) for key, each in [*dict.items(value)][:MOST_ITEMS]]
         elif isinstance(value, (list, tuple, deque)):

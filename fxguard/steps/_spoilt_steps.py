@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.late_writes import LateWrites
 from fxguard.findings import Origin
+from fxguard.forgiving import or_else
 from fxguard.graph.nodes import class_name
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.details import describe as look_at
@@ -25,7 +26,6 @@ from fxguard.steps.first_bad import FirstBad
 from fxguard.steps.optimizer_step import Spoilt, SteppedWeight, origin_of_step, origin_of_write
 from fxguard.steps.own_step import OwnStep, is_own
 from fxguard.steps.scaled_step import ScaledStep
-from fxguard.verdict.forgiving import or_else
 
 __all__ = ["SpoiltSteps", "may_be_scaled"]
 

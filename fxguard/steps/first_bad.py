@@ -5,7 +5,6 @@ The code runs on copies. An operation that would write anything else is refused,
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxguard import trees
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph import nodes
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
@@ -169,8 +169,8 @@ class Looks(TorchFunctionMode):
             operation = OneOperation(call.kind, func, args, kwargs)
         made_by = tuple(self._made_by.get(id(x), "") for x in operation.tensors)
         found = replace(found, made_by=made_by)
-        with contextlib.suppress(Exception):  # then only its name is known
-            found = replace(found, evidence=operation.evidence())
+        with where_theirs_may_raise():  # then only its name is known
+            return replace(found, evidence=operation.evidence())
         return found
 
     def _keep(self, value: Any) -> None:
@@ -203,7 +203,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _fills_memory(tensor: Tensor) -> bool:
-    with contextlib.suppress(Exception):
+    with where_theirs_may_raise():  # a tensor without memory of its own
         return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
     return True
 

@@ -6,13 +6,13 @@ gradient that is 0 without the factor but not with it was lost.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import GRADIENT_OF, Fix, Origin
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.formats import FORMATS
 from fxguard.records import Frame, Role, Severity
 from fxguard.rerun.backward_flow import BackwardFlow
@@ -88,7 +88,7 @@ def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
     """The loss scale that lifts all these gradients, if there is one."""
     exponent = math.ceil(math.log2(WANTED / min(each.largest for each in lost)))
     for run in kept:
-        with contextlib.suppress(Exception):  # it does not run again: nothing is known
+        with where_theirs_may_raise():  # it does not run again: nothing is known
             lifted = BackwardFlow(run, gradients_of(run, 2.0**-exponent))
             overflows = any(found.severity for found in lifted.gradients.totals.values())
             values = [each.value for each in lost if each.backward.kept is run]
@@ -100,7 +100,7 @@ def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:
 def _lost_in(run: KeptRun, leaves: Collection[str]) -> dict[str, Lost]:
     """The losses of one graph: of given leaves or, without any, of what other graphs made."""
     found: dict[str, Lost] = {}
-    with contextlib.suppress(Exception):  # it does not run again: nothing is known
+    with where_theirs_may_raise():  # it does not run again: nothing is known
         plain: BackwardFlow | None = None
         waiting: dict[int, str] | None = None
         for lift in LIFTS:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fxguard.batch.frames import row_of
 from fxguard.batch.late_writes import LateWrite
 from fxguard.findings import Fix, Origin
+from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.measure.at_hand import dtype_of, own_arithmetic
 from fxguard.measure.details import describe
@@ -23,7 +24,6 @@ from fxguard.source.lines import source_at
 from fxguard.steps.first_bad import FirstBad
 from fxguard.steps.step_rules import Excused, StepCase, finding_of, told_writes
 from fxguard.verdict.explain import with_counts
-from fxguard.verdict.forgiving import or_else
 
 __all__ = ["Spoilt", "SteppedWeight", "frame_of_step", "origin_of_step", "origin_of_write"]
 

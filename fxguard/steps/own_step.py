@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim.optimizer import Optimizer
 
+from fxguard.forgiving import theirs, where_theirs_may_raise
 from fxguard.graph import nodes
 from fxguard.graph.random_state import random_state_kept
 from fxguard.steps.first_bad import FirstBad, Looks
@@ -74,7 +75,7 @@ class OwnStep:
         self.why_not = _why_not(optimizer, args, kwargs)
         if not self.why_not:
             self.why_not = NOT_COPIED
-            with contextlib.suppress(Exception):  # no memory, or a tensor that supports little
+            with where_theirs_may_raise():  # no memory, or a tensor that supports little
                 self.why_not = self._begin(optimizer)
         if self.why_not:
             self.copies, self.live = {}, []
@@ -144,7 +145,7 @@ class OwnStep:
             for key, state in self.states.items():
                 twin.state[memo.get(id(key), key)] = copy.deepcopy(state, memo)
             twin.param_groups = copy.deepcopy(self.groups, memo)
-        except Exception as error:
+        except theirs() as error:  # an object of the script's that refuses to be copied
             self.why_not = f"it cannot be copied ({type(error).__name__})"
             return None
         looks = Looks([memo[id(tensor)] for tensor in self.live], self.live)
@@ -154,7 +155,7 @@ class OwnStep:
             try:
                 with looks:
                     step(twin)
-            except Exception as error:  # of the script, or what was refused
+            except theirs() as error:  # of the script, or what was refused
                 self.why_not = looks.refused or f"it raised {type(error).__name__} the second time"
         return looks.behind(memo[id(weight)])
 

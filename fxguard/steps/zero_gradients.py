@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
+from fxguard.forgiving import or_else
 from fxguard.source.lines import warn_user
 from fxguard.steps._step_reports import StepReports
 from fxguard.steps.lost_gradients import origin_of_lost
-from fxguard.verdict.forgiving import or_else
 
 __all__ = ["ZeroGradients"]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fxguard import trees
 from fxguard.errors import UsageError
+from fxguard.forgiving import theirs
 from fxguard.guard.guard import GuardedModel
 from fxguard.report.report import Report
 from fxguard.testing.watch import Model, as_call, call, on_loan
@@ -109,7 +110,7 @@ def find_overflow(
             args, kwargs = as_call(inputs)
             try:
                 call(called, args, kwargs, backward=gradients)
-            except Exception:
+            except theirs():  # a bad value may lead to one in the model
                 if not reports:
                     raise
             if reports and reports[0].origins[0].is_operation:

@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from fxguard import trees
 from fxguard.api.listening import guard_with_tools
+from fxguard.forgiving import theirs
 from fxguard.graph.outputs import to_differentiate
 from fxguard.guard.guard import GuardedModel
 from fxguard.install.instrumented import check_can_instrument, find_guard, unwrapped
@@ -96,7 +97,7 @@ def watch(
     with on_loan(model, **options) as (called, guard, reports):
         try:
             output = call(called, args, kwargs, backward=backward)
-        except Exception:
+        except theirs():  # a bad value may lead to one in the model
             if not reports:
                 raise
             output = None

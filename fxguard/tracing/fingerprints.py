@@ -19,6 +19,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.fingerprints import FingerprintNotes
 from fxguard.batch.keys import Key
+from fxguard.forgiving import theirs
 from fxguard.formats import format_of
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.wide_form import NotJudged
@@ -90,7 +91,7 @@ def fingerprints_of(run: GraphRun, *, is_last: bool = True) -> dict[int, Fingerp
         except _Other as other:
             why = str(other)
             found.clear()
-        except Exception:  # no memory, or a missing kernel
+        except theirs():  # no memory, or a missing kernel
             why = STOPPED
             found.clear()
     missing = Fingerprint(note=why or NOT_MADE)

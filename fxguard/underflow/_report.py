@@ -15,6 +15,7 @@ from fxguard.batch.events import GraphRun, UncapturedOperation
 from fxguard.batch.frames import FrameView
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix, Origin
+from fxguard.forgiving import or_else
 from fxguard.formats import FORMATS
 from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.graph.tables import CASTS
@@ -28,7 +29,6 @@ from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.underflow._between_graphs import LostBetween
 from fxguard.underflow.lost import KEEPS_ZEROS, Lost
 from fxguard.underflow.lost_elements import lost_elements_in
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.report_of import EarlierFrames, Finished, last_frames, position_of
 
 __all__ = ["ReportOfUnderflow"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fxguard import trees
+from fxguard.forgiving import theirs
 from fxguard.graph.closer_look import evidence_at
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
@@ -139,7 +140,7 @@ def lost_alone(
         if call.random:
             raise NotJudged(f"{call.kind} draws random numbers")
         return lost_in(results, call, call.args, call.kwargs, share)
-    except Exception as error:  # no error here may end a batch
+    except theirs() as error:  # no error here may end a batch
         return why_not(error)
 
 

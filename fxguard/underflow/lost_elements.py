@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from fxguard import trees
 from fxguard.batch.events import GraphRun
+from fxguard.forgiving import theirs
 from fxguard.graph.nodes import leaves
 from fxguard.graph.wide_form import Ran, wide_result, widened
 from fxguard.plan.plan import Place
@@ -58,7 +59,7 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
             # operations, and one made here would have no gradient.
             args = trees.tree_map_only(Tensor, Tensor.detach, given)
             start.walk(args, look)
-    except Exception as error:  # the findings until then are valid
+    except theirs() as error:  # the findings until then are valid
         look.lost.not_judged |= dict.fromkeys(suspects.keys() - look.seen, why_not(error))
     return look.lost
 
@@ -121,7 +122,7 @@ class _SameOperands(Watcher):
             if not any(may_have_lost(call.kind, low, self.share) for low in made):
                 return
             lost = lost_in(results, call, *begun, self.share, self.samples)
-        except Exception as error:  # the next operation may be judged
+        except theirs() as error:  # the next operation may be judged
             self.lost.not_judged.setdefault(place, why_not(error))
             return
         known = self.lost.found.get(place)

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 from fxguard.batch.batch import Batch
+from fxguard.forgiving import or_else
 from fxguard.guard.listeners import Listener, Recorded
 from fxguard.underflow._between_graphs import LostBetween
 from fxguard.underflow._report import ReportOfUnderflow
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.report_of import Finished
 
 __all__ = ["EVERY", "Underflows"]

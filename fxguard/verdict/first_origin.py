@@ -10,12 +10,12 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.keys import Key
 from fxguard.findings import Origin
+from fxguard.forgiving import or_else
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 from fxguard.plan.blame import Blame
 from fxguard.report.report import Report
 from fxguard.rerun.other_ways import Outcome
-from fxguard.verdict.forgiving import or_else
 
 __all__ = ["FirstOrigin", "OnReport", "with_additions"]
 

@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from fxguard.forgiving import or_else
 
 __all__ = ["or_else"]
-
-RAISES = False  # True in fxguard's own tests, which must see such failures
-
-Answer = TypeVar("Answer")
-
-
-def or_else(default: Answer, rule: Callable[..., Answer], *args: Any) -> Answer:
-    """The answer of a rule; the default if the rule raises."""
-    try:
-        return rule(*args)
-    except Exception:
-        if RAISES:
-            raise
-        return default

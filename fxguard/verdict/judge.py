@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -15,6 +14,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.formats import LIMITS, limit_of
 from fxguard.graph.tables import ADDITIONS, CASTS, END_OF_MASKS
 from fxguard.measure.at_hand import dtype_of, own_arithmetic, range_of
@@ -123,7 +123,7 @@ class Judgment:
         key = self.flow.keys[value]
         tensor = self.batch.copied.get(key, self.batch.tensor_of(key))
         if tensor is not None and self.batch.call is not None:
-            with contextlib.suppress(Exception):  # any error of a user's container
+            with where_theirs_may_raise():  # any error of a user's container
                 if argument := self.batch.call.name_of(tensor):
                     return argument
         if not name.startswith("input["):

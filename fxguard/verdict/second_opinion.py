@@ -12,6 +12,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
+from fxguard.forgiving import or_else
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
 from fxguard.graph.wide_form import NotJudged
@@ -24,7 +25,6 @@ from fxguard.rerun.evidence import Look, evidence_in
 from fxguard.rerun.other_samples import samples_of
 from fxguard.rerun.other_values import RaisedOnOther
 from fxguard.rerun.other_ways import Outcome
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.origins import Verdict
 
 __all__ = ["FAILURES", "Opinion", "SecondOpinion"]

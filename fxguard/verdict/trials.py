@@ -8,6 +8,7 @@ from fxguard.advice.fixes import MASKS, MOST_FIXES
 from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix
+from fxguard.forgiving import theirs
 from fxguard.plan.plan import Step
 from fxguard.rerun.trial import Trial, in_float32
 
@@ -27,7 +28,7 @@ def tried(batch: Batch, key: Key, harmless: Iterable[Key]) -> Fix | None:
     """
     try:
         trial = in_float32(batch, key, harmless)
-    except Exception:  # whatever stops the run, nothing was tried
+    except theirs():  # whatever stops the run, nothing was tried
         return None
     return None if trial is None or trial.error > MOST_ERROR else fix_of(trial)
 

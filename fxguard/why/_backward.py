@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
+from fxguard.forgiving import or_else
 from fxguard.records import Severity
 from fxguard.verdict.first_gradient import Began
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import LARGE_FACTOR
 from fxguard.verdict.second_opinion import FAILURES
 from fxguard.why._forward import number_at

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fxguard.findings import Growth
+from fxguard.forgiving import or_else
 from fxguard.formats import FORMATS, PARTS
 from fxguard.graph.evidence import Evidence
 from fxguard.records import Role
 from fxguard.rerun.other_samples import bad_rows, returned_on_others, samples_of
 from fxguard.rerun.other_ways import Outcome, in_dtype, in_eager_mode, leading_to, on_others
 from fxguard.verdict.first_origin import FirstOrigin
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.second_opinion import FAILURES
 
 __all__ = ["number_at", "why_of"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import io
 import pydoc
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from types import ModuleType
 
@@ -38,7 +40,7 @@ ROOMS = [name for name in PACKAGES if name not in ("integrations", "testing")]
 
 # What is made and read without torch.
 WITHOUT_TORCH = (
-    *("given_out", "errors", "records", "findings", "formats", "globs", "types"),
+    *("given_out", "errors", "forgiving", "records", "findings", "formats", "globs", "types"),
     *(name for room in ("report", "trace", "advice") for name in house.files_in(room)),
     *("graph.tables", "plan.plan", "verdict.origins", "options"),
     *("graph.poles", "graph.evidence", "comparison.elements", "comparison.result"),
@@ -139,6 +141,71 @@ def test_private_names_of_torch_have_one_home() -> None:
     }
     assert outside == {}
     assert private_names("import torch.utils._pytree as pytree\ntorch._C.f()") > {"torch._C.f"}
+
+
+def broad_handlers(source: str) -> list[str]:
+    """What catches every exception and does not raise it again at its end."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler) and not is_raised_again(node):
+            found.append("except" if node.type is None else f"except {ast.unparse(node.type)}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            found.append(ast.unparse(node))
+    return [each for each in found if re.search(r"\b(Base)?Exception\b|except$", each)]
+
+
+def is_raised_again(handler: ast.ExceptHandler) -> bool:
+    """Whether the last line of a handler raises what it has caught."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def without_a_reason(source: str) -> list[int]:
+    """Lines with a forgiving handler or block and no comment."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    commented = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+    return [
+        number
+        for number, line in enumerate(source.splitlines(), 1)
+        if re.search(r"except theirs\(\)|with .*where_theirs_may_raise\(\)", line)
+        and number not in commented
+    ]
+
+
+def test_broad_handlers_have_one_home() -> None:
+    """``forgiving.py`` catches everything, and raises our mistakes in tests."""
+    outside = {
+        name: found
+        for name, path in house.FILES.items()
+        if name != "forgiving" and (found := broad_handlers(path.read_text()))
+    }
+    # The command line catches what ends a script, Ctrl-C too: it becomes the exit status.
+    assert outside == {"cli.main": ["except BaseException"]}
+    reasons = {name: without_a_reason(path.read_text()) for name, path in house.FILES.items()}
+    assert {name: lines for name, lines in reasons.items() if lines and name != "forgiving"} == {}
+
+
+def test_broad_handlers_are_found() -> None:
+    """The clean twin: the readers above know each form, and what is none."""
+    source = """
+try:
+    f()
+except Exception as error:
+    note(error)
+except (ValueError, BaseException):
+    raise OSError from None
+except:
+    pass
+with suppress(Exception), contextlib.suppress(OSError):
+    f()
+"""
+    assert broad_handlers(source) == [
+        *("except Exception", "except (ValueError, BaseException)", "except"),
+        "suppress(Exception)",
+    ]
+    assert broad_handlers("try:\n    f()\nexcept BaseException:\n    g()\n    raise") == []
+    assert broad_handlers("try:\n    f()\nexcept theirs():\n    pass") == []
+    assert without_a_reason("except theirs():  # it may\nexcept theirs() as error:") == [2]
 
 
 def test_every_second_run_passes_the_gate() -> None:

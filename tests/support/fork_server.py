@@ -33,6 +33,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("fxguard.forgiving").RAISES = True  # our mistakes show
     own_path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     for line in sys.stdin:
         request = json.loads(line)

@@ -13,11 +13,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import fxguard
+from fxguard import forgiving
 from fxguard.findings import Origin
 from fxguard.report.report import Report
 from fxguard.rerun.walk import Walk
 from fxguard.testing.watch import as_module
-from fxguard.verdict import forgiving, report_of, second_opinion
+from fxguard.verdict import report_of, second_opinion
 
 HALF = torch.float16
 LARGE = torch.tensor([400.0, 300.0], dtype=HALF)  # their squares are infinite

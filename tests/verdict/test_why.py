@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fxguard
+from fxguard import forgiving
 from fxguard.measure import free_memory
 from fxguard.report.load import load_report
 from fxguard.report.report import Report
 from fxguard.testing.watch import as_module
-from fxguard.verdict import forgiving
 from fxguard.why import _forward, reasons
 
 HALF = torch.float16
