@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
@@ -18,14 +19,16 @@ from fxguard import trees
 from fxguard.errors import UsageError
 from fxguard.forgiving import theirs
 from fxguard.guard.guard import GuardedModel
+from fxguard.report.display import Display, Displayed
 from fxguard.report.report import Report
+from fxguard.report.strict_json import recorded, strict_json
 from fxguard.testing.watch import Model, as_call, call, on_loan
 
 __all__ = ["Overflow", "find_overflow"]
 
 
 @dataclass(frozen=True, repr=False)
-class Overflow:
+class Overflow(Displayed):
     """An input with which an operation overflows or makes a NaN."""
 
     inputs: Any  # as the strategy drew it
@@ -34,12 +37,46 @@ class Overflow:
     runs: int  # calls of the model that the search and the shrinking took
 
     def __str__(self) -> str:
-        leaves, _ = trees.tree_flatten_with_path(self.inputs)
-        shown = [f"  inputs{trees.keystr(path)} = {_text(leaf)}" for path, leaf in leaves]
         head = f"found in {self.runs} runs with seed {self.seed}:"
-        return "\n".join([head, *shown, *self.report.verdict])
+        return "\n".join([head, *(f"  {text}" for text in self._inputs()), *self.report.verdict])
 
     __repr__ = __str__  # what pytest shows of `assert find_overflow(...) is None`
+
+    @property
+    def verdict(self) -> list[str]:
+        """How the input was found, what it is, and what it leads to, in lines."""
+        return str(self).splitlines()
+
+    def _inputs(self) -> list[str]:
+        """``inputs[0] = torch.full((4,), 256.0, dtype=torch.float16)``, for each leaf."""
+        leaves, _ = trees.tree_flatten_with_path(self.inputs)
+        return [f"inputs{trees.keystr(path)} = {_text(leaf)}" for path, leaf in leaves]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain dicts, lists, strings and numbers; the inputs are shown as text."""
+        data = {
+            "inputs": self._inputs(),
+            "seed": self.seed,
+            "runs": self.runs,
+            "report": self.report.to_dict(),
+            "verdict": self.verdict,
+        }
+        return recorded("overflow", data)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The result as strict JSON: NaN and infinities are the strings "nan", "inf", "-inf"."""
+        return strict_json(self.to_dict(), indent)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the page of its report.
+
+        Args:
+            path: path of the file; overwritten if it exists.
+        """
+        self.report.to_html(path)
+
+    def _display(self) -> Display:
+        return replace(self.report._display(), verdict=self.verdict, name="overflow")
 
 
 def find_overflow(

@@ -23,7 +23,7 @@ from fxguard.report.forecast import Forecast, ForecastRow
 from fxguard.report.precision_plan import PrecisionPlan
 from fxguard.report.self_test import SelfTest
 from fxguard.report.terminal import coloured
-from fxguard.testing import Deviation, Stability
+from fxguard.testing import Deviation, Overflow, Stability
 from fxguard.types import Frame, Row, Trace, TracedBatch
 from support.needs import needs
 from support.t5_overflow import REPORT
@@ -44,7 +44,8 @@ PLAN = PrecisionPlan(
 COMPARISON = Comparison("A", "B", (Compared("a mul", kind="mul"),), (), (), (), DIFF)
 SELFTEST = SelfTest(3, 3, 1, (), (("between graphs", 2),))
 STABILITY = Stability(torch.float16, torch.float64, 0.03, (Deviation("mul", 0.5, 1e-3),))
-FRAMED = (REPORT, TRACE, DIFF, COMPARISON, FORECAST, STABILITY)
+OVERFLOW = Overflow(torch.ones(2), REPORT, 7, 54)
+FRAMED = (REPORT, TRACE, DIFF, COMPARISON, FORECAST, STABILITY, OVERFLOW)
 ALL = (*FRAMED, PLAN, SELFTEST)
 
 

@@ -53,6 +53,7 @@ def test_it_is_a_schema() -> None:
         (types.TracedBatch, set()),
         (testing.Stability, set()),
         (testing.Deviation, set()),
+        (testing.Overflow, set()),
         (types.Apart, set()),
     ],
 )
@@ -211,6 +212,19 @@ def test_stabilities() -> None:
     assert records[1]["first"]["title"] == "sub"
     assert records[2]["first"]["error"] == "inf"
     assert {each["phase"] for each in records[0]["deviations"]} == {"forward", "backward"}
+
+
+def test_overflows() -> None:
+    """The input as text, and the report of it."""
+    strategy = testing.tensors(torch.float16, (4,), max_value=1e4)
+    found = testing.find_overflow(torch.square, strategy, seed=0)
+    assert found is not None
+    record = json.loads(found.to_json())
+    assert told("Overflow", record) == []
+    assert told("", record) == []
+    [line] = record["inputs"]
+    assert line.startswith("inputs = torch.full((4,), ")
+    assert record["report"]["origins"][0]["what"] == found.report.origins[0].what == "square"
 
 
 def test_lines_of_traces(tmp_path: Path) -> None:
