@@ -62,7 +62,7 @@ def plain_page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{html.escape(title)}</title><style>{STYLE}{STYLE_OF_CHART}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="meta">{"<br>".join(map(html.escape, meta))}</p>',
+        f'<p class="meta">{"<br>".join(map(html.escape, meta))}</p>' if meta else "",
         f'<div class="verdict{"" if healthy else " ill"}"><p>{html.escape(first)}</p>',
         f"{code(chr(10).join(more))}</div>" if more else "</div>",
         *parts,

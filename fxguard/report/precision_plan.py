@@ -116,8 +116,7 @@ class PrecisionPlan(Displayed):
         Path(path).write_text(self._page(), encoding="utf-8")
 
     def _page(self) -> str:
-        title = f"What to keep in float32: {self.dtype}"
-        return plain_page(title, self.verdict, self._parts(), healthy=self.verified)
+        return plain_page(f"Plan: {self.dtype}", self.verdict, self._parts(), healthy=self.verified)
 
     def _parts(self) -> Iterator[str]:
         yield section("The change of the code", code(self.advice))

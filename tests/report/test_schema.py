@@ -186,9 +186,12 @@ class Breaks(nn.Module):
     """A model that TorchDynamo cuts in two, with an operation between the graphs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.exp()
-        torch._dynamo.graph_break()
-        return x.sqrt()
+        return between_graphs(x.exp()).sqrt()
+
+
+@torch.compiler.disable
+def between_graphs(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
 def test_stabilities() -> None:
