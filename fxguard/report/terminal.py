@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 from typing import TextIO
 
-from fxguard.forgiving import theirs
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.report.text import is_fix
 
 __all__ = [
@@ -106,12 +107,11 @@ def write(text: str, stream: TextIO | None, *, flush: bool = False) -> None:
     """
     if stream is None:
         return
-    try:
+    # Somebody may have put any object there, even one without these methods.
+    with contextlib.suppress(AttributeError), where_theirs_may_raise():  # such as a closed one
         stream.write(for_terminal(text, stream) + "\n")
         if flush:
             stream.flush()
-    except theirs():  # from whatever object somebody has put there
-        return
 
 
 def coloured(text: str, *, healthy: bool = False) -> str:
