@@ -113,7 +113,7 @@ class KeptRun:
             return []
         weights = (value for value in self.event.plan.values if value.role is Role.WEIGHT)
         return [
-            value.name
+            self.event.running_name(value.name)
             for value in weights
             if value.argument is not None and not has_memory(args[value.argument])
         ]

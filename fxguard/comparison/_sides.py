@@ -145,7 +145,7 @@ def placeholders(run: GraphRun) -> list[str]:
 def standing(run: GraphRun) -> dict[int, str]:
     """Positions of the inputs that are weights or buffers, with their names."""
     return {
-        value.argument: value.name
+        value.argument: run.running_name(value.name)
         for value in run.plan.values
         if value.role.is_standing and value.argument is not None
     }

@@ -106,7 +106,8 @@ class Graphs:
         if outputs is None:
             return
         assert run.args is not None
-        names = {v.argument: v.name for v in run.plan.values if v.role.is_standing}
+        standing = [value for value in run.plan.values if value.role.is_standing]
+        names = {value.argument: run.running_name(value.name) for value in standing}
         given = [
             self.given(names.get(position), argument) for position, argument in enumerate(run.args)
         ]

@@ -52,7 +52,8 @@ def gradients_of(kept: KeptRun, scale: float = 1.0, look: Look | None = None) ->
                 gradients.arguments[position] = hooks.enter(value)
         for value in run.plan.values:
             if value.role is Role.WEIGHT and value.argument in gradients.arguments:
-                gradients.weights[gradients.arguments[value.argument]] = value.name
+                name = run.running_name(value.name)
+                gradients.weights[gradients.arguments[value.argument]] = name
         outputs, _ = start.walk(given, hooks)
         incoming = {
             position: gradient / scale if scale != 1 else gradient

@@ -113,7 +113,7 @@ class BackwardPasses:
             return
         for position, argument in enumerate(run.live):
             if isinstance(argument, Tensor) and self._is_unheard_leaf(argument):
-                self._listen_to(argument, name_of_leaf(run.plan, position))
+                self._listen_to(argument, name_of_leaf(run, position))
 
     def tape_left(self, tape: Tape, roots: Iterable[Any], batch_number: int, index: int) -> None:
         """Listen to gradients of what operations outside every graph have made.

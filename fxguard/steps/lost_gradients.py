@@ -80,8 +80,8 @@ def origin_of_lost(kept: Sequence[KeptRun], leaves: Sequence[str]) -> Origin | N
 
 
 def _weights_of(run: KeptRun) -> set[str]:
-    values = run.event.plan.values
-    return {f"weight {value.name}" for value in values if value.role is Role.WEIGHT}
+    values = [value for value in run.event.plan.values if value.role is Role.WEIGHT]
+    return {f"weight {run.event.running_name(value.name)}" for value in values}
 
 
 def _fix(kept: Sequence[KeptRun], lost: Sequence[Lost]) -> Fix:

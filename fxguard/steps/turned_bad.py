@@ -68,7 +68,7 @@ def with_last_good(
     if last.report is not None or last.batch.number >= report.batch_number:
         return report
     read = {
-        value.name
+        run.running_name(value.name)
         for run in last.batch.runs
         for value in run.plan.values
         if value.role is Role.WEIGHT

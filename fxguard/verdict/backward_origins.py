@@ -14,12 +14,12 @@ from fxguard.advice.signs import is_chosen_after
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import degeneracy_in_words, words_for
 from fxguard.batch.dataflow import joined
+from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.findings import GRADIENT_OF, Climb, Fix, Origin
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
-from fxguard.plan.plan import Plan
 from fxguard.records import BACKWARD, GRADIENT, Frame, Role, Row, Severity
 from fxguard.rerun.backward_evidence import BackwardEvidence, evidence_of_backward
 from fxguard.rerun.backward_flow import SUM, BackwardFlow
@@ -51,16 +51,18 @@ class BadLeaf:
     severity: Severity
 
 
-def name_of_leaf(plan: Plan, position: int, held_as: str = "") -> str:
+def name_of_leaf(run: GraphRun, position: int, held_as: str = "") -> str:
     """The name of an input of a graph: ``weight fc.weight``, ``x``.
 
     Args:
-        plan: the plan of the graph.
+        run: a run of the graph.
         position: position among its inputs.
         held_as: the name of the model, if names of weights begin with it.
     """
-    value = next(value for value in plan.values if value.argument == position)
-    return f"weight {joined(held_as, value.name)}" if value.role is Role.WEIGHT else value.name
+    value = next(value for value in run.plan.values if value.argument == position)
+    if value.role is not Role.WEIGHT:
+        return value.name
+    return f"weight {joined(held_as, run.running_name(value.name))}"
 
 
 def seen_of(
@@ -163,7 +165,7 @@ class Description:
         """
         run, sources = self.backward.kept.event, self.verdict.sources
         here = {
-            name_of_leaf(run.plan, position, run.held_as): any(
+            name_of_leaf(run, position, run.held_as): any(
                 source.step == blame.step for source in sources[value]
             )
             for position, value in self.backward.arguments.items()
