@@ -93,6 +93,8 @@ class Beside(SecondForm):
         key = self.graph, walk.place(node)
         if any(name in self._whole for name, _ in walk.inside):
             return ran.result
+        if walk.levels:  # tensors of a level do not outlive it, so nothing of A is left
+            raise NotJudged("they run inside torch.func")
         if gives_memory(ran):
             with_zeros(ran.result)
         named = self.aligned.b.named.get(key)

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fxguard import trees
 from fxguard.comparison._backwards import Backwards, Turn
 from fxguard.comparison._rounding import size_of
 from fxguard.comparison._wide_edges import WideEdges, hooked, is_hooked
-from fxguard.graph import tables
 from fxguard.graph.nodes import leaves
-from fxguard.graph.operations import Call
 from fxguard.graph.wide_form import Ran, is_float
 from fxguard.plan.plan import Place
 from fxguard.rerun.differences import relative_error
@@ -93,17 +90,16 @@ class BothEdges(EdgeWatcher, WideEdges):
     """
 
     def __init__(self, dtype: torch.dtype, backwards: Backwards) -> None:
-        super().__init__(dtype, backwards)
+        super().__init__(dtype, backwards, as_model=True)
         self.operations: list[BackwardOfBoth] = []
         # The operation that ran in its own dtype, and its arguments.
         self._given: tuple[Any, Any] = ((), {})
-        self._read: Any = None  # its operands, if its derivative jumps
 
     def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return True
 
     def run(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> Any:
-        found, call = BackwardOfBoth(walk.place(node)), walk.call_of(node)
+        found = BackwardOfBoth(walk.place(node))
         self.operations.append(found)
         if not is_hooked(walk, node, args):
             self._given = args, kwargs
@@ -113,34 +109,14 @@ class BothEdges(EdgeWatcher, WideEdges):
 
         def run(*given: Any) -> Any:
             self._given = given
-            if _chooses(call):
-                self._read = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
             return walk.run_alone(node, *given)
 
-        written = [walk.env[each] for each in call.in_place]
+        written = [walk.env[each] for each in walk.call_of(node).in_place]
         return hooked(run, (args, kwargs), written, self._at_low_operand, self._at_low_result)
 
     def follow(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
         ran = replace(ran, args=self._given[0], kwargs=self._given[1])
         return super().follow(walk, node, ran, args, kwargs)
-
-    def made_of(self, walk: Walk, node: Node, ran: Ran, args: Any, kwargs: Any) -> Any:
-        """The result of an operation in the wide dtype.
-
-        If its derivative jumps, it is that at the model's operands: a relu of 1e-9 and one of -1e-9
-        are close; their gradients are not.
-        """
-        if not _chooses(ran.call):
-            return super().made_of(walk, node, ran, args, kwargs)
-        given = args, kwargs
-        copies = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), given)
-        value = super().made_of(walk, node, ran, *copies)
-        moved = trees.tree_map(_moved, given, self._read)
-        made = trees.tree_map(_moved, super().made_of(walk, node, ran, *moved), value)
-        if not ran.call.in_place:
-            return made
-        operand: Tensor = next(x for x in leaves(given) if isinstance(x, Tensor))
-        return operand.copy_(made)
 
     def at_operand(self, position: int, operand: Tensor) -> None:
         gradient = self.operations[-1].edges[position]
@@ -166,24 +142,3 @@ class BothEdges(EdgeWatcher, WideEdges):
     def _made(self, position: int) -> GradientOfBoth:
         self.operations[-1].is_differentiable = True
         return self.operations[-1].made[position]
-
-
-def _chooses(call: Call) -> bool:
-    return call.kind.removesuffix("_") in tables.CHOOSES
-
-
-def _moved(value: Any, to: Any) -> Any:
-    """A tensor with the numbers of another one; gradients flow back to the first."""
-    if not is_float(value) or not isinstance(to, Tensor):
-        return value
-    return _Moved.apply(value, to)  # type: ignore[no-untyped-call]
-
-
-class _Moved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, to: Tensor) -> Tensor:
-        return to.to(value.dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient, None

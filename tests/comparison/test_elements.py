@@ -383,6 +383,30 @@ def test_outputs_are_judged_where_operations_were_not() -> None:
     assert fxguard.compare(Times(2.0), Times(3.0), x, tolerance=0.6).agrees
 
 
+def test_operations_inside_torch_func_are_not_compared_by_themselves() -> None:
+    """Their tensors do not outlive them; what the models return is compared all the same."""
+
+    class Mapped(nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear, self.function = nn.Linear(16, 8), function
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = torch.vmap(lambda row: self.function(row) * 2)(self.linear(x))
+            return result
+
+    a = Mapped(torch.sin)
+    for b in (a, Mapped(torch.sin), Mapped(torch.sin).to(torch.bfloat16)):
+        found = compare(a, b, X)
+        assert found.agrees, str(found)
+        assert "they run inside torch.func" in dict(found.not_compared).values()
+        assert [each.title for each in found.operations] == ["linear linear"]
+    found = compare(a, Mapped(torch.cos), X)
+    assert found.first is not None
+    assert found.first.kind == "cos"
+
+
 def test_another_number_of_outputs_is_a_divergence() -> None:
     class First(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
