@@ -12,13 +12,16 @@ from fxguard.comparison._arguments import Arguments, weights_by_twin
 from fxguard.comparison._backwards import Backwards
 from fxguard.comparison._carried import Carried
 from fxguard.comparison._moves import moved_weights
+from fxguard.comparison._recorded import nodes_of
 from fxguard.comparison._rounding import OF_WEIGHTS, apart, gap_of, in_double, size_of, unit_of
 from fxguard.comparison._runs import ModelRun
-from fxguard.comparison._sides import standing
-from fxguard.comparison._wide_edges import WideEdges
+from fxguard.comparison._sides import Twin, standing
+from fxguard.comparison._wide_edges import WideEdges, jumps
 from fxguard.comparison.elements import Compared
+from fxguard.graph.operations import read_node
 from fxguard.graph.wide_form import NotJudged, is_float, widened
 from fxguard.measure.at_hand import dtype_of, version_of
+from fxguard.passes.unmark import without_marks
 from fxguard.rerun.differences import relative_error
 from fxguard.rerun.start import Start
 
@@ -58,22 +61,23 @@ def compare_gradients(
     """
     sizes: dict[str, float] = {}
     twins = known.twins
-    wide_a = gradients_in_float64(a, [each.run.args for each in a.runs], sizes=sizes)
+    own_a = [each.run.args for each in a.runs]
+    chosen_a = _as_chosen(a, own_a, sizes=sizes)
+    wide_a = gradients_in_float64(a, own_a, sizes=None if chosen_a else sizes)
     arguments = with_weights(b, arguments, {name: known.weights_of_b[name] for name in known.own})
-    wide_b = weights_by_twin(gradients_in_float64(b, arguments, a.starts, eps_of=a.dtype), twins)
+    exact_b = gradients_in_float64(b, arguments, a.starts, eps_of=a.dtype)
+    wide_b = weights_by_twin(exact_b, twins)
     moved = _moved(a, b, known, arguments, wide_a, wide_b)
+    high_b = _wanted_of_b(a, b, twins, arguments, wide_a, exact_b)
+    high_a = chosen_a or (wide_a if _has_more_digits(a, b) else high_b)
     others = {*rewritten, *(known.name_in_a(name) for name in rewritten)}
     largest = max((size_of(x) for x in wide_a.values()), default=0.0)
-    reference = wide_a  # of the side whose weights have more digits
-    if unit_of(*a.gradients.values()) > unit_of(*b.gradients.values()):
-        own = gradients_in_float64(b, [each.run.args for each in b.runs])
-        reference = weights_by_twin(own, twins)
     gradients_b = weights_by_twin(b.gradients, twins)
     weights_b = weights_by_twin(b.parameters, twins)
     for name, low_a in a.gradients.items():
         if name in others:
             continue
-        low_b, high = gradients_b.get(name), reference.get(name)
+        low_b = gradients_b.get(name)
         one, other = wide_a.get(name), wide_b.get(name)
         if low_b is None or low_b.shape != low_a.shape:
             if name in a.parameters and _is_another(low_a, weights_b.get(name)):
@@ -82,11 +86,14 @@ def compare_gradients(
             yield Compared(name, "gradient", dtypes=(dtype_of(low_a), ""), reason=said)
             continue
         errors, reason = None, ""
-        if high is not None:
+        if name in high_a and name in high_b:
             size = sizes.get(name, 0.0)
-            errors = relative_error(low_a, high, size), relative_error(low_b, high, size)
             floor = max(SMALL * largest, size)
-            judged = relative_error(low_a, high, floor), relative_error(low_b, high, floor)
+            pairs = (low_a, high_a[name]), (low_b, high_b[name])
+            errors, judged = (
+                (relative_error(*pairs[0], than), relative_error(*pairs[1], than))
+                for than in (size, floor)
+            )
             units = unit_of(low_a), unit_of(low_b)
             if alike and one is not None and other is not None:
                 reason = _differs(one, other, max(units), max(largest, size), moved.get(name, 0.0))
@@ -108,6 +115,58 @@ def compare_gradients(
             continue
         dtypes = ("", dtype_of(gradients_b[name]))
         yield Compared(name, "gradient", dtypes=dtypes, reason="A has no gradient there")
+
+
+def _wanted_of_b(
+    a: ModelRun,
+    b: ModelRun,
+    twins: Mapping[str, Twin],
+    arguments: Sequence[Sequence[Any]],
+    wide_a: Mapping[str, Tensor],
+    wide_b: Mapping[str, Tensor],
+) -> Mapping[str, Tensor]:
+    """What the gradients of B should be, by A's names.
+
+    They are those of the side whose weights have more digits, in float64. Where a derivative jumps,
+    it is the one that B has chosen: see :class:`~fxguard.comparison._wide_edges.WideEdges`.
+
+    Args:
+        a: a run with gradients.
+        b: likewise.
+        twins: the weight of A that each weight of B is.
+        arguments: what A has for each argument of each graph of B.
+        wide_a: A's gradients in float64.
+        wide_b: those of B's program for A's arguments, by B's names.
+    """
+    if not _has_more_digits(a, b):
+        own = [each.run.args for each in b.runs]
+        return weights_by_twin(_as_chosen(b, own) or gradients_in_float64(b, own), twins)
+    chosen = _as_chosen(b, arguments, a.starts, a.dtype)
+    by_choice = {name: x - wide_b[name] for name, x in chosen.items() if name in wide_b}
+    moved = weights_by_twin(by_choice, twins)
+    return {name: x + moved.get(name, 0.0) for name, x in wide_a.items()}
+
+
+def _has_more_digits(a: ModelRun, b: ModelRun) -> bool:
+    """Whether A's gradients have as many digits as B's, or more."""
+    return unit_of(*a.gradients.values()) <= unit_of(*b.gradients.values())
+
+
+def _as_chosen(
+    model: ModelRun,
+    arguments: Sequence[Sequence[Any] | None],
+    starts: Sequence[tuple[Tensor, Tensor]] | None = None,
+    eps_of: torch.dtype | None = None,
+    sizes: dict[str, float] | None = None,
+) -> dict[str, Tensor]:
+    """The gradients in float64 with the model's derivatives where they jump; {} if none does."""
+    if not any(
+        jumps(read_node(node, owner))
+        for kept in model.runs
+        for _, node, owner in nodes_of(without_marks(kept.run.graph_module))
+    ):
+        return {}
+    return gradients_in_float64(model, arguments, starts, sizes, eps_of, as_model=True)
 
 
 def _is_another(gradient: Tensor, weight: Tensor | None) -> bool:
@@ -188,6 +247,8 @@ def gradients_in_float64(
     starts: Sequence[tuple[Tensor, Tensor]] | None = None,
     sizes: dict[str, float] | None = None,
     eps_of: torch.dtype | None = None,
+    *,
+    as_model: bool = False,
 ) -> dict[str, Tensor]:
     """The gradients of weights and inputs, in float64 from the beginning.
 
@@ -197,6 +258,7 @@ def gradients_in_float64(
         starts: the gradient that comes in at each output; the model's own if not given.
         eps_of: the dtype of which norms have their eps; None for that of the model.
         sizes: gets the size of each gradient if nothing had cancelled in the sums that it is.
+        as_model: whether derivatives that jump are those at the operands of the model as it ran.
 
     Raises:
         NotJudged: when there is no backward in float64, or the model returned something that is not
@@ -223,7 +285,7 @@ def gradients_in_float64(
                     leaves[name] = leaf.requires_grad_(argument.requires_grad)
                 known = leaves[name]
             wide.append(known.clone())
-        form = WideEdges(torch.float64, backwards, eps_of)
+        form = WideEdges(torch.float64, backwards, eps_of, as_model=as_model)
         start = Start(kept.run)
         with start.begun() as low, torch.enable_grad():
             _, made = start.walk(low, form, others=wide)

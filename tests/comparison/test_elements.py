@@ -163,6 +163,25 @@ def test_a_gradient_that_is_cut_off() -> None:
     assert found.first.heading == "1 detach (backward) (only in B)"
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_relu_on_the_other_side_of_0(inplace: bool) -> None:
+    """Roundings decide between two derivatives. Neither gradient is worse for that."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 16)
+    net = nn.Sequential(
+        nn.Linear(16, 999), nn.BatchNorm1d(999), nn.ReLU(inplace), nn.Linear(999, 8)
+    )
+    low = copy.deepcopy(net).bfloat16()
+    signs = [copy.deepcopy(each)[:2](x.to(each[0].weight.dtype)) > 0 for each in (net, low)]
+    assert not torch.equal(*signs)
+    for a, b, given in ((net, low, x), (low, net, x), (low, copy.deepcopy(low), x.bfloat16())):
+        found = compare(a, b, given)
+        assert found.agrees, str(found)
+        assert len(found.gradients) == 6
+        assert all(each.errors is not None for each in found.gradients)
+        assert max(max(each.errors or ()) for each in found.gradients) < 0.1
+
+
 def test_an_operation_of_one_model_alone() -> None:
     """It is named where what follows reads other values, and is none where it changes nothing."""
     for change, kind in ((torch.neg, "neg"), (lambda x: x.roll(1, -1), "roll")):

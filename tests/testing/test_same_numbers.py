@@ -163,6 +163,36 @@ def test_errors_of_gradients(name: str, dtype: torch.dtype) -> None:
     assert last.error == max(error[0] for error in errors if error is not None) > 0
 
 
+class Choosing(nn.Module):
+    """A network of two relus behind batch norms, so that some are on the other side of 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            *(nn.Linear(64, 999), nn.BatchNorm1d(999), nn.ReLU()),
+            *(nn.Linear(999, 99), nn.BatchNorm1d(99), nn.ReLU(inplace=True)),
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+def test_derivatives_that_jump() -> None:
+    """Both take them at the operands that the model had."""
+    model, x = Choosing().bfloat16(), X.bfloat16()
+    backward = of(numerically_stable(model, x, dtype=torch.bfloat16, gradients=True), "backward")
+    low, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    assert not torch.equal(low.layers[:2](x) > 0, exact.layers[:2](x.double()) > 0)
+    compared = compare(model, copy.deepcopy(model), x.requires_grad_())
+    errors = {each.title: each.errors[0] for each in compared.gradients if each.errors}
+    first = [error for name, error in errors.items() if name[:8] in ("layers.0", "input 0")]
+    assert len(first) == 3
+    assert backward[-1].title == "layers.0 linear"
+    assert backward[-1].error == max(first)
+    assert max(errors.values()) <= max(each.error for each in backward) < 0.1
+
+
 def test_errors_of_outputs() -> None:
     """A model and its copy are both as far from float64 as the last operation is."""
     model, x = in_a_dtype("layers", torch.float16)
