@@ -261,6 +261,12 @@ class GraphRun(Event):
             return False  # between fused operations a value has more digits
         return found.severity > before.severity
 
+    def running_plan(self) -> tuple[list[Step], list[Value]]:
+        """The steps and the values of its plan, with the names of the module that ran."""
+        steps = [replace(each, module=self.running_name(each.module)) for each in self.plan.steps]
+        values = [self._running_value(local, value) for local, value in enumerate(self.plan.values)]
+        return steps, values
+
     def _running_value(self, local: int, value: Value) -> Value:
         if local in self.derived:
             return replace(value, role=Role.MADE)

@@ -255,8 +255,7 @@ def _fixes(
         return ()
     index, step = known
     blame = Blame(step.outputs[0], index, Severity.NAN)
-    plan = backward.kept.event.plan
-    around = Surroundings(plan.steps, plan.values, blame)
+    around = Surroundings(*backward.kept.event.running_plan(), blame)
     is_zero = seen.forward is not None and cause_of(seen.forward) == "zero divisor"
     if cause == "singular gradient" and is_zero and plain(step.kind) in ("div", "reciprocal"):
         cause = cause if is_chosen_after(Case(cause, seen.forward, around)) else "zero divisor"
