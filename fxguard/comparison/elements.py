@@ -45,7 +45,8 @@ class Compared:
     inherited: Apart | None = None
     total: Apart | None = None  # of the values that the two models actually made
     # Largest error of A's and of B's result, each relative to the largest magnitude of the float64
-    # result on A's operands. None if float64 has no answer, or its answers differ.
+    # result on A's operands; of a gradient to what was added up to it, if that is larger. None if
+    # float64 has no answer, or its answers differ.
     errors: tuple[float, float] | None = None
     only_in: Literal["", "A", "B"] = ""
     reason: str = ""  # why the divergence is significant; "" if it is not
