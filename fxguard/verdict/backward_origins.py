@@ -17,6 +17,7 @@ from fxguard.batch.dataflow import joined
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.findings import GRADIENT_OF, Climb, Fix, Origin
+from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.graph.poles import plain
 from fxguard.plan.blame import Blame
@@ -27,7 +28,6 @@ from fxguard.rerun.edges import BackwardOf
 from fxguard.source.lines import source_of_trace
 from fxguard.verdict.backward import cause_of_backward, is_of_small_operand
 from fxguard.verdict.explain import Beyond, climb_to, with_counts
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import fix_of_factor
 from fxguard.verdict.origins import Verdict
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
+from fxguard.forgiving import or_else, theirs
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
@@ -27,7 +28,6 @@ from fxguard.verdict.backward_origins import (
 )
 from fxguard.verdict.first_gradient import Began, FirstGradient, OnBackwardReport
 from fxguard.verdict.first_origin import with_additions
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.loss_scale import factor_to_blame
 from fxguard.verdict.origins import Verdict
 from fxguard.verdict.report_of import EarlierFrames, filled
@@ -167,7 +167,7 @@ class ReportOfBackward:
             try:
                 with self.gather(run.freed_weights()):
                     found = self._search_in(run, found, ended.leaves, scale)
-            except Exception as error:  # whatever stops the second run, the report still goes out
+            except theirs() as error:  # whatever stops the second run, the report still goes out
                 why = found.not_searched or _in_one_line(error)
                 is_certain = found.is_certain and run.of_tape
                 found = replace(found, not_searched=why, is_certain=is_certain)
@@ -241,7 +241,7 @@ def frames_of_backward(kept: Sequence[KeptRun]) -> list[Frame]:
         try:
             found = BackwardFlow(run, gradients_of(run)).frames(None)
             frames += [replace(frame, index=len(frames) + frame.index) for frame in found]
-        except Exception as error:  # the trace shows what stopped it
+        except theirs() as error:  # the trace shows what stopped it
             row = Row(GRADIENT + "output", note=f"{NOT_MEASURED}: {_in_one_line(error)}")
             number = run.batch_number
             frames.append(

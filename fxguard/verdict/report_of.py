@@ -19,6 +19,7 @@ from fxguard.batch.dataflow import DataFlow
 from fxguard.batch.frames import FrameView
 from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
+from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
 from fxguard.measure.details import Detail
 from fxguard.plan.blame import Blame
@@ -36,7 +37,6 @@ from fxguard.source.written import operand_in
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
 from fxguard.verdict.first_origin import FirstOrigin, OnReport, with_additions
-from fxguard.verdict.forgiving import or_else
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.precedents import Precedents
