@@ -14,6 +14,7 @@ import pytest
 from fxguard import globs
 from support.lines_run import LinesRun
 from support.mutant_trials import ROOT, Known, in_order, in_parts
+from support.mutants import SEEN, seen_before
 from support.mutations import Mutant, mutants_of
 
 
@@ -107,6 +108,29 @@ def test_tests_run_in_growing_parts_up_to_the_limit() -> None:
     assert [test for part in parts for test in part] == tests[:60]
     long = Known("long", 100.0, {})
     assert list(in_parts([long], 60)) == [[long]]
+
+
+def test_a_fault_of_an_earlier_campaign_is_found_by_its_text() -> None:
+    """Near the line where it was; none where the expression has gone."""
+    file = "verdict/bounds.py"
+    mutants = mutants_of(file, (ROOT / "fxguard" / file).read_text(encoding="utf-8"))
+    for wanted in mutants[:: len(mutants) // 9]:
+        twins = [each for each in mutants if str(each) == str(wanted)]
+        known = {"file": file, "line": wanted.line, "nth": twins.index(wanted)}
+        known |= {"before": wanted.before, "after": wanted.after}
+        found = seen_before(known)
+        assert found == wanted
+        assert seen_before({**known, "before": "gone"}) is None
+        assert seen_before({**known, "file": "verdict/gone.py"}) is None
+
+
+def test_each_fault_of_the_campaign_has_a_test_or_a_reason() -> None:
+    """And stands there once."""
+    faults = [json.loads(line) for line in SEEN.read_text(encoding="utf-8").splitlines()]
+    assert len(faults) > 300
+    assert all(bool(fault["by"]) != bool(fault.get("why")) for fault in faults)
+    assert len({tuple(fault[key] for key in ("file", "line", "before", "after", "nth"))
+                for fault in faults}) == len(faults)  # fmt: skip
 
 
 SOURCE = "def larger(a, b):\n    return a > b\n"

@@ -3,6 +3,7 @@
     python tests/support/mutants.py map FOLDER             # which lines each test runs: long
     python tests/support/mutants.py run FOLDER --count 24  # faults, each with the tests of its line
     python tests/support/mutants.py show FOLDER            # how many were found, and the others
+    python tests/support/mutants.py again FOLDER           # those of an earlier campaign
 
 ``FOLDER`` lies outside of the repository. ``map`` belongs to one state of the sources, and is made
 anew after they change. ``run`` draws the mutants of :mod:`support.mutations` by a seed, leaves out
@@ -10,6 +11,9 @@ those that ``FOLDER`` has results of, and runs the tests that run the mutated li
 first, up to the first failure. That test then has to pass without the fault.
 
 A mutant that no test finds is a test to write, or a condition that decides nothing, or equivalent.
+
+``again`` tries the faults of ``mutants_seen.jsonl``, each with the one test that has seen it. Those
+that nobody can see stand there with a reason. Code that has gone since is "not there".
 
 mutmut puts a function in front of each one, which TorchDynamo and the search for the user's line
 would see. cosmic-ray and mutatest start pytest for each mutant: with torch and all tests, minutes.
@@ -30,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SEEN = Path(__file__).with_name("mutants_seen.jsonl")
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.lines_run import FOLDER  # noqa: E402
@@ -73,7 +78,18 @@ def results_in(folder: Path) -> dict[str, dict[str, Any]]:
     return {result["mutant"]: result for result in map(json.loads, texts)}
 
 
-# The three commands.
+def seen_before(known: dict[str, Any]) -> Mutant | None:
+    """A mutant of an earlier campaign in the sources of now; None where it cannot be planted."""
+    file = ROOT / "fxguard" / known["file"]
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    wanted = known["before"], known["after"]
+    same = [x for x in mutants_of(known["file"], text) if (x.before, x.after) == wanted]
+    nearest = min((abs(each.line - known["line"]) for each in same), default=0)
+    there = [each for each in same if abs(each.line - known["line"]) == nearest]
+    return there[min(known["nth"], len(there) - 1)] if there else None  # of several in one line
+
+
+# The commands.
 
 
 def make_map(folder: Path, paths: Sequence[str]) -> int:
@@ -98,36 +114,67 @@ def run(folder: Path, options: argparse.Namespace) -> int:
     chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
     before = results_in(folder)
     done = {name for name, result in before.items() if not options.again or result["by"]}
-    todo = [mutant for mutant in chosen if str(mutant) not in done]
     tests = tests_in(folder)
+    todo = [(x, in_order(tests, x)) for x in chosen if str(x) not in done]
     print(f"{len(every)} mutants, {len(todo)} to judge, {len(tests)} tests", flush=True)
+    return side_by_side(folder, todo, options)
+
+
+def again(folder: Path, options: argparse.Namespace) -> int:
+    """Judge the mutants of an earlier campaign, each with the test that has seen it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    todo = list[Judged]()
+    for known in map(json.loads, SEEN.read_text(encoding="utf-8").splitlines()):
+        mutant = seen_before(known)
+        if mutant is None or not known["by"]:
+            name = "{file}:{line}: {before}  ->  {after}".format(**known)
+            outcome = "not there" if mutant is None else "equivalent"
+            note(folder, {"mutant": name, "outcome": outcome, "by": known["by"], "tests": 0})
+        else:
+            todo.append((mutant, [Known(known["by"], options.seconds, {})]))
+    return side_by_side(folder, todo, options)
+
+
+Judged = tuple[Mutant, Sequence[Known]]
+
+
+def side_by_side(folder: Path, todo: Sequence[Judged], options: argparse.Namespace) -> int:
+    """Judge mutants, in several processes."""
     for name in IMPORTED:
         importlib.import_module(name)
     workers = []
     for number in range(options.workers):
         workers.append(os.fork())
         if workers[-1] == 0:
-            work(folder, number, todo[number :: options.workers], tests, options.seconds)
+            work(folder, number, todo[number :: options.workers], options.seconds)
             os._exit(0)
     statuses = [os.waitpid(worker, 0)[1] for worker in workers]
     return max(statuses) or show(folder)
 
 
-def work(folder: Path, number: int, todo: list[Mutant], tests: list[Known], limit: float) -> None:
+def work(folder: Path, number: int, todo: Sequence[Judged], limit: float) -> None:
     """What one process does."""
     worker = Worker(folder / f"worker{number}")
     worker.prepare()
-    for mutant in todo:
-        result = worker.judge(mutant, in_order(tests, mutant), limit)
-        with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+    for mutant, tests in todo:
+        try:
+            result = worker.judge(mutant, tests, limit)
+        except LookupError:  # a test that has another name now
+            result = {"mutant": str(mutant), "outcome": "no test", "by": "", "tests": 0}
+        note(folder, result)
+
+
+def note(folder: Path, result: dict[str, Any]) -> None:
+    """Add a result to those in the folder."""
+    with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(result) + "\n")
 
 
 def show(folder: Path) -> int:
     """Print how many mutants were found, and each that was not."""
     results = results_in(folder)
     for result in results.values():
-        if result["outcome"] in ("alive", "no test"):
+        if result["outcome"] in ("alive", "no test", "not there"):
             print(f"{result['outcome']} after {result['tests']} tests: {result['mutant']}")
     counts = Counter(result["outcome"] for result in results.values())
     print(f"{len(results)} mutants: " + ", ".join(f"{n} {what}" for what, n in counts.items()))
@@ -137,7 +184,7 @@ def show(folder: Path) -> int:
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=("map", "run", "show"))
+    parser.add_argument("command", choices=("map", "run", "show", "again"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("paths", nargs="*", help="of map: tests; default: those of the core")
     parser.add_argument("--of", nargs="+", default=CORE, help="packages; default: the core")
@@ -150,6 +197,8 @@ def main() -> int:
     folder = options.folder.resolve()
     if options.command == "map":
         return make_map(folder, options.paths)
+    if options.command == "again":
+        return again(folder, options)
     return run(folder, options) if options.command == "run" else show(folder)
 
 
