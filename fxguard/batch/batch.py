@@ -19,7 +19,7 @@ from torch import Tensor
 from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.arguments import ModelCall
 from fxguard.batch.arrivals import Arrivals, with_outputs
-from fxguard.batch.events import Event, GraphRun, UncapturedOperation, expect_rows
+from fxguard.batch.events import Event, GraphRun, ModuleReturn, UncapturedOperation, expect_rows
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
 from fxguard.batch.watchers import BatchWatcher
 from fxguard.batch.weights import Snapshot
@@ -33,7 +33,7 @@ from fxguard.measure.at_hand import dtype_of, has_memory, may_wait_for
 from fxguard.measure.details import Detail, describe
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Value
-from fxguard.records import NOT_MEASURED, Frame, Range, Role
+from fxguard.records import NOT_MEASURED, Frame, Range, Role, RowRole
 from fxguard.source.held_tensors import held_name
 from fxguard.source.lines import Place
 from fxguard.torch_names import DisableTorchFunction, is_any_autocast_on
@@ -312,6 +312,26 @@ class Batch:
                 self.events.append(self.raised[0])
                 return
             behind = behind.__cause__ or behind.__context__
+
+    def returned_by_graphs(self) -> dict[int, set[int]]:
+        """What the model returned and did not read itself: event of a graph to its outputs."""
+        read = {key for event in self.events for key in event.reads()}
+        returned: dict[int, set[int]] = {}
+        for key in self._returned() - read:
+            run = self.run_of(key)
+            if run is not None:
+                made_of = frozenset[int]().union(*run.plan.outputs_made_of)
+                outputs = {i for i, value in enumerate(run.plan.outputs) if value == key.value}
+                returned.setdefault(key.event, set()).update(outputs - made_of)
+        return returned
+
+    def _returned(self) -> set[Key]:
+        """What the root module returned."""
+        root = [
+            event for event in self.events if isinstance(event, ModuleReturn) and not event.name
+        ]
+        rows = [row for event in root for row in event.rows if row.key is not None]
+        return {row.key for row in rows if row.key and RowRole.of(row.label) is RowRole.OUTPUT}
 
     def is_apart(self, key: Key) -> bool:
         """Whether a value belongs to another micro-batch than that which is judged."""

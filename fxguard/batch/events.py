@@ -75,6 +75,10 @@ class Event:
         """
         return 0
 
+    def reads(self) -> Iterable[Key]:
+        """Values of earlier events, or between graphs, that its operations have read."""
+        return ()
+
     def suspects(self, flow: DataFlow, index: int, read: Collection[int]) -> list[Key]:
         """Values that may be the reason why the forward raised.
 
@@ -287,6 +291,9 @@ class GraphRun(Event):
     def operations(self) -> set[tuple[str, str]]:
         return {(self.running_name(step.module), step.kind) for step in self.plan.steps}
 
+    def reads(self) -> Iterable[Key]:
+        return (*self.inputs.values(), *self.derived.values())
+
     def unmeasured(self, between: Sequence[float]) -> int:
         if self.postponed is not None:
             return 0
@@ -376,6 +383,9 @@ class UncapturedOperation(Event):
 
     def operations(self) -> set[tuple[str, str]]:
         return {(self.module, self.kind)}
+
+    def reads(self) -> Iterable[Key]:
+        return (key for _, key in self.inputs)
 
     def unmeasured(self, between: Sequence[float]) -> int:
         found = (between[key.value] == traceable.NO_DATA for _, key in self.outputs)

@@ -78,6 +78,8 @@ class KeptRun:
     # Large outputs to the losses that depend on them.
     inner: Mapping[int, Collection[int]] = field(default_factory=dict)
     of_tape: bool = False  # True if it is not a run of a captured graph
+    # Outputs that the model returned and did not read itself: gradients come from outside only.
+    returned: Collection[int] = ()
 
     def came_in(self, position: int, gradient: Tensor) -> None:
         """Note a gradient that reached an output, maybe from a loss whose own gradient is known."""
@@ -202,6 +204,7 @@ class KeptTape:
     batch_number: int
     index: int
     incoming: dict[int, Tensor] = field(default_factory=dict)
+    is_returned: bool = False  # whether the model returned it
 
     def came_in(self, position: int, gradient: Tensor) -> None:
         self.incoming[position] = gradient.detach()
@@ -210,7 +213,15 @@ class KeptTape:
         self.incoming.clear()
 
 
-def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: Arrived) -> None:
+def keep_tape(
+    tape: Tape,
+    root: Tensor,
+    batch_number: int,
+    index: int,
+    arrived: Arrived,
+    *,
+    is_returned: bool = False,
+) -> None:
     """The same for a tensor that was made by operations on a tape.
 
     Args:
@@ -219,10 +230,12 @@ def keep_tape(tape: Tape, root: Tensor, batch_number: int, index: int, arrived: 
         batch_number: number of the last batch that it depends on.
         index: index of the last event before it.
         arrived: as for :func:`keep`.
+        is_returned: whether the model returned it.
     """
     value = tape.value_of(root)
     if value is not None and root.grad_fn is not None:
-        _keep_tape(tape, value, root.grad_fn, root.output_nr, batch_number, index, arrived)
+        kept = KeptTape(tape, value, batch_number, index, is_returned=is_returned)
+        root.grad_fn.register_prehook(Listener(kept, [(root.output_nr, 0)], arrived))
 
 
 def keep_tape_before(
@@ -232,14 +245,8 @@ def keep_tape_before(
     for before, output in node.next_functions:
         value = None if before is None else tape.value_at(before, output)
         if value is not None:
-            _keep_tape(tape, value, before, output, batch_number, index, arrived)
-
-
-def _keep_tape(
-    tape: Tape, root: Made, node: Any, output: int, batch_number: int, index: int, arrived: Arrived
-) -> None:
-    kept = KeptTape(tape, root, batch_number, index)
-    node.register_prehook(Listener(kept, [(output, 0)], arrived))
+            kept = KeptTape(tape, value, batch_number, index)
+            before.register_prehook(Listener(kept, [(output, 0)], arrived))
 
 
 @dataclass(slots=True, eq=False)

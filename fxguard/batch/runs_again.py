@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from fxguard.batch.kept_run import Kept, KeptRun, KeptTape, versions_of
+from fxguard.batch.tape_graph import Made
 from fxguard.forgiving import where_theirs_may_raise
 
 __all__ = ["runs_of"]
@@ -52,5 +53,11 @@ def _as_run(parts: Sequence[KeptTape], ended: Collection[int]) -> KeptRun:
         versions=versions_of(event.args),
         restore_settings=restore_settings,
         incoming={roots.index(part.root): part.incoming[0] for part in parts},
+        returned=[i for i, root in enumerate(roots) if _is_returned(root, parts)],
         of_tape=True,
     )
+
+
+def _is_returned(root: Made, parts: Sequence[KeptTape]) -> bool:
+    """Whether a model returned a tensor, and no graph reads it."""
+    return all(part.is_returned for part in parts if part.root == root)

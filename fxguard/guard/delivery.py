@@ -208,6 +208,11 @@ class Delivery:
         told = {batch.number, *(each.batch_number for each in kept)} & set(self._told)
         searches = bool(ended.leaves) and not told
         report = None
+        if searches:
+            returned = batch.returned_by_graphs()
+            for run in kept:
+                if run.batch_number == batch.number and not run.of_tape:
+                    run.returned = returned.get(run.index, ())
         with self._gathering(searches) as gather:
             if searches:
                 report = self._backward_report(batch.number, ended, gather)

@@ -281,7 +281,9 @@ class GuardedModel(Guard):
                     if running.tape is not None and running.tape.has_noted:
                         last, (_, returned) = running.batch, marks.flatten_call((), {}, output)
                         index = len(last.events) - 1
-                        self.backward.tape_left(running.tape, returned, last.number, index)
+                        self.backward.tape_left(
+                            *(running.tape, returned, last.number, index), are_returned=True
+                        )
                 self.delivery.batch_ended()
                 if self.whole_step is not None:
                     self.whole_step.returned(running.batch, output)

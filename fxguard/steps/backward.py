@@ -115,7 +115,15 @@ class BackwardPasses:
             if isinstance(argument, Tensor) and self._is_unheard_leaf(argument):
                 self._listen_to(argument, name_of_leaf(run, position))
 
-    def tape_left(self, tape: Tape, roots: Iterable[Any], batch_number: int, index: int) -> None:
+    def tape_left(
+        self,
+        tape: Tape,
+        roots: Iterable[Any],
+        batch_number: int,
+        index: int,
+        *,
+        are_returned: bool = False,
+    ) -> None:
         """Listen to gradients of what operations outside every graph have made.
 
         Args:
@@ -124,6 +132,7 @@ class BackwardPasses:
                 them may be on the tape.
             batch_number: number of the batch.
             index: index of the last event before the operations.
+            are_returned: whether these are what the model returned.
         """
         if are_levels_open():
             return
@@ -132,7 +141,7 @@ class BackwardPasses:
                 self._listen_to(leaf, name)
         starts = [root for root in roots if isinstance(root, Tensor) and root.grad_fn is not None]
         for root in starts:
-            keep_tape(tape, root, batch_number, index, self._came_in)
+            keep_tape(*(tape, root, batch_number, index, self._came_in), is_returned=are_returned)
         for tensor in (*tape.made_by_functions(), *starts):
             for node in keep_functions(tensor, batch_number, self._function_ran):
                 keep_tape_before(tape, node, batch_number, index, self._came_in)

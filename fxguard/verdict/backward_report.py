@@ -11,10 +11,11 @@ from fxguard.batch.kept_function import KeptFunction
 from fxguard.batch.kept_run import KeptRun
 from fxguard.findings import Origin
 from fxguard.forgiving import or_else, theirs
+from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
 from fxguard.ranks.gathering import Gather, nothing_gathered
-from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Row, Severity
+from fxguard.records import GRADIENT, NOT_MEASURED, Frame, Range, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.backward_flow import BackwardFlow, came_from
 from fxguard.rerun.gradients import gradients_of
@@ -173,10 +174,14 @@ class ReportOfBackward:
                 found = replace(found, not_searched=why, is_certain=is_certain)
             if found.origins:
                 break
-        if not ended.unseen:
-            return found
-        why = found.not_searched or ended.unseen
-        return replace(found, is_certain=False, came_in=None, not_searched=why)
+        if ended.unseen:
+            why = found.not_searched or ended.unseen
+            found = replace(found, is_certain=False, came_in=None, not_searched=why)
+        return (
+            found
+            if found.origins
+            else replace(found, came_in=_from_outside(ended.kept) or found.came_in)
+        )
 
     def _search_in(
         self, run: KeptRun, before: Searched, leaves: Sequence[BadLeaf], scale: float | None
@@ -216,6 +221,16 @@ def _came_in(
     values = {value: position for position, value in backward.came_in.items()}
     found = [(values[blame.value], blame.severity) for blame in verdict.origins]
     return found[0] if found and before.is_certain else None
+
+
+def _from_outside(kept: Sequence[KeptRun]) -> tuple[int, Severity] | None:
+    """The same, if nothing but what the script does with the output can have made it bad."""
+    for run in reversed(kept):
+        for position in sorted(run.incoming.keys() & set(run.returned)):
+            found = range_of(run.incoming[position])
+            if isinstance(found, Range) and found.severity:
+                return position, found.severity
+    return None
 
 
 def _origin_elsewhere(ended: Ended, found: Searched, batch_number: int) -> Origin:
