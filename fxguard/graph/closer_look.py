@@ -222,6 +222,8 @@ class _Part:
         assert first is not None
         assert second is not None
         if self.kind == "linear":
+            if given is not first and given is not second:  # the bias, of any shape that fits
+                return value.expand(self.made.shape)[self.index]
             last = self.index[-1] if self.made.dim() == first.dim() else None
             if value.shape == first.shape and given is not second and last is not None:
                 return value[self.index[:-1]]

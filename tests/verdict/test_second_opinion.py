@@ -321,6 +321,18 @@ def origin_of(function: Callable[..., Any], *args: Tensor) -> Origin:
     return reports_of(function, *args)[0].origins[0]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 5), (2, 5)])
+def test_a_bias_of_any_shape(shape: tuple[int, ...]) -> None:
+    """Torch takes whatever broadcasts; the element of the bias that was added is not the row's."""
+    bias, weight = torch.ones(shape, dtype=HALF), torch.ones(5, 3, dtype=HALF)
+    weight[4] = 300.0
+    x = torch.tensor([[1.0, 1, 1], [300, 300, 300]], dtype=HALF)
+    origin = origin_of(lambda x: functional.linear(x, weight, bias), x)
+    assert (origin.what, origin.cause, origin.first_index) == ("linear", "overflow", (1, 4))
+    row = "a row from 300.0 to 300.0 times a column from 300.0 to 300.0 (3 elements)"
+    assert origin.operands.startswith(f"at [1, 4]: {row} is 270001 in float64")
+
+
 def test_a_lost_eps_is_an_underflow() -> None:
     def function(x: Tensor) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-8).sqrt()
