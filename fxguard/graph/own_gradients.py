@@ -47,7 +47,7 @@ def gradient_of(
     def leaf(x: Tensor) -> Tensor:
         x = x.detach().clone()
         given.append(x.requires_grad_() if is_float(x) else x)
-        return x
+        return x.clone()  # the function may write it, which no leaf allows
 
     with torch.enable_grad():
         args, kwargs = trees.tree_map_only(Tensor, leaf, (args, dict(kwargs)))

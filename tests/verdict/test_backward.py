@@ -135,6 +135,26 @@ def test_the_first_bad_gradient_is_explained(name: str) -> None:
         assert words in lines
 
 
+def test_the_backward_of_an_operation_in_place_has_its_cause() -> None:
+    """It writes its operand, which the second backward must be able to do: as out of place."""
+
+    def apart(x: Tensor) -> Tensor:
+        return (x * 1).mul(300.0).mul(300.0)
+
+    def in_place(x: Tensor) -> Tensor:
+        h = x * 1
+        h.mul_(300.0)
+        h.mul_(300.0)
+        return h
+
+    (one,), (other,) = (reports_of(f, leaf(1e-3, dtype=torch.float16)) for f in (apart, in_place))
+    assert (one.origins[0].what, other.origins[0].what) == ("mul", "mul_")
+    assert other.origins[0].cause == one.origins[0].cause == "loss scale"
+    assert other.origins[0].needed == one.origins[0].needed == 90000
+    assert other.why == one.why
+    assert other.why
+
+
 def test_the_numbers_at_the_bad_element_are_said() -> None:
     """What the operation had read there, and both gradients."""
     (report,) = reports_of(length, torch.zeros(2, 3, requires_grad=True))
