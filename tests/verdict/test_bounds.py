@@ -147,6 +147,14 @@ def test_the_bound_of_a_product_is_the_product(number: float, is_healthy: bool) 
     assert chain.fits is is_healthy
 
 
+@pytest.mark.parametrize(("number", "is_healthy"), [(200.0, True), (300.0, False)])
+def test_the_bound_of_a_power_is_the_power(number: float, is_healthy: bool) -> None:
+    """Of the largest finite element: float16 holds 4e4, and not 9e4."""
+    chain = Chain([number, -1.0, -INF], "float16")
+    assert chain.apply("pow", 2.0)
+    assert chain.fits is is_healthy is not chain.turned
+
+
 @pytest.mark.parametrize(("number", "is_healthy"), [(3e4, True), (4e4, False)])
 def test_the_bound_of_a_log_softmax_is_twice_the_largest(number: float, is_healthy: bool) -> None:
     """It is reached where one element has the sign of the other: float16 holds 6e4, and not 8e4."""
