@@ -301,3 +301,24 @@ def test_weights_that_a_step_has_made_bad_are_not_uninitialised() -> None:
         fresh.weight.fill_(math.nan)
     (report,) = reports_of(fresh, torch.ones(1, 2))
     assert report.fix.startswith("initialise")
+
+
+@torch.library.custom_op("fxguard_tests::only_float32", mutates_args=())
+def only_float32(x: Tensor) -> Tensor:
+    assert x.dtype == torch.float32
+    return x.clone()
+
+
+@only_float32.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+only_float32.register_autograd(lambda ctx, gradient: gradient * math.nan)
+
+
+def test_a_gradient_without_a_float64_form_has_no_cause() -> None:
+    """Whether its derivative is singular is not known."""
+    (report,) = reports_of(lambda x: only_float32(x * 1.0), leaf(1.0, 2.0))
+    first = report.origins[0]
+    assert (first.what, first.cause, first.problem) == ("only_float32", "unknown", "nan")
