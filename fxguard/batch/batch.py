@@ -32,7 +32,7 @@ from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import dtype_of, has_memory, may_wait_for
 from fxguard.measure.details import Detail, describe
 from fxguard.measure.func_levels import without_levels
-from fxguard.plan.plan import Value
+from fxguard.plan.plan import Plan, Value
 from fxguard.records import NOT_MEASURED, Frame, Range, Role, RowRole
 from fxguard.source.held_tensors import held_name
 from fxguard.source.lines import Place
@@ -312,6 +312,10 @@ class Batch:
                 self.events.append(self.raised[0])
                 return
             behind = behind.__cause__ or behind.__context__
+
+    def served_by(self, plan: Plan) -> int:
+        """How many modules one graph ran for."""
+        return len({run.names[1] for run in self.runs if run.plan is plan})
 
     def returned_by_graphs(self) -> dict[int, set[int]]:
         """What the model returned and did not read itself: event of a graph to its outputs."""

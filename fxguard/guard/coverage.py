@@ -68,10 +68,12 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     """
     between = 0 if last is None else last.uncaptured()
     unchecked: Counter[str] = Counter()
+    known = between
     for plan in plans:
-        unchecked.update(dict(plan.unchecked))
+        times = 1 if last is None else max(1, last.served_by(plan))
+        known += times * plan.operations
+        unchecked.update({why: times * count for why, count in plan.unchecked})
     unmeasured = 0 if last is None else last.unmeasured()
-    known = sum(plan.operations for plan in plans) + between
     return Coverage(len(plans), known, between, unchecked, unmeasured)
 
 

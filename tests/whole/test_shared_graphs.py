@@ -19,9 +19,11 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(8, 8)
+        self.breaks = True
 
     def forward(self, x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
+        if self.breaks:
+            torch._dynamo.graph_break()
         return torch.tanh(self.lin(x))
 
 
@@ -97,3 +99,17 @@ def test_lost_gradients_are_those_of_the_layers_that_lost_them() -> None:
     name = str(said[0].message).partition("all gradients of ")[2].partition(" ")[0]
     assert name in zero
     assert 0 < len(zero) < 2 * LAYERS
+
+
+def test_coverage_counts_each_layer() -> None:
+    """As many operations as in a model without breaks."""
+    counted = []
+    for breaks in (True, False):
+        model = Net()
+        for layer in model.h:
+            layer.breaks = breaks
+        fxguard.instrument(model)(torch.rand(2, 8))
+        counted.append(fxguard.guard_of(model).coverage())
+    broken, whole = counted
+    assert str(whole).startswith(f"checked {2 * LAYERS} of {2 * LAYERS} operations in 1 graph")
+    assert str(broken).startswith(f"checked {2 * LAYERS} of {2 * LAYERS} operations in 2 graphs")
