@@ -66,6 +66,7 @@ class ActiveForward:
         self.observer = observer
         self.weights_stay = weights_stay
         self.fused: FusedModule | None = None  # the outermost one that is running
+        self.capturing: object = None  # what is known of the captures in this forward
 
     def read_names(self) -> None:
         """Bring the names up to date, once for each batch with operations between graphs."""

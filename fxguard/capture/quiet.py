@@ -29,6 +29,7 @@ import torch._dynamo.utils as dynamo_utils
 from torch._dynamo import guards
 from torch._dynamo.callback import callback_handler
 
+from fxguard.capture.long_captures import capture_begins, capture_ends
 from fxguard.capture.settings import with_settings
 from fxguard.torch_names import CompileContext
 
@@ -120,6 +121,7 @@ def _capture_begins(_: Any) -> None:
     """Called before a capture, in its thread; captures that overlap count as one."""
     if not _is_quiet.get():
         return
+    capture_begins()
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(CAPTURING) and name not in LOGGERS:
             logging.getLogger(name).addFilter(_is_of_others)
@@ -130,6 +132,7 @@ def _capture_begins(_: Any) -> None:
 
 def _capture_ends(_: Any) -> None:
     """Called after a capture, perhaps in another thread than before it."""
+    capture_ends()
     if _before:
         torch.set_warn_always(_before.pop())
 

@@ -38,6 +38,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from fxguard.batch.module_hooks import mark_return
+from fxguard.capture.long_captures import module_was_traced
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.capture.plain_python import backend_of
 from fxguard.capture.try_blocks import leave_try_block_of_last
@@ -134,6 +135,7 @@ def _call_forward(module: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str
         if getattr(backend_of(tx), "follows_python", False):
             leave_try_block_of_last(tx)
         _leave_mark(tx, args, kwargs, output)
+    module_was_traced()
     return output
 
 

@@ -184,6 +184,10 @@ class Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.erase()
+
+    def erase(self) -> None:
+        """Erase the line, if there is one."""
         if self._width:
             self._write("")  # blanks over the line,
             self._write("")  # and back to its beginning
