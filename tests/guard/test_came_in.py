@@ -51,8 +51,8 @@ def said(model: nn.Module, loss: Callable[[Any], Tensor]) -> str:
     return found[0].origins[0].message
 
 
-@pytest.mark.parametrize("last", [torch.relu, in_python], ids=["in a graph", "in Python"])
-@pytest.mark.parametrize("between", [torch.relu, in_python], ids=["one graph", "a gap"])
+@pytest.mark.parametrize("last", [torch.sin, in_python], ids=["in a graph", "in Python"])
+@pytest.mark.parametrize("between", [torch.sin, in_python], ids=["one graph", "a gap"])
 def test_it_is_said_to_have_come_in(
     between: Callable[[Tensor], Tensor], last: Callable[[Tensor], Tensor]
 ) -> None:
@@ -60,7 +60,7 @@ def test_it_is_said_to_have_come_in(
 
 
 def test_one_output_of_several() -> None:
-    model = Net(in_python, lambda x: {"a": x.relu(), "b": x.tanh()})
+    model = Net(in_python, lambda x: {"a": x.sin(), "b": x.tanh()})
     assert said(model, lambda out: out["a"].sum() + Spoils.apply(out["b"])) == CAME_IN
 
 
