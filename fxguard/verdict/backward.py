@@ -103,7 +103,7 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     if _is_sound(gradient):
         lost = any(is_lost(operand, gradient.dtype) for operand in gradient.operands)
         return "underflow" if lost else "rounding"
-    return "unknown" if same is None else "singular gradient"
+    return "singular gradient" if same is not None or gradient.degeneracy else "unknown"
 
 
 def is_of_small_operand(cause: str, seen: BackwardEvidence) -> bool:
