@@ -331,11 +331,10 @@ class Batch:
 
     def _returned(self) -> set[Key]:
         """What the root module returned."""
-        root = [
-            event for event in self.events if isinstance(event, ModuleReturn) and not event.name
-        ]
-        rows = [row for event in root for row in event.rows if row.key is not None]
-        return {row.key for row in rows if row.key and RowRole.of(row.label) is RowRole.OUTPUT}
+        returns = (event for event in self.events if isinstance(event, ModuleReturn))
+        rows = (row for event in returns if not event.name for row in event.rows)
+        keys = (row.key for row in rows if RowRole.of(row.label) is RowRole.OUTPUT)
+        return {key for key in keys if key is not None}
 
     def is_apart(self, key: Key) -> bool:
         """Whether a value belongs to another micro-batch than that which is judged."""

@@ -178,7 +178,7 @@ class Description:
     def _of_sum(self, blame: Blame, step: int, reached: Sequence[BadLeaf]) -> Origin:
         """The origin for a bad gradient that no operation returned."""
         steps, value = self.flow.steps, self.flow.values[blame.value]
-        reader = next((i for i, step in enumerate(steps) if blame.value in step.inputs), None)
+        reader = next((i for i, each in enumerate(steps) if blame.value in each.inputs), None)
         number = self.flow.batch_number
         frame = Frame("", SUM, True, (), batch_number=number, phase="backward")
         what = "an input of the graph"
