@@ -44,12 +44,12 @@ class Capturing:
         if self._before + time.thread_time() - self._since < AFTER:
             return
         if self._line is None and is_terminal(sys.stderr):
-            self._line = Progress(sys.stderr, f"fxguard: capturing {self.model}, once")
+            self._line = Progress(sys.stderr, f"fxguard: capturing {self.model}")
         if self._line is not None:
             self._line.advance(min(1.0, self.traced / max(self.modules, 1)))
         elif not self._is_told:
-            text = f"fxguard: capturing {self.model} takes some seconds, once"
-            write(f"{text}; later calls do not wait", sys.stderr, flush=True)
+            text = f"fxguard: capturing {self.model} takes some seconds"
+            write(text, sys.stderr, flush=True)
         self._is_told = True
 
     def ends(self) -> None:

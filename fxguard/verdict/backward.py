@@ -79,8 +79,6 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
     gradient, forward = seen.gradient, seen.forward
     if seen.inside is not None:
         return cause_of(seen.inside.evidence)
-    if seen.came_in is not None and not math.isfinite(seen.came_in):
-        return "unknown"  # of an operation that the user ignores
     if seen.of_exponent and forward is None and base_is_negative(gradient):
         return "domain"
     if forward is not None:

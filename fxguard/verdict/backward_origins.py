@@ -134,6 +134,10 @@ class Description:
         )
         if seen is None:
             return origin
+        operands = or_else("", _operands, self.backward, seen, edge.label)
+        if any(map(self.backward.severity, self.flow.steps[blame.step].inputs)):
+            read = "; the gradient that came in was bad: an ignored operation made it"
+            return replace(with_counts(origin, seen.detail), operands=operands + read)
         cause = or_else("unknown", cause_of_backward, seen)
         fixes = _fixes(self.backward, seen.made_by or operation, cause, seen)
         if factor > 1:
@@ -144,7 +148,7 @@ class Description:
             with_counts(origin, seen.detail),
             cause=cause,
             cause_in_words=or_else("", _words, cause, seen),
-            operands=or_else("", _operands, self.backward, seen, edge.label),
+            operands=operands,
             dtype=seen.gradient.dtype,
             limit=LIMITS.get(seen.gradient.dtype),
             needed=seen.gradient.needed if blame.severity is Severity.INF else None,

@@ -130,3 +130,21 @@ def test_what_becomes_worse_after_an_ignored_operation_is_reported() -> None:
     (origin,) = report.origins
     assert (origin.what, origin.problem, origin.cause) == ("mul", "nan", "unknown")
     assert "grad of output inf" in origin.operands
+
+
+def test_nothing_is_said_of_a_derivative_that_read_what_an_ignored_operation_made() -> None:
+    """Whatever the shapes are: the gradient of a weight, of which each element reads a column."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x * 0).sqrt()
+
+    (report,) = reports_of(Net(), torch.ones(2, 4), ignore=["*:sqrt"])
+    origin = report.origins[0]
+    assert (origin.what, origin.problem, origin.cause) == ("linear", "nan", "unknown")
+    assert not origin.fixes
+    assert "an ignored operation made it" in str(report)
