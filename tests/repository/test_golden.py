@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import fxguard
 from support.golden.differences import apart, differences, in_groups
@@ -28,6 +29,25 @@ def test_a_record_is_the_same_twice_and_counts_second_runs() -> None:
     assert one["runs"] > 0
     assert "exp made inf" in one["texts"][0]
     assert one["reports"][0]["origins"][0]["what"] == "exp"
+
+
+def test_a_line_that_depends_on_the_time_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A capture that takes long is told. The lines around it stay."""
+    monkeypatch.setattr("fxguard.capture.long_captures.AFTER", 0.0)
+    monkeypatch.setattr("fxguard.guard.guard.GuardedModel.fallback", True)  # as outside of tests
+
+    def run() -> Record:
+        print("before")
+        model = fxguard.instrument(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        model(torch.ones(1, 2))
+        print("after")
+        return {}
+
+    run()
+    assert "fxguard: capturing Sequential" in capsys.readouterr().err
+    assert recorded(run)["printed"] == "before\nafter\n"
 
 
 def test_who_began_a_second_run_is_named() -> None:

@@ -31,6 +31,8 @@ __all__ = [
     "recorded",
 ]
 
+TIMED = "fxguard: capturing "  # a line that is printed only where the processor takes long
+
 Record = dict[str, Any]
 Run = Callable[[], Record]
 Cases = Iterator[tuple[str, "Run | Group"]]
@@ -56,7 +58,9 @@ def recorded(run: Run) -> Record:
         warnings.simplefilter("always")
         record = raised_by(run)
     ours = [str(each.message) for each in given if "fxguard" in str(each.message).lower()]
-    return {"printed": printed.getvalue(), **record, "warnings": ours, "runs": len(runs)}
+    lines = printed.getvalue().splitlines(keepends=True)
+    said = "".join(line for line in lines if not line.startswith(TIMED))
+    return {"printed": said, **record, "warnings": ours, "runs": len(runs)}
 
 
 def raised_by(run: Run) -> Record:
