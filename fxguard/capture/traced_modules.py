@@ -15,6 +15,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import types
@@ -22,6 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.modules.module as module_hooks
 from torch._dynamo.utils import unpatched_nn_module_call, unpatched_nn_module_call_impl
 from torch._dynamo.variables.base import VariableTracker
@@ -35,6 +37,7 @@ from torch._dynamo.variables.nn_module import (
     record_nn_module_stack,
 )
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from fxguard.batch.module_hooks import mark_return
@@ -60,6 +63,9 @@ GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
 )
+
+# Objects of other classes that are values or hold them, see fxguard.graph.marks.flatten.
+ENTERED = (torch.Tensor, dict, tuple, list)
 
 # Traces an attribute of a module; the first name exists from torch 2.15 on.
 _attribute_of: Any = (
@@ -144,7 +150,7 @@ def _leave_mark(tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output:
     tensors: list[Any] = []
     rows = [(f"input[{index}]", value) for index, value in enumerate(args)]
     rows += [(f"input[{name}]", value) for name, value in kwargs.items()]
-    if all(_flatten(*row, labels, tensors) for row in (*rows, ("output", output))):
+    if all(_flatten(tx, *row, labels, tensors) for row in (*rows, ("output", output))):
         mark = VariableTracker.build(tx, marks.module_returned)
         texts = TupleVariable([ConstantVariable.create(label) for label in labels])
         mark.call_function(tx, [texts, *tensors], {})
@@ -153,7 +159,7 @@ def _leave_mark(tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output:
         traced.call_function(tx, [output, *args], dict(kwargs))
 
 
-def _flatten(label: str, value: Any, labels: list[str], tensors: list[Any]) -> bool:
+def _flatten(tx: Any, label: str, value: Any, labels: list[str], tensors: list[Any]) -> bool:
     """Does the work of :func:`fxguard.graph.marks.flatten` for variables of the commonest values.
 
     Returns:
@@ -170,7 +176,18 @@ def _flatten(label: str, value: Any, labels: list[str], tensors: list[Any]) -> b
         labels.append((marks.NO_VALUE if is_none else marks.NOT_TENSOR) + label)
     elif kind in (ListVariable, TupleVariable):
         items = enumerate(value.items)
-        return all(_flatten(f"{label}[{i}]", item, labels, tensors) for i, item in items)
-    else:
+        return all(_flatten(tx, f"{label}[{i}]", item, labels, tensors) for i, item in items)
+    elif kind is not UserDefinedObjectVariable or issubclass(value.value_type, ENTERED):
         return False
+    elif dataclasses.is_dataclass(value.value_type):
+        of_object = VariableTracker.build(tx, getattr)
+        names = [field.name for field in dataclasses.fields(value.value_type)]
+        fields = (
+            of_object.call_function(tx, [value, ConstantVariable.create(name)], {})
+            for name in names
+        )
+        rows = zip(names, fields, strict=True)
+        return all(_flatten(tx, f"{label}[{name}]", x, labels, tensors) for name, x in rows)
+    else:  # such as a cache
+        labels.append(marks.NOT_TENSOR + label)
     return True

@@ -47,16 +47,30 @@ class Data(nn.Module):
         return Output(x.relu(), 3)
 
 
+class Cache:
+    """Holds tensors, and is no container that frames enter."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+
+class Keeps(nn.Module):
+    def forward(self, found: Output, cache: Cache) -> Cache:
+        cache.kept.append(found.value + 1)
+        return cache
+
+
 class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.part, self.nested, self.data = Part(), Nested(), Data()
+        self.part, self.nested, self.data, self.keeps = Part(), Nested(), Data(), Keeps()
         self.shared = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.part(x, 2, mask=x, scale=0.5) + self.part(x)
         found = self.nested((x, [y]), {"x": x})
-        z = self.data(found["sum"]).value + found["all"][0]
+        data = self.data(found["sum"])
+        z = data.value + found["all"][0] + self.keeps(data, Cache()).kept[0]
         return self.shared(self.shared(z))
 
 
@@ -90,7 +104,7 @@ def test_the_frames_are_those_of_traced_hooks(
     torch.manual_seed(0)
     x, model = torch.rand(2, 4), Whole()
     found = frames_of(model, x)
-    assert set(calls) == {"Part", "Linear", "Nested", "Data", "Sequential", "Tanh"}
+    assert set(calls) == {"Part", "Linear", "Nested", "Data", "Keeps", "Sequential", "Tanh"}
     fxguard.remove(model)
     torch._dynamo.reset()
     calls.clear()
@@ -98,6 +112,10 @@ def test_the_frames_are_those_of_traced_hooks(
     assert frames_of(model, x) == found
     assert not calls
     assert [name for name, _, is_op, _ in found if not is_op].count("shared") == 2
+    rows = next(rows for name, _, _, rows in found if name == "keeps")
+    labels = [(row.label, row.note) for row in rows]
+    assert ("input[0][count]", "not a tensor") in labels
+    assert labels[-2:] == [("input[1]", "not a tensor"), ("output", "not a tensor")]
 
 
 def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
