@@ -58,7 +58,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from fxguard.batch import module_hooks, observer
-from fxguard.capture import let_go, plain_python, traced_modules
+from fxguard.capture import let_go, plain_python, traced_modules, try_blocks
 from fxguard.capture.instances import instances_of
 from fxguard.capture.quiet import captured
 from fxguard.graph import marks
@@ -209,6 +209,7 @@ def compile_forward(
     let_go.tidy()
     plain_python.prepare_tracing()
     traced_modules.mark_traced_modules()
+    try_blocks.leave_early()
     options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither of them
     options = {name: value for name, value in options.items() if name in known}

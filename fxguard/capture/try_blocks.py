@@ -2,35 +2,39 @@
 
 TorchDynamo leaves out the handlers and the code under ``finally``. So a function that may catch an
 operation's exception is left to Python, and the functions that it calls are captured separately.
+A block that only waits for exceptions of another package is captured: no operation raises them.
 
 The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 - ``exc.SkipFrame``: a backend raises it to leave a function to Python.
 - ``InstructionTranslator.current_tx().f_code``: the code of the function that is captured.
 - ``tx.output.root_tx.f_code``: the same, from the tracer of a function that it calls.
+- ``SubgraphTracer.create_proxy``: puts an operation into the graph.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-from collections.abc import Iterator
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.exc import SkipFrame
+from torch._dynamo.output_graph import SubgraphTracer
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
-from fxguard.graph import nodes
-from fxguard.graph.operations import name_of
+from fxguard.capture._handlers import tried_lines
+from fxguard.capture.plain_python import backend_of
+from fxguard.graph import marks, nodes
+from fxguard.graph.operations import is_custom, name_of
 from fxguard.graph.tables import REPEATABLE
 from fxguard.source.lines import is_internal, lines_of_trace
-from fxguard.source.syntax import tree_of_file
+from fxguard.torch_names import HigherOrderOperator
 
-__all__ = ["leave_try_block_of_last", "leave_try_blocks"]
+__all__ = ["leave_early", "leave_try_block_of_last", "leave_try_blocks"]
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
@@ -43,6 +47,25 @@ WITH_KERNELS = frozenset(
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     }
 )
+
+
+@functools.cache
+def leave_early() -> None:
+    """Leave a function at its first operation in a ``try`` block, while it is traced; done once.
+
+    The check at the end of tracing has the same effect. But with this one, a function is not traced
+    to its end in vain, and again after each break.
+    """
+    original = SubgraphTracer.create_proxy
+
+    @functools.wraps(original)
+    def create_proxy(self: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        tx = self.output_graph.root_tx
+        if kind.startswith("call") and getattr(backend_of(tx), "follows_python", False):
+            leave_try_block_of_last(tx)  # by now its result is known
+        return original(self, kind, *args, **kwargs)
+
+    SubgraphTracer.create_proxy = create_proxy  # type: ignore[method-assign]
 
 
 def leave_try_blocks(graph_module: GraphModule) -> None:
@@ -62,10 +85,6 @@ def leave_try_blocks(graph_module: GraphModule) -> None:
 def leave_try_block_of_last(tx: Any) -> None:
     """Do the same for only the last operation, while the function is still being traced.
 
-    The check at the end of tracing has the same effect. But with this one, a model whose whole
-    forward is called in a ``try`` block is not traced to its end in vain, and again after each
-    break.
-
     Args:
         tx: the tracer of the function, or of one that it calls.
     """
@@ -78,7 +97,7 @@ def _leave_try_block(node: Node, root: CodeType) -> None:
     if not node.op.startswith("call"):
         return
     may_fail = not _has_kernel(node)
-    if _is_tried(node.meta.get("stack_trace"), root, may_fail):
+    if _is_tried(node.meta.get("stack_trace"), root, may_fail, _may_raise_others(node)):
         raise SkipFrame(TRY_BLOCK)
 
 
@@ -93,62 +112,42 @@ def _has_kernel(node: Node) -> bool:
     )
 
 
+def _may_raise_others(node: Node) -> bool:
+    """Whether an operation may raise an exception that another package has defined."""
+    if node.op == "call_method" or node.target in marks.MARKS:
+        return False
+    owner = getattr(node.target, "__self__", None)
+    return (
+        node.op != "call_function"
+        or is_custom(node.target)
+        or isinstance(node.target, HigherOrderOperator)
+        or (isinstance(owner, type) and issubclass(owner, Function))
+    )
+
+
 @functools.lru_cache(maxsize=4096)
-def _is_tried(trace: str | None, root: CodeType, may_fail: bool) -> bool:
+def _is_tried(trace: str | None, root: CodeType, may_fail: bool, may_raise_others: bool) -> bool:
     """Whether an exception at a node is caught by the captured function or one that it calls.
 
     Args:
         trace: the node's stack trace.
         root: the code of the captured function.
         may_fail: whether there may be no kernel for it.
+        may_raise_others: whether it may raise an exception that another package has defined.
     """
     inside = False
     for file, line in lines_of_trace(trace):
         inside = inside or (file == root.co_filename and _holds(root, line))
-        if inside and not is_internal(file):
-            for tried in _tried_lines(file):
-                if line in tried.lines and (may_fail or not tried.waits_for_kernels):
-                    return True
+        if not inside or is_internal(file):
+            continue
+        for tried in tried_lines(file):
+            if line in tried.lines and not (
+                (tried.waits_for_kernels and not may_fail)
+                or (tried.waits_for_others and not may_raise_others)
+            ):
+                return True
     return False
 
 
 def _holds(code: CodeType, line: int) -> bool:
     return any(line == own for _, _, own in code.co_lines())
-
-
-class _Tried(NamedTuple):
-    """The body of a ``try`` block."""
-
-    lines: range
-    waits_for_kernels: bool  # only NotImplementedError is handled
-
-
-@functools.lru_cache(maxsize=256)
-def _tried_lines(file: str) -> tuple[_Tried, ...]:
-    """The lines of a file that a handler or a ``finally`` block covers."""
-    tree = tree_of_file(file)
-    if tree is None:
-        return ()
-    kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
-    return tuple(
-        _Tried(
-            range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1),
-            not node.finalbody and all(map(_handles_no_kernel, node.handlers)),
-        )
-        for node in _statements(tree)
-        if isinstance(node, kinds)
-    )
-
-
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements of a file. Expressions are skipped, because they contain none."""
-    left = [tree]
-    while left:
-        node = left.pop()
-        yield node
-        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-            left += getattr(node, block, ())
-
-
-def _handles_no_kernel(handler: ast.ExceptHandler) -> bool:
-    return isinstance(handler.type, ast.Name) and handler.type.id == "NotImplementedError"

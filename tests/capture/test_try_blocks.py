@@ -114,6 +114,79 @@ def test_a_try_block_around_the_call_of_the_model_is_no_reason_to_leave_it_to_py
     assert fxguard.guard_of(model).coverage() == "checked 1 of 1 operations in 1 graph"
 
 
+class OwnError(RuntimeError):
+    """An exception of this package."""
+
+
+class Waits(nn.Module):
+    """Waits for an exception that no operation raises, as einops does around its operations."""
+
+    def __init__(self, fail: bool = False) -> None:
+        super().__init__()
+        self.fail = fail
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y = x.exp()
+            if self.fail:
+                raise OwnError
+        except OwnError:
+            y = x.abs()
+        return y + 1
+
+
+class WaitsForTorch(nn.Module):
+    """Gives another exception the name of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        OwnError = RuntimeError  # it hides the class
+        try:
+            y = torch.linalg.cholesky(x)
+        except OwnError:
+            y = x.abs()
+        return y + 1
+
+
+@torch.library.custom_op("fxguard_tests::raises_its_own", mutates_args=())
+def raises_its_own(x: Tensor) -> Tensor:
+    raise OwnError
+
+
+@raises_its_own.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class WaitsForCustom(nn.Module):
+    """Waits for an exception of an operation that is not torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            y: Tensor = raises_its_own(x)
+        except OwnError:
+            y = x.abs()
+        return y + 1
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_block_that_waits_for_no_exception_of_torch_is_captured(fail: bool) -> None:
+    """An operation cannot raise what another package has defined."""
+    guarded = fxguard.instrument(Waits(fail))
+    for _ in range(2):
+        assert torch.equal(guarded(X), Waits(fail)(X))
+    assert "between graphs" not in fxguard.guard_of(guarded).coverage()
+
+
+@pytest.mark.parametrize("kind", [WaitsForTorch, WaitsForCustom])
+def test_a_block_that_waits_for_an_exception_of_its_operation_is_left_to_python(
+    kind: type[nn.Module],
+) -> None:
+    """A name may be bound anew in the function, and an operation may be the user's."""
+    guarded = fxguard.instrument(kind())
+    for _ in range(2):
+        assert torch.equal(guarded(-torch.eye(3)), torch.eye(3) + 1)
+
+
 class Layers(nn.Module):
     """Five layers, one after the other."""
 
@@ -142,20 +215,49 @@ class Releases(nn.Module):
             self.released += 1
 
 
-def test_a_forward_in_a_try_block_is_not_traced_to_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is left to Python at its first operation, and its layers are traced once."""
-    traced: list[str] = []
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The function that has called each module that was traced."""
+    found: list[str] = []
     leave_mark = traced_modules._leave_mark
 
     def counted(tx: Any, *args: Any) -> None:
-        traced.append(tx.f_code.co_name)
+        found.append(tx.f_code.co_name)
         leave_mark(tx, *args)
 
     monkeypatch.setattr(traced_modules, "_leave_mark", counted)
+    return found
+
+
+def test_a_forward_in_a_try_block_is_not_traced_to_its_end(traced: list[str]) -> None:
+    """It is left to Python at its first operation, and its layers are traced once."""
     guarded = fxguard.instrument(Releases())
     guarded(X)
     assert len(traced) == 5
     assert guarded.released == 1
     assert "checked 5 of 5 operations" in fxguard.guard_of(guarded).coverage()
+
+
+class Begins(nn.Module):
+    """Has an operation in a `try` block before its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            x = x * 2
+        except RuntimeError:
+            x = x * 3
+        return self.layers(x)
+
+
+def test_a_forward_is_left_at_its_first_operation_in_a_try_block(
+    traced: list[str],
+) -> None:
+    """What follows is not traced in vain."""
+    guarded = fxguard.instrument(Begins())
+    guarded(X)
+    assert len(traced) == 5
+    assert "checked 6 of 6 operations" in fxguard.guard_of(guarded).coverage()

@@ -1,0 +1,116 @@
+"""What the ``try`` blocks of a file cover, and which exceptions they handle."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fxguard.source.syntax import tree_of_file
+
+__all__ = ["Tried", "tried_lines"]
+
+# All other packages have exceptions of their own, which no operation of torch raises.
+RAISED_BY_OPERATIONS = ("builtins", "torch", "triton")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Tried(NamedTuple):
+    """The body of a ``try`` block."""
+
+    lines: range
+    waits_for_kernels: bool  # only NotImplementedError is handled
+    waits_for_others: bool  # only exceptions that no operation of torch raises are handled
+
+
+@functools.lru_cache(maxsize=256)
+def tried_lines(file: str) -> tuple[Tried, ...]:
+    """The lines of a file that a handler or a ``finally`` block covers."""
+    tree = tree_of_file(file)
+    if tree is None:
+        return ()
+    kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
+    blocks = [(node, inside) for node, inside in _statements(tree) if isinstance(node, kinds)]
+    names = _names_of(file) if blocks else {}
+    return tuple(
+        Tried(
+            range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1),
+            not node.finalbody and all(map(_handles_no_kernel, node.handlers)),
+            not node.finalbody and all(_is_of_others(x, inside, names) for x in node.handlers),
+        )
+        for node, inside in blocks
+    )
+
+
+def _statements(tree: ast.AST) -> Iterator[tuple[Any, Function | None]]:
+    """All statements of a file, each with the outermost function that contains it.
+
+    Expressions are skipped, because they contain none.
+    """
+    left: list[tuple[ast.AST, Function | None]] = [(tree, None)]
+    while left:
+        node, inside = left.pop()
+        yield node, inside
+        if inside is None and isinstance(node, Function):
+            inside = node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += [(each, inside) for each in getattr(node, block, ())]
+
+
+def _handles_no_kernel(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.type, ast.Name) and handler.type.id == "NotImplementedError"
+
+
+def _is_of_others(
+    handler: ast.ExceptHandler, inside: Function | None, names: Mapping[str, Any]
+) -> bool:
+    """Whether no operation of torch raises what is handled.
+
+    Args:
+        handler: the handler.
+        inside: the outermost function around it.
+        names: the global names of its module.
+    """
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return all(
+        isinstance(kind, ast.Name)
+        and _is_other(names.get(kind.id))
+        and not _is_bound_in(inside, kind.id)
+        for kind in kinds
+    )
+
+
+def _is_other(kind: Any) -> bool:
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, Exception)
+        and kind.__module__.partition(".")[0] not in RAISED_BY_OPERATIONS
+    )
+
+
+def _is_bound_in(function: Function | None, name: str) -> bool:
+    """Whether a name may be another than the global one in a function."""
+    for node in () if function is None else ast.walk(function):
+        if isinstance(node, ast.Name):
+            if node.id == name and not isinstance(node.ctx, ast.Load):
+                return True
+        elif isinstance(node, ast.arg):
+            if node.arg == name:
+                return True
+        elif isinstance(node, ast.alias):
+            if name in (node.asname, node.name.partition(".")[0]):
+                return True
+        elif isinstance(node, (Function, ast.ClassDef)) and node.name == name:
+            return True
+    return False
+
+
+def _names_of(file: str) -> dict[str, Any]:
+    """The global names of the module that a file holds; none if it is not known."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == file:
+            return vars(module)
+    return {}
