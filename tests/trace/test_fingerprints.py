@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,24 +183,6 @@ def test_a_file_keeps_them(tmp_path: Path) -> None:
         )
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the file was written: a sum over two threads is rounded otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-# A gradient in front of a batch norm is made of roundings, which other kernels make otherwise.
-same_kernels = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
-    reason="the file was written with the kernels for AVX",
-)
-
-
-@pytest.mark.usefixtures("one_thread")
-@same_kernels
 def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
     """It loads, and next to a new one its ranges are compared and nothing more is claimed."""
     old = load_trace(OLD)
@@ -220,8 +201,6 @@ def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
     assert "17 of 26 values by ranges only: no fingerprint was taken (17)" in both.verdict
 
 
-@pytest.mark.usefixtures("one_thread")
-@same_kernels
 def test_earlier_versions_read_the_same_lines(tmp_path: Path) -> None:
     """Without the one entry that is new, a file is what it was: they look for no other."""
     new = traced_net.trace(tmp_path)
