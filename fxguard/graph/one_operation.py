@@ -185,7 +185,9 @@ class OneOperation:
         if self.call.casts:
             return next((x.to(torch.float64) for x in self.incoming.values()), None)
         assert self.operand is not None
-        return gradient_in_float64(self._called, self._given, self.operand, self.incoming)
+        return gradient_in_float64(
+            self.kind, self._called, self._given, self.operand, self.incoming
+        )
 
     @property
     def device(self) -> str:

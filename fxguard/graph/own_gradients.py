@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from fxguard import trees
 from fxguard.forgiving import theirs
 from fxguard.graph.nodes import elements_of, leaves
 from fxguard.graph.random_state import RandomState
+from fxguard.graph.spectra import without_gradient
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result
 
 __all__ = ["backward_of", "gradient_in_float64", "gradient_of", "is_differentiable"]
@@ -62,18 +64,33 @@ def gradient_of(
 
 
 def gradient_in_float64(
+    kind: str,
     function: Callable[..., Any],
     given: tuple[Any, Any],
     operand: int,
     incoming: Mapping[int, Tensor],
 ) -> Tensor | None:
-    """The same computed entirely in float64; None if that is impossible."""
+    """The same computed entirely in float64; None if that is impossible.
+
+    It is NaN at a matrix where the operation, which is a decomposition then, has no gradient: only
+    roundings of float64 would make a number there.
+    """
+    results: list[Any] = []
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        results.append(function(*args, **kwargs))
+        return results[-1]
+
     device = next((x.device.type for x in trees.tree_leaves(given) if is_float(x)), "cpu")
     try:
         args, kwargs = trees.tree_map(_wide, given)
         wide = {position: _wide(gradient) for position, gradient in incoming.items()}
         with torch.autocast(device, enabled=False):
-            return gradient_of(function, args, kwargs, operand, wide)
+            found = gradient_of(kept, args, kwargs, operand, wide)
+        if found is None:
+            return None
+        lost = without_gradient(kind, results[-1], incoming)
+        return found if lost is None else found.masked_fill(lost[..., None, None], math.nan)
     except theirs():  # no such kernel, a fixed dtype, or out of memory
         return None
 
@@ -81,7 +98,9 @@ def gradient_in_float64(
 def _wide(x: Any) -> Any:
     if isinstance(x, torch.dtype) and x.is_floating_point:
         return torch.float64
-    return x.detach().to(torch.float64) if is_float(x) else x
+    if not is_float(x):
+        return x
+    return x.detach().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def backward_of(

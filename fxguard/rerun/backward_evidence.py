@@ -212,7 +212,8 @@ def _gradient_in_float64(look: Look, args: Any, kwargs: Any) -> Tensor | None:
         return result
 
     with random_state_kept(ran.args):
-        return gradient_in_float64(run, (args, kwargs), look.position, look.incoming)
+        given = (args, kwargs)
+        return gradient_in_float64(ran.call.kind, run, given, look.position, look.incoming)
 
 
 def _drops_the_same(made: Iterable[Tensor], before: Iterable[Any]) -> bool:

@@ -89,6 +89,8 @@ def cause_of_backward(seen: BackwardEvidence) -> str:
             return "singular gradient" if cause == "zero divisor" else cause
     if gradient.not_judged:
         return "unknown"
+    if gradient.degeneracy and gradient.wide is not None and not math.isfinite(gradient.wide):
+        return "singular gradient"  # of the matrix that the model would have without roundings
     same = gradient.same
     if same is not None and math.isfinite(same):
         limit = limit_of_backward(seen)

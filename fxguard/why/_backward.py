@@ -68,6 +68,9 @@ def _precision(began: Began, origin: Origin) -> Iterator[str]:
     if math.isfinite(gradient.wide) and origin.cause in fails:
         yield f"in float64 it is {number_at(gradient.wide, gradient)}: precision"
     elif not math.isfinite(gradient.wide) and origin.cause not in (*fails, "unknown"):
+        if gradient.degeneracy:  # whatever torch computes there
+            yield "it does not exist in float64 either: not precision"
+            return
         problem = "NaN" if math.isnan(gradient.wide) else f"{gradient.wide:g}"
         yield f"in float64 it is {problem} too: not precision"
 

@@ -20,7 +20,9 @@ SAMPLE = (
     "measure/test_eager.py",
     "measure/test_fingerprints.py",
     "repository/test_famous_nans.py::test_the_page_shows_what_is_printed",
+    "trace/test_fingerprints.py",
     "verdict/test_bounds.py",
+    "verdict/test_decompositions.py",
     "verdict/test_why.py",
     "verdict/test_underflow.py::test_roundings_of_float64_are_no_underflow",
     "whole/nothing_unseen/test_odd_tensors.py",
@@ -28,13 +30,19 @@ SAMPLE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "threads"), [("default", 4), ("avx2", 2)])
-def test_a_sample_holds_with_other_kernels(capability: str, threads: int) -> None:
-    """``ATEN_CPU_CAPABILITY`` chooses kernels, as a CPU without the newer instructions would."""
+@pytest.mark.parametrize(
+    ("capability", "lapack", "threads"), [("default", "COMPATIBLE", 4), ("avx2", "AVX2", 2)]
+)
+def test_a_sample_holds_with_other_kernels(capability: str, lapack: str, threads: int) -> None:
+    """As on a CPU without the newer instructions.
+
+    ``ATEN_CPU_CAPABILITY`` chooses the kernels of torch, and ``MKL_CBWR`` those of MKL, which
+    decomposes matrices and multiplies them.
+    """
     tests = [f"tests/{test}" for test in SAMPLE]
     chosen = ["-m", "not campaign and not slow", "-q", "-p", "no:cacheprovider", *tests]
-    variables = {"ATEN_CPU_CAPABILITY": capability, "FXGUARD_TEST_THREADS": str(threads)}
-    env = {**os.environ, **variables}
+    variables = {"ATEN_CPU_CAPABILITY": capability, "MKL_CBWR": lapack}
+    env = {**os.environ, **variables, "FXGUARD_TEST_THREADS": str(threads)}
     command = [sys.executable, "-m", "pytest", *chosen]
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr

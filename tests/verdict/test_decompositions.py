@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
+from fxguard.graph.evidence import Evidence
+from fxguard.measure.details import describe
+from fxguard.rerun.backward_evidence import BackwardEvidence
+from fxguard.verdict.backward import cause_of_backward
 
 Function = Callable[[Tensor], Tensor]
 
@@ -59,8 +63,8 @@ BATCH = torch.stack([DISTINCT, torch.diag(torch.tensor([5.0, 1.0, 5.0]))])
         (lambda x: torch.linalg.eig(x)[1].real, ONE_TWO_TWO, "equal eigenvalues", "are equal, 2"),
         (left, ONE_TWO_TWO, "equal singular values", "singular values 0 and 1 are equal, 2"),
         (lambda x: torch.svd(x)[2], torch.eye(2), "equal singular values", "0 and 1 are equal, 1"),
-        (lambda x: torch.linalg.qr(x)[0], torch.ones(3, 3), "a matrix without full rank",
-         "is a combination of the columns before it"),
+        (lambda x: torch.linalg.qr(x)[0], torch.tensor([[1.0, 2.0], [0.0, 0.0]]),
+         "a matrix without full rank", "column 1 is a combination of the columns before it"),
         (lambda x: torch.linalg.qr(x)[0], torch.zeros(2, 2), "a matrix without full rank",
          "column 0 is 0"),
     ],
@@ -75,6 +79,68 @@ def test_the_two_that_are_equal_are_named(
     assert (origin.cause, origin.cause_in_words) == ("singular gradient", words)
     assert numbers in origin.operands
     assert "diagonal" in report.fix
+
+
+def q(x: Tensor) -> Tensor:
+    return torch.linalg.qr(x)[0]
+
+
+CYCLE = torch.tensor([[2.0, -1, 0, -1], [-1, 2, -1, 0], [0, -1, 2, -1], [-1, 0, -1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "matrices"),
+    [
+        (eigenvectors, "equal eigenvalues",
+         [CYCLE, *(torch.ones(n, n) + a * torch.eye(n) for n in range(3, 9) for a in (0, 1))]),
+        (left, "equal singular values",
+         [CYCLE @ CYCLE, *(torch.ones(n, n) + torch.eye(n) for n in range(3, 9)),
+          *(torch.ones(n, n) for n in range(3, 9))]),
+        (q, "a matrix without full rank",
+         [torch.ones(3, 5), *(torch.ones(n, n) for n in range(2, 9))]),
+    ],
+)  # fmt: skip
+def test_it_is_singular_whatever_the_roundings_are(
+    function: Function, words: str, matrices: list[Tensor]
+) -> None:
+    """Integer matrices that are singular in exact arithmetic.
+
+    Which of them has a bad gradient depends on how this CPU rounds. The one in float64 is finite at
+    some of those, where its own numbers come out a rounding apart.
+    """
+    found = [report_of(function, matrix) for matrix in matrices]
+    reports = [report for report in found if report is not None]
+    assert reports
+    for report in reports:
+        [origin] = report.origins
+        assert (origin.cause, origin.cause_in_words) == ("singular gradient", words)
+        assert report.why == ("it does not exist in float64 either: not precision",)
+
+
+@pytest.mark.parametrize(
+    ("same", "wide", "cause"),
+    [
+        (math.nan, math.nan, "singular gradient"),
+        (1e9, math.nan, "singular gradient"),  # float32 rounded the columns that depend
+        (math.nan, 1e9, "rounding"),  # ... and made these depend
+        (1e9, 1e9, "rounding"),
+        (math.nan, None, "singular gradient"),
+    ],
+)
+def test_the_matrix_without_roundings_decides(same: float, wide: float | None, cause: str) -> None:
+    """Where it has no gradient either, more digits do not help."""
+    gradient = Evidence(
+        kind="linalg_qr",
+        dtype="float32",
+        index=(0, 0),
+        number=math.nan,
+        operands=(),
+        same=same,
+        wide=wide,
+        degeneracy="column 1 is a combination of the columns before it",
+    )
+    seen = BackwardEvidence(gradient, describe(torch.tensor([math.nan])), "float32")
+    assert cause_of_backward(seen) == cause
 
 
 @pytest.mark.parametrize(
