@@ -30,12 +30,14 @@ from torch._dynamo import guards
 from torch._dynamo.callback import callback_handler
 
 from fxguard.capture.long_captures import capture_begins, capture_ends
-from fxguard.capture.settings import with_settings
+from fxguard.capture.settings import known, with_settings
+from fxguard.capture.unread import leave_unwritten
 from fxguard.torch_names import CompileContext
 
 __all__ = ["DROPPING", "captured", "captures_quietly"]
 
-SETTINGS = {"suppress_errors": True}
+# The second spares it a text for a log on each object that a graph changes; torch 2.11 lacks it.
+SETTINGS = known({"suppress_errors": True, "side_effect_replay_policy": "silent"})
 
 # The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")
@@ -98,6 +100,7 @@ def _keep_quiet() -> None:
             warn_once(*args, **kwargs)
 
     dynamo_utils.warn_once = warn
+    leave_unwritten(_is_quiet.get)
     setattr(guards, "warnings", _WarningsOfGuards("warnings"))  # noqa: B010 - mypy knows no such name
 
 

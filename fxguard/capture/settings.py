@@ -15,7 +15,12 @@ from typing import Any
 
 from torch._dynamo import config
 
-__all__ = ["with_settings"]
+__all__ = ["known", "with_settings"]
+
+
+def known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some settings that this version of TorchDynamo has."""
+    return {name: value for name, value in settings.items() if hasattr(config, name)}
 
 
 def with_settings(
