@@ -50,8 +50,8 @@ def assemble(batch: Batch, look_again: LookAgain | None = None) -> DataFlow:
     flow.written = {now: before for now, before in left.items() if now not in flow.results}
     if batch.held_as:
         flow.name_model(batch.held_as)
-    if batch.ends is not None:
-        flow.reached = [flow.place[key] for key in batch.ends]
+    if batch.ends is not None:  # a loss, which no model returned
+        flow.results, flow.reached = [], [flow.place[key] for key in batch.ends]
     elif not any(isinstance(event, ModuleReturn) and not event.name for event in batch.events):
         flow.reached += _returned_by_graphs(flow, batch)
     return flow

@@ -135,11 +135,17 @@ def test_the_model_returned_it(wrap: Callable[[Tensor], Any]) -> None:
     assert lines_of(script) == ["the model returned it"]
 
 
-def test_a_loss_of_the_script_is_returned_by_nobody() -> None:
-    """The script computes it, and the model's output was finite."""
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_loss_of_the_script_is_returned_by_nobody(is_compiled: bool) -> None:
+    """The script computes it, perhaps in a compiled function. The model's output was finite."""
+
+    def loss_of(out: Tensor) -> Tensor:
+        return (out * 0).log().mean()
+
+    called = torch.compile(loss_of, backend="aot_eager") if is_compiled else loss_of
 
     def script() -> None:
-        (Fine()(X) * 0).log().mean().backward()
+        called(Fine()(X)).backward()
 
     assert lines_of(script) == []
 
