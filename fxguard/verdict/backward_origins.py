@@ -134,10 +134,15 @@ class Description:
         )
         if seen is None:
             return origin
-        operands = or_else("", _operands, self.backward, seen, edge.label)
+        origin = replace(
+            with_counts(origin, seen.detail),
+            operands=or_else("", _operands, self.backward, seen, edge.label),
+            dtype=seen.gradient.dtype,
+            limit=LIMITS.get(seen.gradient.dtype),
+        )
         if any(map(self.backward.severity, self.flow.steps[blame.step].inputs)):
             read = "; the gradient that came in was bad: an ignored operation made it"
-            return replace(with_counts(origin, seen.detail), operands=operands + read)
+            return replace(origin, operands=origin.operands + read)
         cause = or_else("unknown", cause_of_backward, seen)
         fixes = _fixes(self.backward, seen.made_by or operation, cause, seen)
         if factor > 1:
@@ -145,12 +150,9 @@ class Description:
             cause = "loss scale" if is_scale else cause
             fixes = (fix_of_factor(seen, factor, is_scale=is_scale), *(() if is_scale else fixes))
         return replace(
-            with_counts(origin, seen.detail),
+            origin,
             cause=cause,
             cause_in_words=or_else("", _words, cause, seen),
-            operands=operands,
-            dtype=seen.gradient.dtype,
-            limit=LIMITS.get(seen.gradient.dtype),
             needed=seen.gradient.needed if blame.severity is Severity.INF else None,
             fixes=fixes,
         )

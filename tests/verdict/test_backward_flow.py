@@ -146,5 +146,6 @@ def test_nothing_is_said_of_a_derivative_that_read_what_an_ignored_operation_mad
     (report,) = reports_of(Net(), torch.ones(2, 4), ignore=["*:sqrt"])
     origin = report.origins[0]
     assert (origin.what, origin.problem, origin.cause) == ("linear", "nan", "unknown")
+    assert (origin.dtype, origin.limit) == ("float32", torch.finfo(torch.float32).max)
     assert not origin.fixes
     assert "an ignored operation made it" in str(report)
