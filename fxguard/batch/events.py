@@ -346,7 +346,8 @@ class UncapturedOperation(Event):
         )
         if not self.framed:
             return
-        rows = [RowPlan(label, flow.place[key]) for label, key in self.inputs]
+        weights, rows = self._operands(flow)
+        rows = [*weights, *rows]
         for label, key in self.outputs:
             named = f"{label} ({flow.labels[key]})" if key in flow.labels else label
             rows.append(RowPlan(named, flow.place[key]))
@@ -363,6 +364,23 @@ class UncapturedOperation(Event):
                 calls=self.calls,
             )
         )
+
+    def _operands(self, flow: DataFlow) -> tuple[list[RowPlan], list[RowPlan]]:
+        """The rows of the weights that it read, and of its other inputs, as those of a graph."""
+        weights: list[RowPlan] = []
+        others: list[RowPlan] = []
+        position = 0
+        for label, key in self.inputs:
+            place = flow.place[key]
+            value = flow.values[place]
+            if value.role is Role.WEIGHT:
+                weights.append(RowPlan(value.name.rpartition(".")[2], place))
+            elif label.removeprefix("input[")[:-1].isdigit():
+                others.append(RowPlan(f"input[{position}]", place))
+                position += 1
+            else:
+                others.append(RowPlan(label, place))
+        return weights, others
 
     def frame_count(self, of_operations: bool) -> int:
         return int(of_operations and self.framed)

@@ -180,7 +180,6 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     if not forward.weights_stay and fsdp.runs_now():
         return func(*args, **kwargs)
-    forward.read_names()
     batch = forward.batch
     exchange = exchange_of(func, args, kwargs)
     rows = _rows_of(call) if exchange is None else _labelled(exchange.reads)

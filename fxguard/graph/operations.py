@@ -176,13 +176,22 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         overwrites=bool(in_place) and unread.issuperset(in_place),
         beside=tuple((name, each) for name, slot in beside for each in given.operands(slot)),
         apart=tuple((name, each) for name, slot in apart for each in given.operands(slot)),
-        random=operation.random,
+        random=operation.random and _draws(operation.name, args, kwargs),
         returns=signature.returns and operation.name != "setitem",
         literals=literals,
         reflected=operation.reflected,
     )
 
 
+def _draws(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an operation that may draw random numbers does so."""
+    if name != "scaled_dot_product_attention":
+        return True
+    dropout = args[DROPOUT] if len(args) > DROPOUT else kwargs.get("dropout_p", 0.0)
+    return not isinstance(dropout, (int, float)) or dropout > 0
+
+
+DROPOUT = 4  # position of its dropout_p
 WRITES = frozenset({"out", "inplace"})  # keywords that make any operation write
 
 
@@ -211,7 +220,7 @@ def _read_plain_call(operation: Operation, args: Sequence[Any], kwargs: Mapping[
         kwargs,
         first,
         tuple(reads),
-        random=operation.random,
+        random=operation.random and _draws(operation.name, args, kwargs),
         literals=tuple(literals),
         reflected=operation.reflected,
     )

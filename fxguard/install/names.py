@@ -31,6 +31,7 @@ class Names:
     Attributes:
         modules: ``id(module)`` to qualified name, without the model itself.
         tensors: ``id(parameter or buffer)`` to its role and its qualified name.
+        changes: how often they were found changed.
         hooked: the submodules that can have hooks.
         weights_stay: whether weights are still there when a report is made; FSDP frees them.
     """
@@ -41,6 +42,7 @@ class Names:
         self.modules: dict[int, str] = {}
         self.tensors: dict[int, tuple[Role, str]] = {}
         self.weights_stay = True
+        self.changes = 0
         self.hooked: list[weakref.ref[Module]] = []
         self._known: list[weakref.ref[Module]] = []  # the model and all its submodules
         self._contents: list[Any] = []  # what those held; empty if that cannot be determined
@@ -57,6 +59,7 @@ class Names:
         tensors = {id(p): (Role.WEIGHT, name) for name, p in model.named_parameters()}
         tensors |= {id(buffer): (Role.BUFFER, name) for name, buffer in model.named_buffers()}
         with self._lock:
+            self.changes += 1
             self.hooked = list(map(weakref.ref, hooked_parts(model)))
             self.weights_stay = not is_sharded(model)
             _replace(self.modules, modules)
@@ -94,9 +97,9 @@ class Names:
         return self._elements if model is None else sum(map(_size_of, model.parameters()))
 
     def module_at(self, name: str) -> Module | None:
-        """The submodule that now has a qualified name; None if there is none."""
+        """The submodule that now has a qualified name; None if there is none. "" is the model."""
         found: Any = self.model
-        for part in name.split("."):
+        for part in name.split(".") if name else ():
             held = getattr(found, "_modules", None)
             found = held.get(part) if isinstance(held, dict) else None  # not in scripted ones
         return found if isinstance(found, Module) else None

@@ -73,6 +73,7 @@ def with_last_good(
         for value in run.plan.values
         if value.role is Role.WEIGHT
     }
+    read |= {value.name for value in last.batch.values if value.role is Role.WEIGHT}
     good = read - {_name_of(origin, held_as) for origin in absorbed}
     bad = {_name_of(origin, held_as) for origin in report.origins}
     turned = good & set(_written_since(bad, last.batch.ended, model, standing, writes))
