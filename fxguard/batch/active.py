@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Module
@@ -19,7 +19,7 @@ from fxguard.graph.wide_form import is_float
 from fxguard.records import Role
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["ActiveForward", "FusedModule", "current", "here"]
+__all__ = ["ActiveForward", "FusedModule", "Layers", "current", "here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,24 @@ class ActiveForward:
         return key
 
 
+class Layers(Protocol):
+    """Hears of the modules of a model whose layers are captured one by one."""
+
+    running: Module | None  # the layer that runs
+
+    def begins(self, module: Module) -> None:
+        """A module is about to run."""
+
+    def returned(self, module: Module) -> None:
+        """A module has returned."""
+
+
 class _Here(threading.local):
     forward: ActiveForward | None = None
+    layers: Layers | None = None
 
 
-# Each guarded forward sets ``here.forward`` when it begins, and restores it when it ends.
+# Each guarded forward sets these when it begins, and restores them when it ends.
 here = _Here()
 
 

@@ -313,9 +313,9 @@ class Batch:
                 return
             behind = behind.__cause__ or behind.__context__
 
-    def served_by(self, plan: Plan) -> int:
-        """How many modules one graph ran for."""
-        return len({run.names[1] for run in self.runs if run.plan is plan})
+    def runs_of(self, plan: Plan) -> list[GraphRun]:
+        """One run of a graph for each module that it ran for."""
+        return list({run.names[1]: run for run in self.runs if run.plan is plan}.values())
 
     def returned_by_graphs(self) -> dict[int, set[int]]:
         """What the model returned and did not read itself: event of a graph to its outputs."""

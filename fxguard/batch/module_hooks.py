@@ -33,6 +33,8 @@ def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
     """Called when a module is about to run."""
     if not torch.compiler.is_dynamo_compiling():
         enter_module(module)
+        if active.here.layers is not None:
+            active.here.layers.begins(module)
 
 
 @torch.compiler.disable
@@ -66,6 +68,8 @@ def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> 
     if torch.compiler.is_dynamo_compiling():
         mark_return(output, *args, **kwargs)
     else:
+        if active.here.layers is not None:
+            active.here.layers.returned(module)
         leave_module(module, args, kwargs, output)
 
 

@@ -58,7 +58,14 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from fxguard.batch import module_hooks, observer
-from fxguard.capture import let_go, plain_python, traced_modules, try_blocks
+from fxguard.capture import (
+    layers,
+    let_go,
+    lifted_items,
+    plain_python,
+    traced_modules,
+    try_blocks,
+)
 from fxguard.capture.instances import instances_of
 from fxguard.capture.quiet import captured
 from fxguard.graph import marks
@@ -196,6 +203,7 @@ def compile_forward(
     *,
     fullgraph: bool,
     leave_what_fails: bool,
+    captures: int = 1,
 ) -> Callable[..., Any]:
     """``torch.compile`` for a guarded forward, with its own room for recompilations.
 
@@ -205,12 +213,15 @@ def compile_forward(
         fullgraph: as for ``torch.compile``.
         leave_what_fails: whether code that TorchDynamo fails to capture is silently left to Python
             and to the observer, because nobody asked for this compilation.
+        captures: how many layers with the same code may need captures of their own.
     """
     let_go.tidy()
     plain_python.prepare_tracing()
     traced_modules.mark_traced_modules()
     try_blocks.leave_early()
-    options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
+    lifted_items.lift_items()
+    limit = max(RECOMPILE_LIMIT, 4 * captures)  # with gradients and without, training or not
+    options: dict[str, Any] = {"recompile_limit": limit, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither of them
     options = {name: value for name, value in options.items() if name in known}
     if innermost_fn(forward) is not forward:
@@ -221,7 +232,7 @@ def compile_forward(
     let_go.forget_backend(backend)
     settings: dict[str, Any] = {"accumulated_recompile_limit": NO_LIMIT}
     if not options:
-        settings["recompile_limit"] = RECOMPILE_LIMIT
+        settings["recompile_limit"] = limit
     return captured(compiled, settings, quietly=leave_what_fails)
 
 
@@ -305,5 +316,7 @@ for function in (
     observer.FusedObserver.__torch_dispatch__,
     module_hooks.before_module,
     module_hooks.after_module,
+    layers.Switch.begins,
+    layers.Switch.returned,
 ):
     leave_to_python(function)

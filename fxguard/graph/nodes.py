@@ -108,12 +108,15 @@ def input_name(source: str) -> str:
     Example:
         >>> input_name("L['batch']['x']"), input_name("L['args'][0]")
         ("batch['x']", "input[0]")
+        >>> input_name("L['cache'].layers[L['self']._modules['attn'].layer_idx].keys")
+        "cache.layers[self.attn.layer_idx].keys"
     """
     # Torch calls modules with these.
     source = re.sub(r"^L\['args'\](?=\[)", "input", source)
     source = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"input[\1]", source)
     source = re.sub(r"^G\['__import_\w+'\]\.", "", source)  # a global of another module
-    return re.sub(r"^[LG]\['(\w+)'\]", r"\1", source)
+    source = re.sub(r"\._modules\['([^']+)'\]", r".\1", source)
+    return re.sub(r"(^|(?<=\[))[LG]\['(\w+)'\]", r"\2", source)
 
 
 def attribute_of(graph_module: GraphModule, target: str) -> Any:

@@ -70,7 +70,7 @@ def coverage_of(plans: Sequence[Plan], last: Batch | None) -> Coverage:
     unchecked: Counter[str] = Counter()
     known = between
     for plan in plans:
-        times = 1 if last is None else max(1, last.served_by(plan))
+        times = 1 if last is None else max(1, len(last.runs_of(plan)))
         known += times * plan.operations
         unchecked.update({why: times * count for why, count in plan.unchecked})
     unmeasured = 0 if last is None else last.unmeasured()

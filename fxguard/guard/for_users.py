@@ -165,10 +165,20 @@ class Guard:
             >>> print(fxguard.guard_of(model).selftest())
             found 171 of 171 planted NaN in 1 graph
         """
-        if self._recorder.last_batch is None:
+        last = self._recorder.last_batch
+        if last is None:
             raise UsageError("no batch has finished yet: call the model once, then selftest()")
         tensors = self._names.tensors_by_name()
-        results = [selftest_of(*captured, tensors) for captured in self._captures.graphs()]
+        results = [
+            selftest_of(
+                graph,
+                plan,
+                backend,
+                tensors,
+                [run.running_name for run in last.runs_of(plan)] or [str],
+            )
+            for graph, plan, backend in self._captures.graphs()
+        ]
         return merged(results, self._counted().between)
 
     def _counted(self) -> Coverage:

@@ -50,6 +50,7 @@ from fxguard.steps.losses import Losses
 from fxguard.steps.whole_step import WholeStep
 from fxguard.steps.zero_gradients import ZeroGradients
 from fxguard.torch_names import DisableTorchFunction, graph_task
+from fxguard.trees import tree_leaves
 
 __all__ = ["GuardedModel", "in_backward"]
 
@@ -92,7 +93,12 @@ class GuardedModel(Guard):
         self.installation = Installation(model, plugins.methods)
         # TorchDynamo keeps what it compiled, and that must not keep the guard.
         hear = _weakly(self, GuardedModel._graph_ran)
-        self.captures = Captures(self.installation, self.names, hear, replay=options.replay)
+        # A tool that hears of graphs relates their values to each other, underflow is judged better
+        # inside a graph, and a replayed graph costs least if it is large.
+        whole = plugins.hear is not None or options.underflow is not None or options.replay
+        self.captures = Captures(
+            self.installation, self.names, hear, replay=options.replay, whole=whole
+        )
         super().__init__(self.model_name, self.recorder, self.delivery, self.names, self.captures)
         self.unchecked_calls = self._unchecked_calls
         self._keeper: Keeper | None = None  # kept operations in float32 before, and will again
@@ -206,7 +212,7 @@ class GuardedModel(Guard):
         if self.recorder.batch is not None:  # the model calls itself
             return self.installation.original(method)(*args, **kwargs)
         if _graph_task_id() != -1:  # activation checkpointing runs the forward again: no new batch
-            form = self._form_of(method, outer)
+            form = self._form_of(method, outer, args, kwargs)
             return with_module_hooks(form, *args, **kwargs)  # otherwise it would be compiled again
         run = self._run_for_shapes if infers_shapes() else self._run_batch
         if self.whole_step is None:
@@ -220,7 +226,9 @@ class GuardedModel(Guard):
         """A call for the shapes of what the model returns, on memory that nobody has written."""
         self.unchecked_calls["for shapes alone, on uninitialised memory"] += 1
         original = self.installation.original(method)
-        return (original if outer is None else self._form_of(method, outer))(*args, **kwargs)
+        return (original if outer is None else self._form_of(method, outer, args, kwargs))(
+            *args, **kwargs
+        )
 
     def _run_batch(
         self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any
@@ -228,7 +236,7 @@ class GuardedModel(Guard):
         names = self.names
         if not names.modules:
             names.read()
-        forward = self._form_of(method, outer)
+        forward = self._form_of(method, outer, args, kwargs)
         fullgraph = outer is not None and outer.fullgraph
         observer = None if fullgraph else self._observer
         breaks, before = dynamo.graph_breaks(), active.here.forward
@@ -301,10 +309,14 @@ class GuardedModel(Guard):
             return False
         return not self.options.trace_batch_nums or self.options.traces(number)
 
-    def _form_of(self, method: str, outer: dynamo.OuterCompiler | None) -> Callable[..., Any]:
+    def _form_of(
+        self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any
+    ) -> Callable[..., Any]:
         if outer is None and not self.capture:
             return self.installation.original(method)
-        return self.captures.form_of(method, outer, fallback=self.fallback)
+        return self.captures.form_of(
+            method, outer, lambda: tree_leaves((args, kwargs)), fallback=self.fallback
+        )
 
     def compiled_around(self, inner: dynamo.Backend) -> dynamo.Backend:
         """The backend for a graph that holds the model and the code compiled around it.

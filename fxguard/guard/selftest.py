@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from fxguard.verdict.judge import Judgment
 
 __all__ = ["merged", "selftest_of"]
 
+# Turns a name in a graph that was captured in one module into that of another that it runs for.
+Running = Callable[[str], str]
+
 NO_PLACE = "no place for a NaN there"
 BAD_ALREADY = "NaN already, with made-up inputs"
 RAISES = "that make the model raise"
@@ -38,16 +42,29 @@ def selftest_of(
     plan: Plan,
     backend: Callable[..., Any],
     tensors: Mapping[tuple[Role, str], Tensor],
+    running: Sequence[Running],
 ) -> SelfTest:
-    """The self-test of one graph.
+    """The self-test of one graph, for each module that it runs for.
 
     Args:
         graph: the graph as it was captured.
         plan: its plan.
         backend: compiles the graph.
         tensors: (role, qualified name) of a weight or buffer to the tensor.
+        running: for each module, what turns a name in the graph into that of the module.
     """
-    inputs = made_up_inputs(graph, plan, tensors)
+    results = [_selftest_for(graph, plan, backend, tensors, name) for name in running]
+    return replace(merged(results), graphs=max(result.graphs for result in results))
+
+
+def _selftest_for(
+    graph: GraphModule,
+    plan: Plan,
+    backend: Callable[..., Any],
+    tensors: Mapping[tuple[Role, str], Tensor],
+    running: Running,
+) -> SelfTest:
+    inputs = made_up_inputs(graph, plan, tensors, running)
     device = next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
     switch = torch.full((), -1, dtype=torch.int64, device=device)
     planting = Planting(switch, {check: slot for slot, check in enumerate(plan.checks)})
@@ -78,12 +95,12 @@ def selftest_of(
             if fresh and fresh[0].value == values[slot]:
                 found += 1
             else:
-                missed.append(_name_of(plan, values[slot]))
+                missed.append(_name_of(plan, values[slot], running))
     count = found + len(missed)
     return SelfTest(count, found, 1, tuple(missed), tuple(sorted(left_out.items())))
 
 
-def merged(results: Sequence[SelfTest], between: int) -> SelfTest:
+def merged(results: Sequence[SelfTest], between: int = 0) -> SelfTest:
     """One self-test from those of several graphs and a number of operations between them."""
     left_out: Counter[str] = Counter({BETWEEN: between} if between else {})
     for result in results:
@@ -115,10 +132,12 @@ def _blames(
 
 
 def made_up_inputs(
-    graph: GraphModule, plan: Plan, tensors: Mapping[tuple[Role, str], Tensor]
+    graph: GraphModule, plan: Plan, tensors: Mapping[tuple[Role, str], Tensor], running: Running
 ) -> list[Any]:
     """The model's weights; halves for other floating-point inputs, zeros for indices."""
-    standing = {value.argument: tensors.get((value.role, value.name)) for value in plan.values}
+    standing = {
+        value.argument: tensors.get((value.role, running(value.name))) for value in plan.values
+    }
     inputs: list[Any] = []
     placeholders = (node for node in graph.graph.nodes if node.op == "placeholder")
     for position, node in enumerate(placeholders):
@@ -141,8 +160,8 @@ def _hint(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
-def _name_of(plan: Plan, value: int) -> str:
+def _name_of(plan: Plan, value: int, running: Running) -> str:
     for step in plan.steps:
         if value in step.outputs:
-            return step.title
-    return f"{plan.values[value].role.value} {plan.values[value].name}"
+            return replace(step, module=running(step.module)).title
+    return f"{plan.values[value].role.value} {running(plan.values[value].name)}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from fxguard.batch import observer
@@ -16,6 +17,7 @@ from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.finalizers import when_gone
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
+from fxguard.capture.layers import EqualLayers, by_layers, equal_layers, rows_of
 from fxguard.capture.module_hooks import HOOK_ID
 from fxguard.install._hooks import hook_state
 from fxguard.install.installation import Installation
@@ -27,6 +29,9 @@ __all__ = ["Captures", "Hear"]
 # Called with each run of a captured graph and what it returned, or None if it raised, before the
 # run is added to the batch.
 Hear = Callable[[GraphRun, Sequence[Any] | None], None]
+
+# After so many calls that do little, a capture of the whole model pays.
+MOST_SMALL_CALLS = 1000
 
 # If hooks are new at each call, the model would be captured at each call. Beyond this number of
 # captures it is left to Python and the observer.
@@ -43,6 +48,7 @@ class Captures:
         names: the names in the model.
         hear: called with each run of a graph.
         replay: whether only the outputs of a graph are measured, until they turn bad.
+        whole: whether the model is captured whole even where layers could share a capture.
         checks: whether anything is measured; if not, there has to be something to keep.
 
     Attributes:
@@ -56,6 +62,7 @@ class Captures:
         hear: Hear,
         *,
         replay: bool = False,
+        whole: bool = False,
         checks: bool = True,
     ) -> None:
         self.keeping: Keeping | None = None
@@ -64,8 +71,13 @@ class Captures:
         self.names = names
         self.hear = hear
         self.replay = replay
+        self.whole = whole
         # The compiler, which keeps its id; the compiled method, and whether it takes the model.
         self._compiled: dict[Any, tuple[Any, Callable[..., Any], bool]] = {}
+        # How layers share captures, with gradients and without, since the last change of the model.
+        self._equal: dict[bool, EqualLayers | None] = {}
+        self._changes = 0
+        self._small_calls = 0  # in which the graphs of layers take more time than their work
         self._backends: list[CheckingBackend] = []
         # Of graphs that may run. TorchDynamo's cache refers to them.
         self._in_use: list[dynamo.Backend] = []
@@ -73,13 +85,19 @@ class Captures:
         when_gone(self, _let_go, self._in_use).atexit = False
 
     def form_of(
-        self, method: str, outer: dynamo.OuterCompiler | None, *, fallback: bool
+        self,
+        method: str,
+        outer: dynamo.OuterCompiler | None,
+        given: Callable[[], Iterable[Any]],
+        *,
+        fallback: bool,
     ) -> Callable[..., Any]:
         """The form of a method that is to be called now.
 
         Args:
             method: its name.
             outer: who compiles the model, if anybody does.
+            given: what it is called with.
             fallback: whether code that TorchDynamo fails to capture is left to Python.
         """
         if outer is None and observer.is_watched_by_others():
@@ -87,26 +105,59 @@ class Captures:
         # If the user compiles the model, its hooks are read once, as torch.compile does.
         hooks = hook_state(self.names.hooked, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
-        key = (method, None if outer is None else id(outer.backend), fullgraph, hooks)
         with self._lock:
+            layers = frozenset() if outer or hooks else self._layers(given)
+            inner = None if outer is None else id(outer.backend)
+            key = (method, inner, fullgraph, hooks, layers)
             if key not in self._compiled:
                 if len(self._compiled) >= MOST_CAPTURES:
                     return self.installation.original(method)
-                self._compiled[key] = self._compile(method, outer, fallback)
+                self._compiled[key] = self._compile(method, outer, fallback, layers)
             _, compiled, takes_model = self._compiled[key]
         return types.MethodType(compiled, self.names.model) if takes_model else compiled
 
+    def _layers(self, given: Callable[[], Iterable[Any]]) -> frozenset[int]:
+        """The layers of the model that are captured one by one; none if it is captured whole.
+
+        That is decided at the first call, with gradients and without, and when modules change.
+        """
+        if self.whole or not self.checks or self.keeping is not None:
+            return frozenset()
+        if self._changes != self.names.changes:
+            self._equal, self._changes = {}, self.names.changes
+        rows, has_gradients = None, torch.is_grad_enabled()
+        if has_gradients not in self._equal:
+            rows = rows_of(given())
+            self._equal[has_gradients] = equal_layers(self.names.model, rows)
+        found = self._equal[has_gradients]
+        if found is None:
+            return frozenset()
+        rows = rows_of(given()) if rows is None else rows
+        if rows < found.least_rows:  # such as the next token of a text
+            self._small_calls += 1
+        is_felt = rows < found.least_rows and self._small_calls > MOST_SMALL_CALLS
+        return frozenset() if is_felt or rows > found.most_rows else found.ids
+
     def _compile(
-        self, method: str, outer: dynamo.OuterCompiler | None, fallback: bool
+        self,
+        method: str,
+        outer: dynamo.OuterCompiler | None,
+        fallback: bool,
+        layers: frozenset[int],
     ) -> tuple[Any, Callable[..., Any], bool]:
         inner = "eager" if outer is None else outer.backend
         backend = self._backend(inner, self.hear, self.keeping, follows_python=outer is None)
         entry = self.installation.entry(method)
+        function = entry.function
+        if layers:
+            function = by_layers(function, layers)
+            dynamo.leave_to_python(function)
         compiled = dynamo.compile_forward(
-            entry.function,
+            function,
             backend,
             fullgraph=outer is not None and outer.fullgraph,
             leave_what_fails=outer is None and fallback,
+            captures=len(layers) or 1,
         )
         return inner, compiled, entry.takes_model
 

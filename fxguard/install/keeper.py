@@ -71,7 +71,9 @@ class Keeper:
         """One call of the model."""
         if not self.names.modules:
             self.names.read()
-        output = self.captures.form_of(method, outer, fallback=self.fallback)(*args, **kwargs)
+        output = self.captures.form_of(method, outer, lambda: (), fallback=self.fallback)(
+            *args, **kwargs
+        )
         self.captures.expect_kept()
         return output
 

@@ -136,6 +136,7 @@ def test_without_a_batch_for_each_thread_the_check_fails(monkeypatch: pytest.Mon
 
     class OneForAll:
         forward: Any = None
+        layers: Any = None
 
     monkeypatch.setattr(active, "here", OneForAll())
     with pytest.raises(AssertionError, match=r"^other reports\s+assert \[\('0', 'input"):

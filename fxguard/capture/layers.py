@@ -1,0 +1,197 @@
+"""Captures equal layers once.
+
+TorchDynamo takes the time of a capture for each layer of a model, though all may be alike. Here the
+model itself runs in Python, with TorchDynamo off. It is on while a layer runs, and then it finds
+the code that it compiled for an earlier one: the weights of a module are inputs of its graph. The
+operations between layers are those of :mod:`fxguard.batch.observer`.
+
+A graph for each layer costs its own call. So a model whose layers do little is captured whole.
+
+The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
+
+- ``torch._C._dynamo.eval_frame.set_eval_frame``: switches TorchDynamo on and off in this thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+from fxguard.batch.active import here
+
+__all__ = ["EqualLayers", "Switch", "by_layers", "equal_layers", "rows_of"]
+
+# Fewer siblings are captured nearly as fast with the rest of the model.
+FEWEST = 4
+
+# Share of a model's modules that need no capture of their own. Less is not worth a graph for each.
+LEAST_SAVED = 0.5
+
+# Multiplications of one layer below which the call of its graph is felt: it takes 0.1 ms, which is
+# 3 % of a layer with so much work on one thread, or with so much on a GPU.
+LEAST_WORK = 1 << 27
+LEAST_WORK_OF_GPU = 1 << 35
+
+# Bytes that the inputs of all layers may take until the end of a forward without gradients.
+MOST_KEPT = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class EqualLayers:
+    """The layers of a model that are captured one by one.
+
+    Attributes:
+        ids: ``id`` of each.
+        least_rows: the rows below which a call of the model feels the graph for each layer.
+        most_rows: the rows above which it would keep too much.
+    """
+
+    ids: frozenset[int]
+    least_rows: float
+    most_rows: float
+
+
+def equal_layers(model: Module, rows: int) -> EqualLayers | None:
+    """The layers of a model that share their capture; None if it is better captured whole.
+
+    Args:
+        model: the model.
+        rows: those of what it is called with, as :func:`rows_of` counts them. Each passes each
+            layer.
+    """
+    if any(map(_is_compiled_apart, model.modules())):
+        return None
+    layers = list(_layers_below(model, {}))
+    saved, seen = 0, set[object]()
+    for layer in layers:
+        form = _form(layer, {})
+        if form in seen:
+            saved += _size(layer)
+        seen.add(form)
+    if saved < LEAST_SAVED * _size(model) or not layers:
+        return None
+    weights = [weight for weight in layers[0].parameters() if not is_lazy(weight)]
+    work = sum(weight.numel() for weight in weights)  # for each row
+    if not work:
+        return None
+    least = LEAST_WORK * torch.get_num_threads() if weights[0].is_cpu else LEAST_WORK_OF_GPU
+    most = math.inf  # with gradients autograd keeps the inputs, too
+    if torch.is_grad_enabled():
+        work *= 3  # the backward has twice as many multiplications
+    else:
+        width = max((min(weight.shape[:2]) for weight in weights if weight.dim() > 1), default=1)
+        most = MOST_KEPT / (len(layers) * width * weights[0].itemsize)
+    found = EqualLayers(frozenset(map(id, layers)), least / work, most)
+    return found if rows >= found.least_rows else None
+
+
+def rows_of(given: Iterable[Any]) -> int:
+    """The number of tokens, or of vectors of features, in the largest of some tensors."""
+    return max((_rows(value) for value in given if isinstance(value, Tensor)), default=0)
+
+
+def _rows(tensor: Tensor) -> int:
+    if not tensor.dim() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.numel()
+    return tensor.numel() // max(tensor.shape[-1], 1)
+
+
+def _layers_below(model: Module, forms: dict[int, object]) -> Iterator[Module]:
+    """The outermost modules with enough siblings that are equal to them."""
+    children = list(dict.fromkeys(model.children()))
+    counts = Counter(_form(child, forms) for child in children)
+    for child in children:
+        if counts[_form(child, forms)] >= FEWEST and _can_be_captured(child):
+            yield child
+        else:
+            yield from _layers_below(child, forms)
+
+
+def _form(module: Module, forms: dict[int, object]) -> object:
+    """What modules have in common that may run the same graph."""
+    if id(module) not in forms:
+        weights = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        forms[id(module)] = (
+            type(module),
+            module.training,
+            tuple((name, _shape(weight), weight.dtype) for name, weight in weights),
+            tuple((name, _form(child, forms)) for name, child in module.named_children()),
+        )
+    return forms[id(module)]
+
+
+def _is_compiled_apart(module: Module) -> bool:
+    """Whether a compiler of its own would compile a module, if the model ran in Python."""
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def _shape(weight: Tensor) -> tuple[int, ...] | None:
+    return None if is_lazy(weight) else tuple(weight.shape)
+
+
+def _can_be_captured(module: Module) -> bool:
+    """Whether TorchDynamo compiles the forward of a module by itself: not if it is torch's own."""
+    where = getattr(module.forward, "__module__", None) or "torch"
+    return where.partition(".")[0] != "torch"
+
+
+def _size(module: Module) -> int:
+    return sum(1 for _ in module.modules())
+
+
+class Switch:
+    """Has TorchDynamo on while a layer runs, in one thread.
+
+    Args:
+        layers: ``id`` of each layer.
+        callback: what TorchDynamo compiles with.
+    """
+
+    def __init__(self, layers: frozenset[int], callback: Any) -> None:
+        self.layers = layers
+        self.callback = callback
+        self.running: Module | None = None
+
+    def begins(self, module: Module) -> None:
+        """A module is about to run."""
+        if id(module) in self.layers:
+            self.running = module  # another one that did not return has raised
+            set_eval_frame(self.callback)
+
+    def returned(self, module: Module) -> None:
+        """A module has returned."""
+        if module is self.running:
+            self.running = None
+            set_eval_frame(None)
+
+
+def by_layers(function: Callable[..., Any], layers: frozenset[int]) -> Callable[..., Any]:
+    """A function for ``torch.compile`` of which only the layers are compiled, each by itself.
+
+    Args:
+        function: runs the model.
+        layers: ``id`` of each layer.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        callback = get_eval_frame_callback()
+        before = here.layers
+        try:
+            set_eval_frame(None)
+            here.layers = Switch(layers, callback)
+            return function(*args, **kwargs)
+        finally:
+            set_eval_frame(callback)
+            here.layers = before
+
+    return run
