@@ -109,7 +109,7 @@ def test_an_lstm_and_what_follows_is_seen() -> None:
     assert "between graphs" in guard.coverage()
     with torch.no_grad():
         model.lstm.weight_hh_l1.fill_(torch.nan)
-    with pytest.raises(fxguard.NonFiniteError, match=r"weight lstm\.weight_hh_l1 holds NaN"):
+    with pytest.raises(fxguard.NonFiniteError, match=r"weight lstm\.weight_hh_l1 turned NaN"):
         model(*args)
 
 
