@@ -31,15 +31,18 @@ FUSED_MODULES = (
 
 def before_module(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
     """Called when a module is about to run."""
-    if not torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling():
+        return
+    layers = active.here.layers
+    if layers is None:
         enter_module(module)
-        if active.here.layers is not None:
-            active.here.layers.begins(module)
+        return
+    (enter_module_undisturbed if layers.running is None else enter_module)(module)
+    layers.begins(module)
 
 
-@torch.compiler.disable
-def enter_module(module: torch.nn.Module) -> None:
-    """Called when a module is about to run outside every graph."""
+def enter_module_undisturbed(module: torch.nn.Module) -> None:
+    """Called when a module is about to run outside every graph, while TorchDynamo is off."""
     forward = active.current()
     if forward is None:
         return
@@ -55,6 +58,9 @@ def enter_module(module: torch.nn.Module) -> None:
         observation.enter_context(FusedObserver())
 
 
+enter_module = torch.compiler.disable(enter_module_undisturbed)
+
+
 def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
     """Called when a module has returned.
 
@@ -67,10 +73,12 @@ def after_module(module: torch.nn.Module, args: tuple[Any, ...], *rest: Any) -> 
     kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
     if torch.compiler.is_dynamo_compiling():
         mark_return(output, *args, **kwargs)
-    else:
-        if active.here.layers is not None:
-            active.here.layers.returned(module)
-        leave_module(module, args, kwargs, output)
+        return
+    layers = active.here.layers
+    if layers is not None:
+        layers.returned(module)
+    off = layers is not None and layers.running is None
+    (leave_module_undisturbed if off else leave_module)(module, args, kwargs, output)
 
 
 def mark_return(output: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -79,11 +87,10 @@ def mark_return(output: Any, /, *args: Any, **kwargs: Any) -> None:
     marks.module_returned(labels, *tensors)
 
 
-@torch.compiler.disable
-def leave_module(
+def leave_module_undisturbed(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
-    """Called when a module has returned outside every graph."""
+    """Called when a module has returned outside every graph, while TorchDynamo is off."""
     forward = active.current()
     if forward is None or id(module) not in forward.names:
         return
@@ -97,6 +104,9 @@ def leave_module(
         record_return(forward, name, class_name(type(module)), calls, args, kwargs, output)
     if batch.modules:
         batch.modules.pop()
+
+
+leave_module = torch.compiler.disable(leave_module_undisturbed)
 
 
 def record_return(
