@@ -31,7 +31,7 @@ from fxguard.batch.active import here
 
 __all__ = ["EqualLayers", "Switch", "by_layers", "equal_layers", "rows_of"]
 
-# Fewer siblings are captured nearly as fast with the rest of the model.
+# Fewer are captured nearly as fast with the rest of the model.
 FEWEST = 4
 
 # Share of a model's modules that need no capture of their own. Less is not worth a graph for each.
@@ -69,28 +69,28 @@ def equal_layers(model: Module, rows: int) -> EqualLayers | None:
         rows: those of what it is called with, as :func:`rows_of` counts them. Each passes each
             layer.
     """
-    if any(map(_is_compiled_apart, model.modules())):
+    modules = list(model.modules())
+    if any(map(_is_compiled_apart, modules)):
         return None
-    layers = list(_layers_below(model, {}))
-    saved, seen = 0, set[object]()
-    for layer in layers:
-        form = _form(layer, {})
-        if form in seen:
-            saved += _size(layer)
-        seen.add(form)
-    if saved < LEAST_SAVED * _size(model) or not layers:
+    forms: dict[int, object] = {}
+    counts = Counter(_form(module, forms) for module in modules)
+    layers = list(_outermost(model, lambda module: counts[forms[id(module)]] >= FEWEST))
+    kinds = {forms[id(layer)]: layer for layer in layers}  # one of each
+    captured = sum(map(_size, kinds.values()))
+    if sum(map(_size, layers)) - captured < LEAST_SAVED * len(modules):
         return None
-    weights = [weight for weight in layers[0].parameters() if not is_lazy(weight)]
-    work = sum(weight.numel() for weight in weights)  # for each row
-    if not work:
+    weights = [weight for layer in layers for weight in layer.parameters() if _is_there(weight)]
+    if not weights:
         return None
-    least = LEAST_WORK * torch.get_num_threads() if weights[0].is_cpu else LEAST_WORK_OF_GPU
+    work = sum(weight.numel() for weight in weights) / len(layers)  # of each, for each row
+    first = weights[0]
+    least = LEAST_WORK * torch.get_num_threads() if first.is_cpu else LEAST_WORK_OF_GPU
     most = math.inf  # with gradients autograd keeps the inputs, too
     if torch.is_grad_enabled():
         work *= 3  # the backward has twice as many multiplications
     else:
-        width = max((min(weight.shape[:2]) for weight in weights if weight.dim() > 1), default=1)
-        most = MOST_KEPT / (len(layers) * width * weights[0].itemsize)
+        sizes = [min(weight.shape[:2]) for weight in weights if weight.dim() > 1]
+        most = MOST_KEPT / (len(layers) * max(sizes, default=1) * first.itemsize)
     found = EqualLayers(frozenset(map(id, layers)), least / work, most)
     return found if rows >= found.least_rows else None
 
@@ -106,15 +106,21 @@ def _rows(tensor: Tensor) -> int:
     return tensor.numel() // max(tensor.shape[-1], 1)
 
 
-def _layers_below(model: Module, forms: dict[int, object]) -> Iterator[Module]:
-    """The outermost modules with enough siblings that are equal to them."""
-    children = list(dict.fromkeys(model.children()))
-    counts = Counter(_form(child, forms) for child in children)
-    for child in children:
-        if counts[_form(child, forms)] >= FEWEST and _can_be_captured(child):
+def _outermost(module: Module, has_equals: Callable[[Module], bool]) -> Iterator[Module]:
+    """The outermost modules below one that have enough equals, weights, and code of their own."""
+    for child in dict.fromkeys(module.children()):
+        if (
+            has_equals(child)
+            and _can_be_captured(child)
+            and any(map(_is_there, child.parameters()))
+        ):
             yield child
         else:
-            yield from _layers_below(child, forms)
+            yield from _outermost(child, has_equals)
+
+
+def _is_there(weight: Tensor) -> bool:
+    return not is_lazy(weight)
 
 
 def _form(module: Module, forms: dict[int, object]) -> object:
@@ -136,7 +142,7 @@ def _is_compiled_apart(module: Module) -> bool:
 
 
 def _shape(weight: Tensor) -> tuple[int, ...] | None:
-    return None if is_lazy(weight) else tuple(weight.shape)
+    return tuple(weight.shape) if _is_there(weight) else None
 
 
 def _can_be_captured(module: Module) -> bool:

@@ -231,6 +231,39 @@ def test_few_layers_are_captured_whole() -> None:
     assert captured_whole(fxguard.instrument(net(count=3)))
 
 
+def test_equal_parts_of_unequal_layers() -> None:
+    """Wherever they stand: attention and the rest alternate in lists of their own."""
+
+    class Alternates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lists = nn.ModuleList(
+                nn.ModuleList([nn.Identity(), Layer() if index % 2 else Rest()])
+                for index in range(16)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            for first, second in self.lists:  # type: ignore[misc] # iterable lists
+                x = second(first(x))
+            return x
+
+    class Rest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(x).tanh()
+
+    torch.manual_seed(0)
+    plain = Alternates().eval()
+    model = fxguard.instrument(copy.deepcopy(plain))
+    x = torch.rand(2, 3, WIDTH)
+    assert torch.equal(plain(x), model(x))
+    coverage = str(fxguard.guard_of(model).coverage())
+    assert coverage == "checked 80 of 80 operations in 2 graphs"
+
+
 def test_layers_with_hooks_are_captured_whole() -> None:
     """And again one by one when the hooks are gone."""
     model = fxguard.instrument(net())
