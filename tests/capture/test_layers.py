@@ -258,7 +258,7 @@ def test_equal_parts_of_unequal_layers() -> None:
     torch.manual_seed(0)
     plain = Alternates().eval()
     model = fxguard.instrument(copy.deepcopy(plain))
-    x = torch.rand(2, 3, WIDTH)
+    x = torch.rand(2, 3, WIDTH, requires_grad=True)
     assert torch.equal(plain(x), model(x))
     coverage = str(fxguard.guard_of(model).coverage())
     assert coverage == "checked 80 of 80 operations in 2 graphs"
