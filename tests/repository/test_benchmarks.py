@@ -19,7 +19,12 @@ ENVIRONMENT = {"date", "device", "device_name", "cpu", "threads", "torch", "fxgu
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / script), "--threads", "1", *arguments]
+    return run_on_one(script, "--threads", "1", *arguments)
+
+
+def run_on_one(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that takes one thread by itself."""
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
     return subprocess.run(
         command, cwd=BENCHMARKS.parent, capture_output=True, text=True, timeout=120
     )
@@ -111,6 +116,33 @@ def test_replay_measures_each_way() -> None:
     name, backend, _, guarded, *_ = ended.stdout.splitlines()[-1].split()
     assert (name, backend) == ("momentum", "none")
     assert float(guarded) > 0
+
+
+def cells_of(ended: subprocess.CompletedProcess[str], name: str) -> list[str]:
+    """The row of a model in the table that a script has printed."""
+    assert ended.returncode == 0, ended.stderr
+    rows = [line.split(" | ") for line in ended.stdout.splitlines()]
+    (cells,) = (cells for cells in rows if cells[0] == f"| {name}")
+    return cells[1:]
+
+
+@pytest.mark.campaign  # on each change: `test_first_detection_measures_each_fault`
+def test_first_call_measures_each_way() -> None:
+    """A row of seconds, and the number of graphs; the longest functions of the own part."""
+    ended = run_on_one("first_call.py", "--models", "gpt-24", "--rounds", "1", "--functions", "2")
+    *seconds, graphs = cells_of(ended, "gpt-24")
+    assert len(seconds) == 7
+    assert all(float(cell) >= 0 for cell in seconds)
+    assert int(graphs.removesuffix(" |")) > 0
+    assert len(ended.stdout.rpartition("graphs")[2].splitlines()) == 5
+
+
+def test_first_detection_measures_each_fault() -> None:
+    """Each fault of a model of the zoo is found."""
+    ended = run_on_one("first_detection.py", "--models", "cnn", "--rounds", "1")
+    cells = cells_of(ended, "cnn")
+    assert [bool(float(cell.removesuffix(" |"))) for cell in cells] == [True] * 4
+    assert "the longest: " in ended.stdout
 
 
 def test_unknown_models_are_refused() -> None:
