@@ -101,6 +101,8 @@ def rows_of(given: Iterable[Any]) -> int:
 
 
 def _rows(tensor: Tensor) -> int:
+    if tensor.is_nested:
+        return 0  # it has no one size
     if not tensor.dim() or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.numel()
     return tensor.numel() // max(tensor.shape[-1], 1)

@@ -19,6 +19,7 @@ from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.layers import EqualLayers, by_layers, equal_layers, rows_of
 from fxguard.capture.module_hooks import HOOK_ID
+from fxguard.forgiving import theirs
 from fxguard.install._hooks import hook_state
 from fxguard.install.installation import Installation
 from fxguard.install.names import Names
@@ -106,7 +107,7 @@ class Captures:
         hooks = hook_state(self.names.hooked, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
         with self._lock:
-            layers = frozenset() if outer or hooks else self._layers(given)
+            layers = frozenset() if outer or hooks or self.whole else self._layers(given)
             inner = None if outer is None else id(outer.backend)
             key = (method, inner, fullgraph, hooks, layers)
             if key not in self._compiled:
@@ -121,7 +122,13 @@ class Captures:
 
         That is decided at the first call, with gradients and without, and when modules change.
         """
-        if self.whole or not self.checks or self.keeping is not None:
+        try:
+            return self._layers_now(given)
+        except theirs():  # modules and tensors of classes that answer in a way of their own
+            return frozenset()
+
+    def _layers_now(self, given: Callable[[], Iterable[Any]]) -> frozenset[int]:
+        if not self.checks or self.keeping is not None:
             return frozenset()
         if self._changes != self.names.changes:
             self._equal, self._changes = {}, self.names.changes

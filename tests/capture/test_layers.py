@@ -48,6 +48,18 @@ class Layer(nn.Module):
         return x + mixed
 
 
+class Rest(nn.Module):
+    """A layer without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A residual block."""
+        return x + self.linear(x).tanh()
+
+
 class Net(nn.Module):
     """Embedding, equal layers, norm and head."""
 
@@ -226,6 +238,37 @@ def test_small_models_are_captured_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     assert captured_whole(fxguard.instrument(net()))
 
 
+def test_inputs_of_many_sizes_are_no_obstacle() -> None:
+    """A nested tensor says no number of rows; the model is captured whole, or left to Python."""
+
+    class Linears(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = nn.ModuleList(Rest() for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.h:
+                x = layer(x)
+            return x
+
+    torch.manual_seed(0)
+    plain = Linears()
+    model = fxguard.instrument(copy.deepcopy(plain))
+    parts = [torch.rand(2, WIDTH), torch.rand(3, WIDTH)]
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    assert torch.equal(plain(jagged).values(), model(jagged).values())
+
+
+def test_inputs_that_do_not_say_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of a class of its own may raise; the call goes on."""
+
+    def raises(given: Any) -> int:
+        raise ValueError("of the user")
+
+    monkeypatch.setattr(captures, "rows_of", raises)
+    assert captured_whole(fxguard.instrument(net()))
+
+
 def test_few_layers_are_captured_whole() -> None:
     """Three equal ones save little."""
     assert captured_whole(fxguard.instrument(net(count=3)))
@@ -246,14 +289,6 @@ def test_equal_parts_of_unequal_layers() -> None:
             for first, second in self.lists:  # type: ignore[misc] # iterable lists
                 x = second(first(x))
             return x
-
-    class Rest(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.linear(x).tanh()
 
     torch.manual_seed(0)
     plain = Alternates().eval()
