@@ -30,7 +30,7 @@ from harness.timing import Rounds, cpu_clock, interleaved, spread
 
 __all__ = ["main"]
 
-WARM_UP = 3
+WARM_UP = 24  # calls before the first that is measured: then a small model is captured whole
 FOREVER = range(10**5)
 
 

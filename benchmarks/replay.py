@@ -30,7 +30,7 @@ from harness.timing import Rounds, cpu_clock, interleaved, spread
 
 __all__ = ["main"]
 
-WARM_UP = 4
+WARM_UP = 24  # calls before the first that is measured: then a small model is captured whole
 WIDTH = {"small": 32, "full": 512}
 LENGTH = {"small": 64, "full": 4096}  # of caches
 BATCH = 4

@@ -22,7 +22,7 @@ from harness.tools import EAGER, FXGUARD, PLAIN, TOOLS, Tool, absent
 __all__ = ["FORWARD", "TRAINING", "Case", "Measured", "Result", "measure"]
 
 FORWARD, TRAINING = "forward", "training"
-WARM_UP = 3  # calls after the first one and before the first that is measured
+WARM_UP = 24  # calls before the first that is measured: then a small model is captured whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,21 @@ model itself runs in Python, with TorchDynamo off. It is on while a layer runs, 
 the code that it compiled for an earlier one: the weights of a module are inputs of its graph. The
 operations between layers are those of :mod:`fxguard.batch.observer`.
 
-A graph for each layer costs its own call. So a model whose layers do little is captured whole.
+A graph for each layer costs its own call. So a model whose layers do little is captured whole after
+some calls.
 
 The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 - ``torch._C._dynamo.eval_frame.set_eval_frame``: switches TorchDynamo on and off in this thread.
+- The code that ``torch.compiler.disable`` puts around a function. Without it, layers that a user's
+  decorator keeps from TorchDynamo would be captured.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -37,9 +42,9 @@ FEWEST = 4
 # Share of a model's modules that need no capture of their own. Less is not worth a graph for each.
 LEAST_SAVED = 0.5
 
-# Multiplications of one layer below which the call of its graph is felt: it takes 0.1 ms, which is
-# 3 % of a layer with so much work on one thread, or with so much on a GPU.
-LEAST_WORK = 1 << 27
+# Multiplications of one layer below which the call of its graph is felt: it takes 3 % of a layer with
+# so much work for each thread, or with so much on a GPU.
+LEAST_WORK = 1 << 30
 LEAST_WORK_OF_GPU = 1 << 35
 
 # Bytes that the inputs of all layers may take until the end of a forward without gradients.
@@ -61,14 +66,8 @@ class EqualLayers:
     most_rows: float
 
 
-def equal_layers(model: Module, rows: int) -> EqualLayers | None:
-    """The layers of a model that share their capture; None if it is better captured whole.
-
-    Args:
-        model: the model.
-        rows: those of what it is called with, as :func:`rows_of` counts them. Each passes each
-            layer.
-    """
+def equal_layers(model: Module) -> EqualLayers | None:
+    """The layers of a model that share their capture; None if it is better captured whole."""
     modules = list(model.modules())
     if any(map(_is_compiled_apart, modules)):
         return None
@@ -91,8 +90,7 @@ def equal_layers(model: Module, rows: int) -> EqualLayers | None:
     else:
         sizes = [min(weight.shape[:2]) for weight in weights if weight.dim() > 1]
         most = MOST_KEPT / (len(layers) * max(sizes, default=1) * first.itemsize)
-    found = EqualLayers(frozenset(map(id, layers)), least / work, most)
-    return found if rows >= found.least_rows else None
+    return EqualLayers(frozenset(map(id, layers)), least / work, most)
 
 
 def rows_of(given: Iterable[Any]) -> int:
@@ -161,20 +159,28 @@ class Switch:
     """Has TorchDynamo on while a layer runs, in one thread.
 
     Args:
-        layers: ``id`` of each layer.
+        layers: ``id`` of each layer. One that the user keeps from TorchDynamo is removed.
+        new: ``id`` of those that have not run yet. One that runs is removed.
         callback: what TorchDynamo compiles with.
     """
 
-    def __init__(self, layers: frozenset[int], callback: Any) -> None:
+    def __init__(self, layers: set[int], new: set[int], callback: Any) -> None:
         self.layers = layers
+        self.new = new
         self.callback = callback
         self.running: Module | None = None
 
     def begins(self, module: Module) -> None:
         """A module is about to run."""
-        if id(module) in self.layers:
-            self.running = module  # another one that did not return has raised
-            set_eval_frame(self.callback)
+        if id(module) not in self.layers:
+            return
+        if id(module) in self.new:
+            self.new.discard(id(module))
+            if _is_disabled():
+                self.layers.discard(id(module))
+                return
+        self.running = module  # another one that did not return has raised
+        set_eval_frame(self.callback)
 
     def returned(self, module: Module) -> None:
         """A module has returned."""
@@ -190,16 +196,36 @@ def by_layers(function: Callable[..., Any], layers: frozenset[int]) -> Callable[
         function: runs the model.
         layers: ``id`` of each layer.
     """
+    left, new = set(layers), set(layers)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run_layers_captured(*args: Any, **kwargs: Any) -> Any:
         callback = get_eval_frame_callback()
         before = here.layers
         try:
             set_eval_frame(None)
-            here.layers = Switch(layers, callback)
+            here.layers = Switch(left, new, callback)
             return function(*args, **kwargs)
         finally:
             set_eval_frame(callback)
             here.layers = before
 
-    return run
+    return run_layers_captured
+
+
+_DISABLED = torch.compiler.disable(lambda: None).__code__
+_RUN = "run_layers_captured"  # by_layers
+
+
+def _is_disabled() -> bool:
+    """Whether a user's ``torch.compiler.disable`` is around the module that begins to run.
+
+    Torch has it around functions of its own, such as ``checkpoint``.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != _RUN:
+        if frame.f_code is _DISABLED:
+            function = frame.f_locals.get("fn")
+            if not str(getattr(function, "__module__", None)).startswith("torch."):
+                return True
+        frame = frame.f_back
+    return False

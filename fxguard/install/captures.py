@@ -31,8 +31,10 @@ __all__ = ["Captures", "Hear"]
 # run is added to the batch.
 Hear = Callable[[GraphRun, Sequence[Any] | None], None]
 
-# After so many calls that do little, a capture of the whole model pays.
-MOST_SMALL_CALLS = 1000
+# After so many calls that do little, a capture of the whole model pays. A call for the next token
+# of a text counts as a part of one: most texts are short.
+MOST_SMALL_CALLS = 20
+MOST_TOKENS, TOKEN = 32, 0.02
 
 # If hooks are new at each call, the model would be captured at each call. Beyond this number of
 # captures it is left to Python and the observer.
@@ -78,7 +80,7 @@ class Captures:
         # How layers share captures, with gradients and without, since the last change of the model.
         self._equal: dict[bool, EqualLayers | None] = {}
         self._changes = 0
-        self._small_calls = 0  # in which the graphs of layers take more time than their work
+        self._small_calls = 0.0  # in which the graphs of layers are felt
         self._backends: list[CheckingBackend] = []
         # Of graphs that may run. TorchDynamo's cache refers to them.
         self._in_use: list[dynamo.Backend] = []
@@ -120,7 +122,7 @@ class Captures:
     def _layers(self, given: Callable[[], Iterable[Any]]) -> frozenset[int]:
         """The layers of the model that are captured one by one; none if it is captured whole.
 
-        That is decided at the first call, with gradients and without, and when modules change.
+        They are looked for at the first call, with gradients and without, and when modules change.
         """
         try:
             return self._layers_now(given)
@@ -132,18 +134,18 @@ class Captures:
             return frozenset()
         if self._changes != self.names.changes:
             self._equal, self._changes = {}, self.names.changes
-        rows, has_gradients = None, torch.is_grad_enabled()
+        has_gradients = torch.is_grad_enabled()
         if has_gradients not in self._equal:
-            rows = rows_of(given())
-            self._equal[has_gradients] = equal_layers(self.names.model, rows)
+            self._equal[has_gradients] = equal_layers(self.names.model)
         found = self._equal[has_gradients]
         if found is None:
             return frozenset()
-        rows = rows_of(given()) if rows is None else rows
-        if rows < found.least_rows:  # such as the next token of a text
-            self._small_calls += 1
-        is_felt = rows < found.least_rows and self._small_calls > MOST_SMALL_CALLS
-        return frozenset() if is_felt or rows > found.most_rows else found.ids
+        rows = rows_of(given())
+        if rows < found.least_rows:
+            self._small_calls += TOKEN if rows <= MOST_TOKENS else 1
+            if self._small_calls > MOST_SMALL_CALLS:
+                return frozenset()
+        return frozenset() if rows > found.most_rows else found.ids
 
     def _compile(
         self,

@@ -105,8 +105,8 @@ def test_one_graph_serves_all_layers() -> None:
 def test_as_many_operations_as_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is unseen, and nothing is seen twice."""
     counts = []
-    for least in (0, 1 << 60):
-        monkeypatch.setattr(layers, "LEAST_WORK", least)
+    for least in (0, 2):
+        monkeypatch.setattr(layers, "LEAST_SAVED", least)
         model = fxguard.instrument(net())
         model(IDS)
         counts.append(str(fxguard.guard_of(model).coverage()).partition(" operations")[0])
@@ -145,8 +145,8 @@ def test_the_layer_is_named_that_made_the_nan(bad: int) -> None:
 def test_a_frame_is_the_same_in_a_graph_and_between_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, lines, labels and numbers of every row."""
     frames = []
-    for least in (0, 1 << 60):
-        monkeypatch.setattr(layers, "LEAST_WORK", least)
+    for least in (0, 2):
+        monkeypatch.setattr(layers, "LEAST_SAVED", least)
         model = fxguard.instrument(net().eval(), max_frames_to_save=100)
         model(IDS)
         frames.append(fxguard.guard_of(model).frames())
@@ -232,12 +232,6 @@ def captured_whole(model: nn.Module, ids: Tensor = IDS) -> bool:
     return "between" not in str(fxguard.guard_of(model).coverage())
 
 
-def test_small_models_are_captured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call of a graph for each layer would take longer than the layer."""
-    monkeypatch.undo()
-    assert captured_whole(fxguard.instrument(net()))
-
-
 def test_inputs_of_many_sizes_are_no_obstacle() -> None:
     """A nested tensor says no number of rows; the model is captured whole, or left to Python."""
 
@@ -319,6 +313,34 @@ def test_a_part_with_a_compiler_of_its_own() -> None:
     assert captured_whole(fxguard.instrument(compiled))
 
 
+def test_layers_that_the_user_keeps_from_torchdynamo() -> None:
+    """They run in Python, as without layers that share a capture; each is checked there."""
+
+    class Disabled(Net):
+        @torch.compiler.disable
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids)
+
+    class Partly(Net):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.some(self.embed(ids))
+            for layer in self.h[2:]:
+                x = layer(x)
+            return x
+
+        @torch.compiler.disable
+        def some(self, x: Tensor) -> Tensor:
+            for layer in self.h[:2]:
+                x = layer(x)
+            return x
+
+    for kind, between in ((Disabled, 45), (Partly, 15)):
+        model = fxguard.instrument(kind())
+        for _ in range(2):
+            model(IDS)
+        assert f" {between} between graphs" in str(fxguard.guard_of(model).coverage())
+
+
 def test_a_part_that_keeps_operations_in_float32() -> None:
     """Its graphs are rewritten."""
     model = fxguard.instrument(net())
@@ -355,6 +377,7 @@ def test_inputs_that_would_take_much_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def test_many_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """After some, a capture of the whole model pays."""
     monkeypatch.setattr(captures, "MOST_SMALL_CALLS", 2)
+    monkeypatch.setattr(captures, "MOST_TOKENS", 0)
     model = net().eval()
     work = sum(weight.numel() for weight in model.h[0].parameters())
     monkeypatch.setattr(layers, "LEAST_WORK", 10 * work / torch.get_num_threads())
@@ -363,6 +386,15 @@ def test_many_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [captured_whole(model, IDS) for _ in range(3)] == [False] * 3
         assert [captured_whole(model, IDS[:1]) for _ in range(4)] == [False, False, True, True]
         assert not captured_whole(model, IDS)
+
+
+def test_the_tokens_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts as a part of a call."""
+    monkeypatch.setattr(captures, "MOST_SMALL_CALLS", 2)
+    monkeypatch.setattr(captures, "TOKEN", 0.5)
+    monkeypatch.setattr(layers, "LEAST_WORK", 1 << 60)
+    model = fxguard.instrument(net().eval())
+    assert [captured_whole(model) for _ in range(6)] == [False] * 4 + [True] * 2
 
 
 def test_more_layers_than_captures_of_one_function() -> None:
