@@ -42,8 +42,8 @@ FEWEST = 4
 # Share of a model's modules that need no capture of their own. Less is not worth a graph for each.
 LEAST_SAVED = 0.5
 
-# Multiplications of one layer below which the call of its graph is felt: it takes 3 % of a layer with
-# so much work for each thread, or with so much on a GPU.
+# Multiplications of one layer below which the call of its graph is felt: it takes 3 % of a layer
+# with so much work for each thread, or with so much on a GPU.
 LEAST_WORK = 1 << 30
 LEAST_WORK_OF_GPU = 1 << 35
 
