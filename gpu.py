@@ -148,7 +148,7 @@ def parts(out: Path, quick: bool) -> Iterator[Part]:
         {**triton, **({} if gpu else {"TRITON_INTERPRET": "1"})},
         no_triton,
     )
-    compiles = "tests/measure/test_gpu.py::test_the_kernel_compiles_for_real_gpus"
+    compiles = "tests/measure/test_gpu.py::test_the_kernels_compile_for_real_gpus"
     yield Part("machine code", (*PYTEST, compiles), 0.3, last_line, missing=no_triton)
     if quick:
         tests = ["tests/whole/on_a_device", "-m", "device and not slow and not campaign"]

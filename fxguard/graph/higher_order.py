@@ -78,6 +78,8 @@ class HigherOrder(abc.ABC):
     # Whether the body is computed inside a single kernel, from which no statistics get out. A
     # second run examines it when the results are bad.
     only_a_second_run_sees: ClassVar[bool] = False
+    # Whether the body runs as Python runs it, with tensors that are in memory.
+    is_plain: bool = False
     # Whether its backward was written by hand, and is not that of the operations in its body.
     has_own_backward: ClassVar[bool] = False
     # Positions of the bodies that must be changed for the statistics to get out.
@@ -149,8 +151,9 @@ def _result_at(graph: Graph, node: Node, index: int) -> Node:
 class RunsOnce(HigherOrder):
     """Runs its body once: activation checkpointing, nested compile regions and the like."""
 
-    def __init__(self, position: int = 0, operands: int = 1) -> None:
+    def __init__(self, position: int = 0, operands: int = 1, is_plain: bool = True) -> None:
         self.position = position
+        self.is_plain = is_plain
         self.rewritten = (position,)
         self.operands = operands  # position of the first operand
 
@@ -361,7 +364,7 @@ ENTERED: dict[str, HigherOrder] = {
     "tag_activation_checkpoint": RunsOnce(),
     "wrap_activation_checkpoint": RunsOnce(),
     "wrap": RunsOnce(),
-    "invoke_subgraph": RunsOnce(operands=2),
+    "invoke_subgraph": RunsOnce(operands=2, is_plain=False),
     "wrap_with_set_grad_enabled": RunsOnce(position=1, operands=2),
     "wrap_with_autocast": RunsOnce(position=4, operands=5),
     "autograd_function_apply": AutogradFunction(),

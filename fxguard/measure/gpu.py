@@ -1,5 +1,7 @@
 """Ranges of tensors on a GPU: one kernel reads a tensor once and needs no extra memory.
 
+:mod:`fxguard.measure.gpu_table` reads many tensors in one launch.
+
 Torch's own operations take three kernels and a copy of the magnitudes, for the same numbers.
 :mod:`fxguard.measure.traceable` handles what the kernel does not: other dtypes, gaps between
 elements, other devices, and machines on which Triton is missing or gives another answer.
@@ -23,7 +25,7 @@ from fxguard.measure.at_hand import flattened
 from fxguard.measure.launcher import Known, known_to_the_driver
 from fxguard.torch_names import cuda_device, cuda_is_capturing, cuda_stream
 
-__all__ = ["Row", "abs_min_max", "joined", "read"]
+__all__ = ["Row", "abs_min_max", "is_readable", "joined", "read", "rows_for"]
 
 BLOCK = 4096  # elements that one program reads at once
 WARPS = 16  # of 32 threads, in each program
@@ -44,6 +46,8 @@ LARGEST = {integer: torch.iinfo(integer).max for integer in NUMBERS}
 KNOWN = (3.0, -math.inf, 0.5, -0.25)  # numbers and their range, to try the kernel with
 KNOWN_RANGE = (0.25, math.inf)
 
+NOT_READ = torch.empty((0, 2))
+
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
@@ -52,11 +56,12 @@ class Row:
     """The range of one tensor, which a kernel writes into memory on the GPU.
 
     It unpacks to two tensors of shape ``[]`` that share this memory; :func:`joined` needs none.
+    Without numbers it is the row of a tensor that is read later.
     """
 
     __slots__ = ("index", "numbers")
 
-    def __init__(self, numbers: Tensor, index: int) -> None:
+    def __init__(self, numbers: Tensor = NOT_READ, index: int = 0) -> None:
         self.numbers = numbers  # of all rows of a block, [ROWS, 2]
         self.index = index
 
@@ -83,22 +88,26 @@ class _Rows:
         self.used = 0
 
 
+def is_readable(value: Any) -> bool:
+    """Whether it is a tensor on a GPU that the kernels read, while no stream is recorded."""
+    return (
+        type(value) in _PLAIN
+        and value.is_cuda
+        and value.dtype in BITS
+        and value.layout is torch.strided
+        and not value.is_nested
+        and torch.version.hip is None
+        and not cuda_is_capturing()
+    )
+
+
 def abs_min_max(value: Any) -> Row | None:
     """The range of a tensor on a GPU; None if it has to be measured in another way.
 
     Returns:
         Two tensors of shape ``[]``, float64 if the tensor is, else float32.
     """
-    if (
-        type(value) not in _PLAIN
-        or not value.is_cuda
-        or value.dtype not in BITS
-        or value.layout is not torch.strided
-        or value.is_nested
-        or torch.version.hip is not None
-        or cuda_is_capturing()
-        or not _works(value.device, value.dtype)
-    ):
+    if not is_readable(value) or not _works(value.device, value.dtype):
         return None
     if value.device.index == cuda_device():
         return read(value)
@@ -117,9 +126,7 @@ def read(value: Tensor) -> Row | None:
     blocks = -(-size // BLOCK)
     programs = min(blocks, PROGRAMS)
     rounds = -(-blocks // programs)
-    rows = _rows(device, integer, stream)
-    index = rows.used
-    rows.used += 1
+    rows, index = rows_for(1, device, integer, stream)
     row = Row(rows.numbers, index)
     key = device, dtype, address % ALIGNED == 0, size > LARGEST[torch.int32]
     known = _known.get(key)
@@ -159,14 +166,18 @@ def _works(device: torch.device, dtype: torch.dtype) -> bool:
         return False
 
 
-def _rows(device: torch.device, integer: torch.dtype, stream: int) -> _Rows:
-    """Memory that has a row left, for this thread."""
+def rows_for(
+    count: int, device: torch.device, integer: torch.dtype, stream: int
+) -> tuple[_Rows, int]:
+    """Rows that nobody has used, one after the other, for this thread: their memory, the first."""
     kept: dict[Any, _Rows] = _local.__dict__.setdefault("rows", {})
     key = device, integer, stream
     rows = kept.get(key)
-    if rows is None or rows.used == ROWS:
+    if rows is None or rows.used + count > ROWS:
         rows = kept[key] = _Rows(device, integer)
-    return rows
+    first = rows.used
+    rows.used += count
+    return rows, first
 
 
 def joined(rows: Sequence[Row]) -> list[Tensor]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 from fxguard.measure import native
 
-__all__ = ["Known", "known_to_the_driver"]
+__all__ = ["Known", "known_to_the_driver", "start"]
 
 DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 # The first four arguments of `native.launch`, which are the same in each call.
 Known = tuple[int, int, int, int]
+
+# Arguments behind a kernel's own: the memory that Triton would lend to one that needs some.
+LENT = 2
+
+_local = threading.local()
 
 
 def known_to_the_driver(compiled: Any) -> Known | None:
@@ -40,3 +47,40 @@ def known_to_the_driver(compiled: Any) -> Known | None:
 @functools.cache
 def _address_of_start() -> int:
     return ctypes.cast(ctypes.CDLL(DRIVER).cuLaunchKernel, ctypes.c_void_p).value or 0
+
+
+def start(known: Known, stream: int, programs: int, arguments: Sequence[int]) -> bool:
+    """Start a kernel that has many arguments; False if the driver refuses.
+
+    Args:
+        known: from :func:`known_to_the_driver`.
+        stream: the driver's handle.
+        programs: how many there are.
+        arguments: integers. The driver reads the lower half of each where the kernel takes 32 bits.
+    """
+    address, function, threads, shared = known
+    numbers, places = _places_of(len(arguments) + LENT)
+    numbers[: len(arguments)] = arguments
+    return not _starter(address)(
+        *(function, programs, 1, 1, threads, 1, 1, shared, stream or None, places, None)
+    )
+
+
+def _places_of(count: int) -> tuple[Any, Any]:
+    """Memory for so many integers, and their addresses; kept for each thread."""
+    kept: dict[int, tuple[Any, Any]] = _local.__dict__.setdefault("places", {})
+    if count not in kept:
+        numbers = (ctypes.c_int64 * count)()
+        first, size = ctypes.addressof(numbers), ctypes.sizeof(ctypes.c_int64)
+        places = (ctypes.c_void_p * count)(*(first + place * size for place in range(count)))
+        kept[count] = numbers, places
+    return kept[count]
+
+
+@functools.cache
+def _starter(address: int) -> Any:
+    """The driver's ``cuLaunchKernel``."""
+    pointers: Any = ctypes.POINTER(ctypes.c_void_p)
+    arguments: list[Any] = [ctypes.c_void_p, *[ctypes.c_uint] * 7]
+    arguments += [ctypes.c_void_p, pointers, ctypes.c_void_p]
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(address)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fxguard.measure import eager, func_levels, inductor, native, traceable
+from fxguard.measure import eager, func_levels, inductor, native, traceable, waiting
 
 __all__ = ["EAGER", "INDUCTOR", "TRACEABLE", "WAYS", "Way"]
 
@@ -32,6 +32,8 @@ class Way:
     # The same for tensors that are in memory anyway, and the test for such tensors.
     in_memory: Callable[[Any], Any] | None = None
     takes: Callable[[Any], bool] = lambda example: False
+    # For values whose measurements may wait for each other, in a graph that runs uncompiled.
+    together: waiting.Together | None = None
     # Functions called in our graphs, registered as cacheable in a cache of compiled graphs. Empty
     # if the backend has no such cache.
     cacheable: tuple[Callable[..., Any], ...] = ()
@@ -49,7 +51,13 @@ class Way:
 
 
 TRACEABLE = Way("traceable", traceable.abs_min_max, traceable.collect, is_traceable=True)
-EAGER = Way("eager", native.reading_or(eager.otherwise), eager.collect, is_traceable=False)
+EAGER = Way(
+    "eager",
+    native.reading_or(eager.otherwise),
+    eager.collect,
+    is_traceable=False,
+    together=waiting.ON_A_GPU,
+)
 INDUCTOR = Way(
     "inductor",
     inductor.abs_min_max,

@@ -6,6 +6,7 @@ import copy
 import itertools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fxguard.graph.higher_order import BodyGraph
 from fxguard.measure import func_levels
 from fxguard.measure.branches_and_loops import slices
 from fxguard.measure.ways import TRACEABLE, Way
-from fxguard.passes import faults
+from fxguard.passes import faults, writes
 from fxguard.passes.unmark import copy_of, erase_marks
 from fxguard.plan.plan import Check, Plan
 from fxguard.plan.reader import make_plan
@@ -142,12 +143,17 @@ class _Checked:
         self.bodies: dict[int, tuple[str, GraphModule]] = {}  # new bodies, by id of the old
         self.planted: dict[Node, Node] = {}  # results that may be made NaN, to what is read then
         items: list[Node] = []
+        self.first = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
         if planting is not None:
-            first = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
-            with self.graph.inserting_before(first):
+            with self.graph.inserting_before(self.first):
                 self.switch = self.graph.get_attr(faults.SWITCH)
             if self.inputs:
                 self.behind[self.inputs[-1]] = self.switch
+
+        self.waiting: Node | None = None  # what waits to be measured, while the graph runs
+        self.wait = {check for check in checks if self.may_wait(check, depth)}
+        if self.wait:
+            self.let_wait()
 
         # Checks in the bodies of one operation are consecutive.
         def operation_of(check: Check) -> str:
@@ -159,6 +165,9 @@ class _Checked:
             else:
                 items += map(self.measure, group)
         self.statistics: Any = items
+        if self.waiting is not None:
+            assert way.together is not None
+            self.graph.call_function(way.together.measure, (self.waiting,))
         if joined:
             self.statistics = self.graph.call_function(way.collect, (items,))
         self.result = map_arg(self.result, lambda node: self.planted.get(node, node))
@@ -170,6 +179,30 @@ class _Checked:
         with self.graph.inserting_after(self.behind.get(anchor, anchor)):
             node = self.behind[anchor] = self.graph.call_function(function, args)
         return node
+
+    def may_wait(self, check: Check, depth: int) -> bool:
+        """Whether a value is measured together with others."""
+        together = self.way.together
+        if together is None or self.planting is not None or len(check.inside) > depth:
+            return False
+        if check.region_end is not None:
+            return False
+        example = nodes.example_of(self.originals[check.node])
+        for index in check.path:
+            example = example[index]
+        return together.takes(example)
+
+    def let_wait(self) -> None:
+        """Begin with nothing that waits, and let nothing wait where it may be written."""
+        together = self.way.together
+        assert together is not None
+        with self.graph.inserting_before(self.first):
+            self.waiting = self.graph.call_function(together.begin)
+        if self.inputs:
+            self.behind[self.inputs[-1]] = self.waiting
+        for name in writes.writers(self.original, self.wait):
+            with self.graph.inserting_before(self.copies[name]):
+                self.graph.call_function(together.measure, (self.waiting,))
 
     def measure(self, check: Check) -> Node:
         """Insert one check."""
@@ -183,7 +216,11 @@ class _Checked:
         if check.region_end is not None:
             node = self.put(anchor, func_levels.without_levels, node)
             anchor = self.copies[check.region_end]
-        measured = self.put(anchor, self._function_for(check, example), node)
+        if check in self.wait:
+            assert self.way.together is not None
+            measured = self.put(anchor, self.way.together.later, self.waiting, node)
+        else:
+            measured = self.put(anchor, self._function_for(check, example), node)
         measured.meta[PROVENANCE] = check
         self.count += 1
         return measured
@@ -229,7 +266,8 @@ class _Checked:
                 mine = [c for c in checks if c.inside[depth] == (operation, body.position)]
                 # The arguments of loops and branches leave no room for a switch.
                 planting = None if kind.may_not_run else self.planting
-                inner = _Checked(body.graph_module, mine, self.way, depth + 1, planting)
+                way = self.way if kind.is_plain else replace(self.way, together=None)
+                inner = _Checked(body.graph_module, mine, way, depth + 1, planting)
                 changed[body.position] = inner
                 self.count += inner.count
                 bodies[body.position] = BodyGraph(

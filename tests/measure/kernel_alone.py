@@ -15,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fxguard.measure import eager, gpu, traceable
+from fxguard.measure import eager, gpu, gpu_table, traceable, ways
+from fxguard.passes.checks import with_checks
+from fxguard.plan.reader import make_plan
+from support.pretended_gpu import pretended
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -124,3 +127,87 @@ def test_it_is_tried_before_it_is_trusted(
 
     monkeypatch.setattr(gpu, "_kernel", fails)
     assert not works(DEVICE, dtype)
+
+
+def one_by_one(tensors: list[Tensor]) -> list[tuple[float, float]]:
+    return [numbers(gpu.read(tensor)) for tensor in tensors]
+
+
+@DTYPES
+@pytest.mark.parametrize("programs", [3, gpu.PROGRAMS])
+def test_one_launch_reads_what_many_read(
+    dtype: torch.dtype, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full table and a short one; sizes around those of a block; the ends of each tensor."""
+    monkeypatch.setattr(gpu, "PROGRAMS", programs)
+    sizes = [1, 7, gpu.BLOCK, gpu.BLOCK + 1, 2 * gpu.BLOCK - 1, 9_000]
+    tensors = []
+    for place in range(gpu_table.PLACES):
+        tensor = torch.randn(sizes[place % len(sizes)], dtype=torch.float64) + 3 * place
+        tensor[(0, -1, tensor.numel() // 2)[place % 3]] = (math.inf, -1e4, math.nan, 1e-4)[
+            place % 4
+        ]
+        tensors.append(tensor.to(DEVICE, dtype))
+    for count in (1, 2, 5, gpu_table.PLACES):
+        rows = gpu_table.read(tensors[-count:])
+        assert str([numbers(row) for row in rows]) == str(one_by_one(tensors[-count:]))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_has_a_place_in_a_table(view: str) -> None:
+    """What is dense and begins at a multiple of 16 bytes."""
+    tensor: Tensor = VIEWS[view](torch.arange(-4.0, 8.0, device=DEVICE).view(3, 4))
+    elements = gpu_table.elements_of(tensor)
+    if view in ("with gaps", "empty"):
+        assert elements is None
+    else:
+        assert elements is not None
+        assert numbers(gpu_table.read([elements])[0]) == numbers(traceable.abs_min_max(tensor))
+    assert gpu_table.elements_of(torch.ones(8, device=DEVICE)[1:]) is None
+
+
+@DTYPES
+def test_the_table_is_tried_before_it_is_trusted(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = gpu_table.works.__wrapped__
+    assert works(DEVICE, dtype)
+    monkeypatch.setattr(gpu, "KNOWN_RANGE", (0.25, 3.0))
+    assert not works(DEVICE, dtype)
+
+    def fails() -> Any:
+        raise ImportError("planted")
+
+    monkeypatch.setattr(gpu_table, "_kernel", fails)
+    assert not works(DEVICE, dtype)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests of devices run whole models")
+def test_a_graph_whose_values_wait_has_the_same_numbers() -> None:
+    """Written in place, in three dtypes, of odd sizes, spoilt: by one launch and one by one."""
+
+    def function(x: Tensor) -> Any:
+        hidden = (x * 2).mul_(3)
+        half, double = hidden.half() + 1, hidden.double() / 7
+        return half, double / 0, x[1:, :5] * 4, (-hidden).sqrt(), hidden.t() * 1
+
+    def backend(graph: Any, _: Any) -> Any:
+        plan = make_plan(graph)
+
+        def measured(*args: Any) -> Any:
+            for together in (False, True):
+                with pretended(interpreted=True, together=together) as launches:
+                    checked = with_checks(graph, plan, ways.WAYS["eager"])
+                    checked(*args)
+                    launches.clear()  # with those in which each kernel was tried
+                    *_, found = checked(*args)
+                    statistics.append((found, len(launches)))
+            return graph(*args)
+
+        return measured
+
+    statistics: list[tuple[Tensor, int]] = []
+    torch.compile(function, backend=backend)(torch.arange(77.0).view(7, 11))
+    (one_by_one, many), (together, few) = statistics
+    assert one_by_one.numpy().tobytes() == together.numpy().tobytes()
+    assert (many, few) == (12, 4)

@@ -51,40 +51,54 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from fxguard.measure import gpu
-from fxguard.measure._kernel import read_range
+from fxguard.measure import gpu, gpu_table
+from fxguard.measure._kernel import DTYPES, read_range, read_ranges
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 NAMES |= {torch.float64: "fp64", torch.int32: "i32", torch.int64: "i64"}
+
+def compiled(kernel, dtype, capability, signature, known):
+    constants = dict.fromkeys(known, "constexpr")
+    source = ASTSource(fn=kernel, signature={**signature, **constants}, constexprs=known)
+    options = {"num_warps": gpu.WARPS}
+    code = compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
+    assert "atom" in code["ptx"]
+    if dtype is not torch.float64:  # at an address that is known to be aligned
+        assert "ld.global.v4" in code["ptx"] or kernel is read_range
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        pathlib.Path(file.name).write_bytes(code["cubin"])
+        program = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        command = [program, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    name = kernel.__name__
+    print(name, dtype, capability, told.split(f"Function {name}:")[1].splitlines()[1].strip())
+
 for dtype, integer in gpu.BITS.items():
-    signature = {"x": "*" + NAMES[dtype], "row": "*" + NAMES[integer], "size": "i64"}
-    signature |= {"programs": "i32", "rounds": "i32", "most": "constexpr", "block": "constexpr"}
     known = {"most": torch.iinfo(integer).max, "block": gpu.BLOCK}
-    source = ASTSource(fn=read_range, signature=signature, constexprs=known)
+    signature = {"x": "*" + NAMES[dtype], "row": "*" + NAMES[integer], "size": "i64"}
+    signature |= {"programs": "i32", "rounds": "i32"}
+    places = gpu_table.PLACES
+    table = {"addresses": ("i64",) * places, "sizes": ("i32",) * places}
+    table |= {"ends": ("i32",) * places, "rows": "*" + NAMES[integer], "rounds": "i32"}
+    of_table = {"count": places, "dtype": DTYPES[str(dtype)], "alignment": gpu.ALIGNED}
     for capability in map(int, sys.argv[1:]):
-        options = {"num_warps": gpu.WARPS}
-        code = compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
-        assert "atom" in code["ptx"]
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            pathlib.Path(file.name).write_bytes(code["cubin"])
-            program = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-            command = [program, "--dump-resource-usage", file.name]
-            told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        print(dtype, capability, told.split("Function read_range:")[1].splitlines()[1].strip())
+        compiled(read_range, dtype, capability, signature, known)
+        compiled(read_ranges, dtype, capability, table, {**known, **of_table})
 """
 # At most, of 65,536 for the programs of 512 threads that a multiprocessor runs at once.
 REGISTERS = {"torch.float64": 128}
-OTHERS = 64
+OTHERS = {"read_range": 64, "read_ranges": 128}
 
 
-def test_the_kernel_compiles_for_real_gpus() -> None:
+def test_the_kernels_compile_for_real_gpus() -> None:
     """To machine code of three generations, which takes no GPU; nothing spills from registers."""
     printed = run([sys.executable, "-c", COMPILE, *map(str, GENERATIONS)])
     lines = printed.splitlines()
-    assert len(lines) == len(GENERATIONS) * len(gpu.BITS)
+    assert len(lines) == len(GENERATIONS) * len(gpu.BITS) * len(OTHERS)
     for line in lines:
         used = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", line)}
-        assert 0 < used["REG"] <= REGISTERS.get(line.split()[0], OTHERS), line
+        kernel, dtype = line.split()[:2]
+        assert 0 < used["REG"] <= max(REGISTERS.get(dtype, 0), OTHERS[kernel]), line
         assert used["STACK"] == used["LOCAL"] == 0, line
 
 

@@ -41,6 +41,28 @@ def test_what_the_driver_is_handed(size: int) -> None:
     assert seen == [111, [3, 1, 1, 256, 1, 1, 64], 222, [elements, row, size, 3, 4, 0, 0], None]
 
 
+def test_a_long_list_of_arguments() -> None:
+    """Each in a place of its own, with the two that Triton may add; again in the same memory."""
+    seen: list[Any] = []
+
+    def begin(function: int, *rest: Any) -> int:
+        *numbers, stream, places, extra = rest
+        arguments = [ctypes.c_int64.from_address(places[at]).value for at in range(9)]
+        seen.append((function, numbers, stream, arguments, extra))
+        return len(seen) - 1
+
+    stub = START(begin)
+    address = ctypes.cast(stub, ctypes.c_void_p).value
+    assert address is not None
+    known = address, 111, 256, 64
+    for stream, started in ((222, True), (0, False)):
+        arguments = [2**40 + stream, 1, 2, 3, 4, 5, 6]
+        assert launcher.start(known, stream, 5, arguments) is started
+        assert seen[-1] == (
+            *(111, [5, 1, 1, 256, 1, 1, 64], stream or None, [*arguments, 0, 0], None),
+        )
+
+
 def compiled(**changed: Any) -> Any:
     """What Triton returns for a call, as far as it is looked at."""
     known = {"num_warps": 8, "shared": 64, "global_scratch_size": 0, "num_ctas": 1}
