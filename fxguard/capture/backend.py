@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -83,6 +84,7 @@ class CheckingBackend:
         self.has_marks = has_marks
         self.keeping = keeping
         self.follows_python = follows_python
+        self.left: set[CodeType] = set()  # functions that were left to Python
         self.weights_stay = weights_stay
         self.replay = replay
         self.spare = Spare()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 from torch._dynamo.backends.registry import lookup_backend
@@ -58,6 +59,7 @@ class KeepingBackend:
         self.refresh = refresh
         self.weights_stay = weights_stay
         self.follows_python = follows_python
+        self.left: set[CodeType] = set()  # functions that were left to Python
 
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if self.follows_python:

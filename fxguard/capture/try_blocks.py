@@ -10,13 +10,15 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - ``InstructionTranslator.current_tx().f_code``: the code of the function that is captured.
 - ``tx.output.root_tx.f_code``: the same, from the tracer of a function that it calls.
 - ``SubgraphTracer.create_proxy``: puts an operation into the graph.
+- ``OutputGraph.current_tx``: the tracer of the innermost function; its ``parent`` is its caller's.
+- ``InstructionTranslator.run``: traces the function that is captured, ``step`` by ``step``.
 """
 
 from __future__ import annotations
 
 import functools
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -54,7 +56,8 @@ def leave_early() -> None:
     """Leave a function at its first operation in a ``try`` block, while it is traced; done once.
 
     The check at the end of tracing has the same effect. But with this one, a function is not traced
-    to its end in vain, and again after each break.
+    to its end in vain, and again after each break. Nor are the functions between it and the
+    operation, which would be left in their turn.
     """
     original = SubgraphTracer.create_proxy
 
@@ -63,9 +66,24 @@ def leave_early() -> None:
         tx = self.output_graph.root_tx
         if kind.startswith("call") and getattr(backend_of(tx), "follows_python", False):
             leave_try_block_of_last(tx)  # by now its result is known
-        return original(self, kind, *args, **kwargs)
+        proxy = original(self, kind, *args, **kwargs)
+        tx._fxguard_innermost = self.output_graph.current_tx
+        return proxy
 
     SubgraphTracer.create_proxy = create_proxy  # type: ignore[method-assign]
+    run = InstructionTranslator.run
+
+    @functools.wraps(run)
+    def run_unless_left(self: Any) -> None:
+        if self.f_code in getattr(backend_of(self), "left", ()):
+            self.step = _leave  # run cleans up after its steps
+        run(self)
+
+    InstructionTranslator.run = run_unless_left  # type: ignore[method-assign]
+
+
+def _leave() -> NoReturn:
+    raise SkipFrame(TRY_BLOCK)
 
 
 def leave_try_blocks(graph_module: GraphModule) -> None:
@@ -78,8 +96,8 @@ def leave_try_blocks(graph_module: GraphModule) -> None:
         root = InstructionTranslator.current_tx().f_code
     except AttributeError:  # the backend was called by somebody else
         return
-    for node in graph_module.graph.nodes:
-        _leave_try_block(node, root)
+    if any(_is_tried_in(root, node) for node in graph_module.graph.nodes):
+        _leave()
 
 
 def leave_try_block_of_last(tx: Any) -> None:
@@ -89,16 +107,23 @@ def leave_try_block_of_last(tx: Any) -> None:
         tx: the tracer of the function, or of one that it calls.
     """
     last = next(iter(reversed(tx.output.graph.nodes)), None)
-    if last is not None:
-        _leave_try_block(last, tx.output.root_tx.f_code)
-
-
-def _leave_try_block(node: Node, root: CodeType) -> None:
-    if not node.op.startswith("call"):
+    root = tx.output.root_tx
+    if last is None or not _is_tried_in(root.f_code, last):
         return
-    may_fail = not _has_kernel(node)
-    if _is_tried(node.meta.get("stack_trace"), root, may_fail, _may_raise_others(node)):
-        raise SkipFrame(TRY_BLOCK)
+    left = backend_of(root).left
+    caller = getattr(root, "_fxguard_innermost", None)
+    while caller is not None:
+        if _is_tried_in(caller.f_code, last):
+            left.add(caller.f_code)
+        caller = caller.parent
+    _leave()
+
+
+def _is_tried_in(root: CodeType, node: Node) -> bool:
+    """Whether an exception at an operation is caught by a function or one that it calls."""
+    return node.op.startswith("call") and _is_tried(
+        node.meta.get("stack_trace"), root, not _has_kernel(node), _may_raise_others(node)
+    )
 
 
 def _has_kernel(node: Node) -> bool:

@@ -261,3 +261,46 @@ def test_a_forward_is_left_at_its_first_operation_in_a_try_block(
     guarded(X)
     assert len(traced) == 5
     assert "checked 6 of 6 operations" in fxguard.guard_of(guarded).coverage()
+
+
+class Deep(nn.Module):
+    """Has an operation in a ``try`` block of a function that others call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.middle(x) * 2
+
+    def middle(self, x: Tensor) -> Tensor:
+        """Two calls above it."""
+        return self.safe(self.layer(x)) + 1
+
+    def safe(self, x: Tensor) -> Tensor:
+        """Its place."""
+        try:
+            return x.tanh()
+        except RuntimeError:
+            return x
+
+
+def test_functions_around_a_try_block_are_not_traced_to_it_in_turn(traced: list[str]) -> None:
+    """The layer is traced once, and then captured, and none of them in vain."""
+    guarded = fxguard.instrument(Deep())
+    assert torch.equal(guarded(X), guarded(X))
+    assert traced == ["middle"]
+    assert "checked 4 of 4 operations in 0 graphs and 4" in fxguard.guard_of(guarded).coverage()
+
+
+def test_what_a_guard_leaves_to_python_is_captured_for_others() -> None:
+    """A function of the model that the user compiles has a whole graph."""
+    fxguard.instrument(Deep())(X)
+    graphs = []
+
+    def backend(graph_module: Any, _: Any) -> Any:
+        graphs.append(graph_module)
+        return graph_module.forward
+
+    torch.compile(Deep().middle, backend=backend, fullgraph=True)(X)
+    assert len(graphs) == 1
