@@ -36,6 +36,7 @@ class InstrumentOptions(TypedDict, total=False):
     strict: bool
     ignore: Iterable[str]
     replay: bool
+    full_every: int | None
     backward: bool
     loss_scale: float | Callable[[], float] | None
     underflow: float | None
@@ -104,6 +105,14 @@ class Options:
         metadata={
             "help": "check only what leaves the captured graphs, and run them again, fully "
             "checked, when a bad value does"
+        },
+    )
+    full_every: int | None = field(
+        default=None,
+        metadata={
+            "help": "check every operation in each N-th batch, and in the others only what leaves "
+            "the captured graphs, as --replay does",
+            "metavar": "N",
         },
     )
     backward: bool = field(
@@ -181,6 +190,13 @@ class Options:
             raise UsageError(
                 f"underflow has to be a share above 0 and at most 1, such as 0.5, got {share!r}"
             )
+        every = self.full_every
+        if every is not None and not (_is_int(every) and every >= 1):
+            raise UsageError(f"full_every has to be a number of batches from 1 on, got {every!r}")
+        if self.replay and every is not None:
+            raise UsageError(
+                "replay=True is for no full batch, and full_every for each N-th: take one of them"
+            )
         if self.replay and self.strict:
             raise UsageError(
                 "strict asks for values that leave no graph, and replay looks at no others: "
@@ -209,6 +225,20 @@ class Options:
     def traces(self, number: int) -> bool:
         """Whether a batch is traced."""
         return number in self.trace_batch_nums
+
+    @property
+    def postpones(self) -> bool:
+        """Whether there are batches in which only what leaves the captured graphs is measured."""
+        return self.replay or (self.full_every is not None and self.full_every > 1)
+
+    def is_full(self, number: int) -> bool:
+        """Whether every operation is measured in a batch.
+
+        With ``full_every=100`` these are the batches 99, 199 and so on, and traced ones.
+        """
+        if not self.postpones or self.traces(number):
+            return True
+        return self.full_every is not None and (number + 1) % self.full_every == 0
 
     def ignores(self, step: Step) -> bool:
         """Whether a glob such as ``decoder.*`` or ``*.SelfAttention:log`` names the operation."""

@@ -93,6 +93,7 @@ __all__ = [
     "pop_function_mode",
     "push_function_mode",
     "set_grad_enabled",
+    "top_saved_tensor_hooks",
     "tracing_state",
     "use_attention_kernels",
     "why_saved_tensor_hooks_are_forbidden",
@@ -135,6 +136,8 @@ allow_saved_tensor_hooks = torch._C._autograd._saved_tensors_hooks_enable
 why_saved_tensor_hooks_are_forbidden = (
     torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
 )
+# Activation checkpointing counts what a forward saves: a second one has to save the same.
+top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 # A forward inside a backward is activation checkpointing, and no batch of its own.
 graph_task = torch._C._current_graph_task_id
 # A graph that runs again sets the grad mode that the graph of the first run set.

@@ -14,13 +14,25 @@ from torch.fx import GraphModule
 
 import fxguard
 
-__all__ = ["COMPILED", "EAGER", "FXGUARD", "MODES", "PLAIN", "REPLAY", "TOOLS", "Tool", "absent"]
+__all__ = [
+    "COMPILED",
+    "EAGER",
+    "FXGUARD",
+    "MODES",
+    "PLAIN",
+    "REPLAY",
+    "SAMPLED",
+    "TOOLS",
+    "Tool",
+    "absent",
+]
 
 Prepare = Callable[[nn.Module], Any]
 
 PLAIN = "plain"
 FXGUARD = "fxguard"
 REPLAY = "fxguard replay"
+SAMPLED = "fxguard full_every=100"
 
 # How a model is run: None is eager, else the `mode` of torch.compile.
 MODES: dict[str, str | None] = {
@@ -121,6 +133,11 @@ TOOLS = {
             lambda model: fxguard.instrument(model, replay=True),  # type: ignore[call-arg]
         ),
         Tool(
+            SAMPLED,
+            lambda model: fxguard.instrument(model, full_every=100),
+            note="every operation in each 100th call, and else what leaves a graph",
+        ),
+        Tool(
             "torch.compile eager",
             compiled_by_dynamo,
             modes=EAGER,
@@ -162,6 +179,8 @@ TOOLS = {
 
 def absent(tool: Tool) -> str:
     """Why a tool cannot be compared here, or nothing."""
-    if tool.name == REPLAY and "replay" not in (inspect.signature(fxguard.instrument).parameters):
-        return "this version of fxguard.instrument has no option `replay`"
+    options = {REPLAY: "replay", SAMPLED: "full_every"}
+    option = options.get(tool.name)
+    if option and option not in inspect.signature(fxguard.instrument).parameters:
+        return f"this version of fxguard.instrument has no option `{option}`"
     return ""

@@ -14,6 +14,7 @@ from fxguard.api.listening import listeners_for
 from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo
 from fxguard.capture.backend import CheckingBackend
+from fxguard.capture.full_batches import FullBatches
 from fxguard.errors import UsageError
 from fxguard.guard.coverage import (
     NOTHING_YET,
@@ -40,6 +41,7 @@ def backend(
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,
+    full_every: int | None = None,
     underflow: float | None = None,
     reproduce_to: str | os.PathLike[str] | None = None,
     reproduce_ranges_only: bool = False,
@@ -70,6 +72,7 @@ def backend(
         strict=strict,
         ignore=ignore,
         replay=replay,
+        full_every=full_every,
         underflow=underflow,
         reproduce_to=reproduce_to,
         reproduce_ranges_only=reproduce_ranges_only,
@@ -91,7 +94,8 @@ class CompilerBackend:
         self.delivery = Delivery(self.recorder)
         self._begins: Any = None  # the code that the first graph was captured from
         self._part_of = _Running()
-        self._checking = CheckingBackend(inner, self._graph_ran, replay=options.replay)
+        full_batches = FullBatches.of(options, self._batch_number_now)
+        self._checking = CheckingBackend(inner, self._graph_ran, full_batches=full_batches)
 
     def __call__(
         self, graph_module: GraphModule, example_inputs: list[Any], **options: Any
@@ -129,7 +133,9 @@ class CompilerBackend:
         if last is None:
             return NOTHING_YET
         counted = coverage_of(self._checking.plans, last)
-        line = counted.in_words(replay=self.recorder.options.replay)
+        recorder = self.recorder
+        when = recorder.measured_in_full.in_words(recorder.next_number, self._checking.graphs)
+        line = counted.in_words(when)
         line += not_judged_in(self.recorder.notes.values())
         return line + "".join(listener.coverage() for listener in self.recorder.listeners)
 
@@ -142,6 +148,10 @@ class CompilerBackend:
             else:
                 batch.graph_ran(run, outputs)
                 self.delivery.part_ended()
+
+    def _batch_number_now(self) -> int:
+        number = self._part_of.number
+        return self.recorder.next_number if number is None else number
 
     def _next_batch(self) -> None:
         """Called when the first graph is about to run."""

@@ -33,6 +33,7 @@ def instrument(
     strict: bool = False,
     ignore: Iterable[str] = (),
     replay: bool = False,
+    full_every: int | None = None,
     backward: bool = True,
     loss_scale: float | Callable[[], float] | None = None,
     underflow: float | None = None,
@@ -67,6 +68,9 @@ def instrument(
         replay: measure only the outputs of each captured graph, and when one turns bad, run the
             graph again with the same inputs and random state and check every operation. This is
             cheaper, but misses bad values that reach no output of a graph.
+        full_every: check every operation in each N-th batch: ``100`` for the batches 99, 199 and so
+            on. The batches in between are checked as with ``replay``, and so is the first: under a
+            compiler the graphs with checks are compiled when the first full batch runs.
         backward: also check the gradient of each weight when a backward has ended. If one is bad,
             the graph and its backward run again, and the report names the operation whose backward
             made the first bad gradient. Without grad mode nothing is kept.
@@ -110,6 +114,7 @@ def instrument(
         strict=strict,
         ignore=ignore,
         replay=replay,
+        full_every=full_every,
         backward=backward,
         loss_scale=loss_scale,
         underflow=underflow,

@@ -23,12 +23,14 @@ from fxguard.capture import dynamo
 from fxguard.capture._copies import Copies, Spare
 from fxguard.capture._leaving import Unchecked
 from fxguard.capture.float32_weights import Float32Weights
+from fxguard.capture.full_batches import FullBatches
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.let_go import let_source_go
 from fxguard.capture.try_blocks import leave_try_blocks
 from fxguard.graph.collectives import may_wait_in
 from fxguard.graph.random_state import RandomState
+from fxguard.graph.symbols import has_symbols
 from fxguard.graph.torch_settings import changes_settings, settings_now
 from fxguard.measure.eager import gathered
 from fxguard.measure.ways import TRACEABLE, WAYS, Way
@@ -58,8 +60,9 @@ class CheckingBackend:
         refresh: brings both up to date; called before a graph is read, because modules and
             parameters may have been replaced since the last one.
         weights_stay: whether weights are still there when a report is made.
-        replay: whether only the outputs of a graph are measured, until they turn bad. A graph that
-            waits for other ranks cannot run again, and is measured in full.
+        full_batches: in which batches every operation is measured. In the others only the outputs
+            of a graph are, until they turn bad. None for all batches. A graph that waits for other
+            ranks cannot run again, and is measured in full in each batch.
         follows_python: whether nobody asked for a compiler, so that the model has to take the path
             of plain Python.
         has_marks: whether modules leave marks in the graphs; if not, their frames come from the
@@ -76,7 +79,7 @@ class CheckingBackend:
         refresh: Callable[[], None] = lambda: None,
         *,
         weights_stay: bool = True,
-        replay: bool = False,
+        full_batches: FullBatches | None = None,
         follows_python: bool = False,
         has_marks: bool = True,
         keeping: Keeping | None = None,
@@ -86,7 +89,7 @@ class CheckingBackend:
         self.follows_python = follows_python
         self.left: set[CodeType] = set()  # functions that were left to Python
         self.weights_stay = weights_stay
-        self.replay = replay
+        self.full_batches = full_batches
         self.spare = Spare()
         self.inner: dynamo.Backend = lookup_backend(inner) if isinstance(inner, str) else inner
         self.way = way_under(self.inner)
@@ -129,21 +132,22 @@ class CheckingBackend:
                     example_inputs = [*example_inputs, *weights.of(example_inputs)]
                     graph_module, plan = rewritten, read(rewritten, arguments=arguments)
             # A second run of this rank alone must not issue a collective.
-            postpones = self.replay and not may_wait_in(graph_module, example_inputs)
-            if postpones:
-                handed_on, cache_keys = without_marks(graph_module), {}
-            else:
-                handed_on = with_checks(graph_module, plan, self.way, joined=self.way.is_traceable)
-                cache_keys = self.way.cache_keys()
-            if not self.way.is_traceable:  # no compiler follows
-                handed_on = with_repeatable_checkpoints(handed_on)
-        with dynamo.cached_with(cache_keys):
-            compiled = observer.unobserved(self.inner, handed_on, example_inputs)
+            waits = may_wait_in(graph_module, example_inputs)
+            has_sizes = has_symbols(graph_module)
+        compile_checked = functools.partial(self._with_checks, graph_module, plan)
+        full_batches, unchecked = self.full_batches, None
+        if full_batches is None or waits:
+            compiled = compile_checked(example_inputs)
+        else:
+            compiled = self._without_checks(graph_module, example_inputs)
+            checked = functools.partial(with_checks, graph_module, plan)
+            unchecked = Unchecked(plan, self.way, checked, self.inner, compile_checked)
+            if full_batches.are_any and self.way.is_traceable and has_sizes:
+                # Compiling may add guards on sizes, which TorchDynamo asks for only now.
+                unchecked.prepare(example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
-        let_source_go(graph_module, handed_on)
-        checked = functools.partial(with_checks, graph_module, plan)
-        unchecked = Unchecked(plan, self.way, checked, self.inner) if postpones else None
+        let_source_go(graph_module)
         copies = Copies(plan, self.spare)
         gathers, is_compiled = not self.way.is_traceable, self.way.is_traceable
         restores = self.follows_python and changes_settings(graph_module)
@@ -159,6 +163,9 @@ class CheckingBackend:
                 names, calls = (captured_in, forward.batch.module), forward.batch.calls
             kept = copies.of(args) if plan.overwritten else args
             restore = settings_now() if restores else None
+            ran = compiled
+            if full_batches is not None and unchecked is not None and full_batches.is_now():
+                ran = unchecked.in_full(args) or compiled
             graph_run = GraphRun(
                 plan,
                 graph_module,
@@ -175,7 +182,7 @@ class CheckingBackend:
                 forward.measure_now(args[at] for at, _ in plan.inputs)
             try:
                 # The graph checks its own operations, so no observer has to see them.
-                outputs = observer.unobserved(compiled, *args)
+                outputs = observer.unobserved(ran, *args)
             except Exception:
                 if restore is not None:
                     restore()
@@ -183,7 +190,7 @@ class CheckingBackend:
                 raise
             with DisableTorchFunction():
                 graph_run.versions = versions_of(graph_run.args or ())
-                if unchecked is None:
+                if unchecked is None or ran is not compiled:
                     *outputs, measured = outputs
                     graph_run.measured = gathered(measured) if gathers else measured
                 else:
@@ -192,6 +199,31 @@ class CheckingBackend:
             return outputs
 
         return run
+
+    def _with_checks(
+        self, graph_module: GraphModule, plan: Plan, example_inputs: list[Any]
+    ) -> Callable[..., Any]:
+        """The graph with its checks, compiled."""
+        with DisableTorchFunction():
+            checked = with_checks(graph_module, plan, self.way, joined=self.way.is_traceable)
+        with dynamo.cached_with(self.way.cache_keys()):
+            return self._compiled(checked, example_inputs)
+
+    def _without_checks(
+        self, graph_module: GraphModule, example_inputs: list[Any]
+    ) -> Callable[..., Any]:
+        """The graph of the model alone, compiled."""
+        with DisableTorchFunction():
+            bare = without_marks(graph_module)
+        return self._compiled(bare, example_inputs)
+
+    def _compiled(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        if not self.way.is_traceable:  # no compiler follows
+            with DisableTorchFunction():
+                graph = with_repeatable_checkpoints(graph)
+        let_source_go(graph)
+        compiled: Callable[..., Any] = observer.unobserved(self.inner, graph, example_inputs)
+        return compiled
 
 
 OURS = (CheckingBackend, KeepingBackend)

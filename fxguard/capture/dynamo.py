@@ -28,6 +28,9 @@ The names, their use, and what breaks without them (all present in torch 2.11 to
   must not cause a failure where the plain model has none.
 - ``torch._inductor.config.unsafe_marked_cacheable_functions``, if it exists: lets AOTAutograd's
   cache keep graphs with checks. Without it a second process traces them again.
+- ``torch._dynamo.convert_frame.preserve_global_state`` and ``compile_lock``: how it compiles. With
+  ``full_every`` a graph is compiled again in the middle of a forward, which must not change the
+  forward's random numbers, and not happen beside another compilation.
 - ``torch._dynamo.utils.counters["graph_break"]``: how often TorchDynamo broke a graph, and why.
   Without it coverage() could not say why operations ran between graphs.
 """
@@ -37,6 +40,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import inspect
+import random
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -46,7 +50,7 @@ from typing import Any, NamedTuple
 import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo import trace_rules
-from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.convert_frame import ConvertFrameAssert, compile_lock, preserve_global_state
 from torch._dynamo.eval_frame import (
     OptimizedModule,
     innermost_backend,
@@ -79,6 +83,7 @@ __all__ = [
     "captured_code",
     "compile_again",
     "compile_forward",
+    "compiling",
     "eval_frame_callback",
     "graph_breaks",
     "is_compiled",
@@ -234,6 +239,16 @@ def compile_forward(
     if not options:
         settings["recompile_limit"] = limit
     return captured(compiled, settings, quietly=leave_what_fails)
+
+
+def compiling(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function that compiles a graph, in the middle of a forward."""
+    with compile_lock:
+        state = random.getstate()
+        try:
+            preserve_global_state(function)(*args)
+        finally:
+            random.setstate(state)
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

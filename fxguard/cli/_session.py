@@ -185,14 +185,19 @@ def summary_of(guard: GuardedModel) -> Summary:
     name = guard.recorder.held_as or guard.model_name
     counted, idle = guard.counted(), guard.idle_globs()
     traces, traced = guard.recorder.listener(Traces), tuple(guard.options.trace_batch_nums)
+    batches = guard.recorder.next_number
+    unchecked = Counter({f"{why} in {name}": count for why, count in counted.unchecked.items()})
+    if guard.options.postpones:
+        left = batches - guard.recorder.measured_in_full.batches
+        unchecked[f"batches of {name}, but for what left their graphs"] += left
     return Summary(
-        batches=Counter({name: guard.recorder.next_number}),
+        batches=Counter({name: batches}),
         weights={name: guard.names.count_weights()},
         traced=traced or None,
         seen_traced=set() if traces is None else set(traces.seen),
         traced_bad="" if traces is None else traces.first_bad,
         operations={name: counted.checked},
-        unchecked=Counter({f"{why} in {name}": count for why, count in counted.unchecked.items()}),
+        unchecked=+unchecked,
         least=headroom_of(guard),
         idle_globs=None if idle is None else set(idle),
     )

@@ -109,13 +109,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+# Their default is None.
+INTEGERS = ("abort_after_batch_num", "full_every")
+
+
 def add_options(run: argparse.ArgumentParser) -> None:
     """Add an option for each field of ``Options``; options not given are absent from the result."""
     for option in fields(Options):
         told: dict[str, Any] = {"default": argparse.SUPPRESS, **option.metadata}
         if isinstance(option.default, bool):
             told["action"] = argparse.BooleanOptionalAction
-        elif isinstance(option.default, int) or option.name == "abort_after_batch_num":
+        elif isinstance(option.default, int) or option.name in INTEGERS:
             told["type"] = int
         elif option.name in ("loss_scale", "underflow"):
             told["type"] = float

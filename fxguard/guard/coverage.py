@@ -33,12 +33,11 @@ class Coverage:
         """How many operations are checked, according to the graphs."""
         return self.operations - self.unchecked.total()
 
-    def in_words(self, *, replay: bool = False) -> str:
+    def in_words(self, when: str = "") -> str:
         """The counts as one line.
 
         Args:
-            replay: whether operations are checked only after outputs of their graph have turned
-                bad.
+            when: text on when operations are checked; "" for in each batch.
         """
         unchecked = Counter(self.unchecked)
         if self.unmeasured:
@@ -48,8 +47,7 @@ class Coverage:
         line = f"checked {checked} of {self.operations} operations in {graphs}"
         if self.between:
             line += f" and {self.between} between graphs"
-        if replay:
-            line += ", when what leaves them has turned bad; what they absorb is not judged"
+        line += when
         if unchecked:
             reasons = ", ".join(f"{count} {why}" for why, count in sorted(unchecked.items()))
             line += f"; not checked: {reasons}"

@@ -109,8 +109,8 @@ class Guard:
         """All frames of the last batch that finished; empty before the first.
 
         Raises:
-            FxguardError: with ``replay=True``, if that batch was healthy and not traced, because
-                its operations were not measured.
+            FxguardError: with ``replay=True`` or ``full_every``, if only what left the graphs of
+                that batch was measured, and was healthy.
         """
         return self._recorder.last_frames_of_all()
 
@@ -128,7 +128,10 @@ class Guard:
         """
         line = NOTHING_YET
         if self._recorder.last_batch is not None:
-            line = self._counted().in_words(replay=self.options.replay)
+            recorder = self._recorder
+            graphs = [graph for graph, _, _ in self._captures.graphs()]
+            when = recorder.measured_in_full.in_words(recorder.next_number, graphs)
+            line = self._counted().in_words(when)
         if self._breaks:
             count = self._breaks.total()
             reasons = ", ".join(sorted(self._breaks))

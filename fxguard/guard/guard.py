@@ -23,6 +23,7 @@ from fxguard.batch.model_reference import reference_to
 from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
+from fxguard.capture.full_batches import FullBatches
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.errors import FxguardError
@@ -36,7 +37,7 @@ from fxguard.guard.delivery import Delivery, raised_now
 from fxguard.guard.for_users import Guard
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
-from fxguard.install.captures import Captures, Hear
+from fxguard.install.captures import Captures
 from fxguard.install.installation import Installation
 from fxguard.install.instrumented import INSTALLED, find_installed
 from fxguard.install.keeper import Keeper, kept_in
@@ -94,10 +95,12 @@ class GuardedModel(Guard):
         # TorchDynamo keeps what it compiled, and that must not keep the guard.
         hear = _weakly(self, GuardedModel._graph_ran)
         # A tool that hears of graphs relates their values to each other, underflow is judged better
-        # inside a graph, and a replayed graph costs least if it is large.
-        whole = plugins.hear is not None or options.underflow is not None or options.replay
+        # inside a graph, and a graph of which only the outputs are measured costs least if it is
+        # large.
+        whole = plugins.hear is not None or options.underflow is not None or options.postpones
+        full_batches = FullBatches.of(options, _weakly(self, GuardedModel._batch_number_now))
         self.captures = Captures(
-            self.installation, self.names, hear, replay=options.replay, whole=whole
+            self.installation, self.names, hear, full_batches=full_batches, whole=whole
         )
         super().__init__(self.model_name, self.recorder, self.delivery, self.names, self.captures)
         self.unchecked_calls = self._unchecked_calls
@@ -351,6 +354,9 @@ class GuardedModel(Guard):
             self._expect_backward(batch, run, outputs)
         batch.graph_ran(run, outputs)
 
+    def _batch_number_now(self) -> int:
+        return self.recorder.batch_number
+
     def _expect_backward(self, batch: Batch, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Listen to the backward of a graph that is about to be added to a batch."""
         if self.backward is None or not self._hears_of_backward(batch.number):
@@ -365,18 +371,15 @@ class GuardedModel(Guard):
             self._breaks += now - before
 
 
-def _weakly(
-    guard: GuardedModel, method: Callable[[GuardedModel, GraphRun, Sequence[Any] | None], None]
-) -> Hear:
-    """A function that calls a method of a guard while the guard is alive."""
+def _weakly(guard: GuardedModel, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a method of a guard, or returns None when the guard is gone."""
     reference = weakref.ref(guard)
 
-    def hear(run: GraphRun, outputs: Sequence[Any] | None) -> None:
+    def call(*args: Any) -> Any:
         called = reference()
-        if called is not None:
-            method(called, run, outputs)
+        return None if called is None else method(called, *args)
 
-    return hear
+    return call
 
 
 def in_backward() -> bool:

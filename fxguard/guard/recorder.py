@@ -24,6 +24,7 @@ from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
 from fxguard.guard.last_frames import LastFrames
 from fxguard.guard.listeners import Listener, MakeListeners
+from fxguard.guard.measured_in_full import MeasuredInFull
 from fxguard.options import Options
 from fxguard.plan.plan import Step
 from fxguard.ranks.agreement import current_rank
@@ -31,6 +32,7 @@ from fxguard.ranks.pipelines import Stage, stage_now
 from fxguard.records import Frame, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
+from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.steps.known_steps import KnownSteps
 from fxguard.steps.scaled_step import with_scaled_step
 from fxguard.steps.turned_bad import with_last_good
@@ -101,6 +103,7 @@ class Recorder:
         self.judge_loss = self._rules(self.view_of_loss)
         self.notes: dict[str, Origin] = {}  # absorbed origins, once for each operation
         self.earlier = LastFrames(options.max_frames_to_save)
+        self.measured_in_full = MeasuredInFull(options)
         self.standing = StandingTensors(model)
         self.here = _Here()
         self.stages: dict[int, Stage] = {}  # batch to its place in a pipeline
@@ -204,6 +207,9 @@ class Recorder:
         found, traced = None, self.options.trace_batch_nums
         try:
             batch.read()
+            if self.options.postpones and self.options.is_full(batch.number):
+                measure_postponed(batch)  # graphs that could not run with checks at once
+                self.measured_in_full.add(batch)
             found = Finished(batch) if traced else self._judged(self.judge, batch, error)
             for listener in self.listeners:
                 found = listener.read(found, error)
@@ -212,12 +218,12 @@ class Recorder:
             batch.ended = self.standing.snapshot()
             found = found or Finished(batch)
             self.last, self.here.batch = found, None
-        if found.report is not None:
+        if found.report is not None or batch.postponed:  # the next frames would not follow on these
             self.earlier.clear()
-        elif not traced:
+        if found.report is None and not traced:
             if self.growth.first is None:
                 self.growth.note_first(batch.number)
-            if not (self.options.replay and batch.postponed):  # postponed graphs have no frames
+            if not batch.postponed:  # postponed graphs have no frames
                 self.earlier.add(batch, self.frame_count(batch))
         return found
 
@@ -315,8 +321,8 @@ class Recorder:
         last = self.last
         if last is not None and last.batch.postponed:
             raise UsageError(
-                f"replay=True did not measure the operations of batch {last.batch.number}, in "
-                "which nothing was detected; name it in trace_batch_nums"
+                f"of batch {last.batch.number} only what left its graphs was measured, and nothing "
+                "was detected; name it in trace_batch_nums"
             )
         return [] if last is None else self.frames_of(last)
 

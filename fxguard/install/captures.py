@@ -15,6 +15,7 @@ from fxguard.batch.events import GraphRun
 from fxguard.capture import dynamo, let_go
 from fxguard.capture.backend import CheckingBackend
 from fxguard.capture.finalizers import when_gone
+from fxguard.capture.full_batches import FullBatches
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.keeping_backend import KeepingBackend
 from fxguard.capture.layers import EqualLayers, by_layers, equal_layers, rows_of
@@ -50,7 +51,7 @@ class Captures:
         installation: gives the methods of the model without the guard.
         names: the names in the model.
         hear: called with each run of a graph.
-        replay: whether only the outputs of a graph are measured, until they turn bad.
+        full_batches: in which batches every operation is measured; None for all of them.
         whole: whether the model is captured whole even where layers could share a capture.
         checks: whether anything is measured; if not, there has to be something to keep.
 
@@ -64,7 +65,7 @@ class Captures:
         names: Names,
         hear: Hear,
         *,
-        replay: bool = False,
+        full_batches: FullBatches | None = None,
         whole: bool = False,
         checks: bool = True,
     ) -> None:
@@ -73,7 +74,7 @@ class Captures:
         self.installation = installation
         self.names = names
         self.hear = hear
-        self.replay = replay
+        self.full_batches = full_batches
         self.whole = whole
         # The compiler, which keeps its id; the compiled method, and whether it takes the model.
         self._compiled: dict[Any, tuple[Any, Callable[..., Any], bool]] = {}
@@ -211,7 +212,7 @@ class Captures:
             names.tensors,
             names.read,
             weights_stay=names.weights_stay,
-            replay=self.replay,
+            full_batches=self.full_batches,
             follows_python=follows_python,
             has_marks=has_marks,
             keeping=keeping,

@@ -53,8 +53,8 @@ CAUSES = {
 
 NOT_REPEATED = (
     "no second run of the graph has measured its operations: the bad values were seen where they "
-    "left the graph, and where they came from is not known; instrument without replay=True to find "
-    "out"
+    "left the graph, and where they came from is not known; instrument without replay=True, or "
+    "full_every, to find out"
 )
 
 

@@ -86,7 +86,8 @@ class Profile:
         assert batch is not None
         if batch.postponed:
             raise UsageError(
-                "the model was instrumented with replay=True, which measures too little"
+                "the model was instrumented with replay=True or full_every, which measures too "
+                "little of this batch"
             )
         flow = assemble(batch)
         found = []

@@ -25,7 +25,6 @@ from fxguard.records import Frame
 from fxguard.report import terminal
 from fxguard.report.terminal import Progress
 from fxguard.report.text import HEADER, INDENT, frame_text
-from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.source.lines import warn_user
 from fxguard.trace.trace import TracedBatch, place_of
 from fxguard.trace.writer import TraceWriter
@@ -70,10 +69,9 @@ class Traces(Listener):
             batch.watchers.append(FingerprintNotes())
 
     def read(self, finished: Finished, error: Exception | None) -> Finished:
-        """Measure all of a traced batch, and take the fingerprints of one that will be written."""
+        """Look at a traced batch, and take the fingerprints of one that will be written."""
         batch, is_traced = finished.batch, self.options.traces(finished.batch.number)
         if is_traced:
-            measure_postponed(batch)
             flow, first_bad = glance(batch, self.recorder.view)
             finished = replace(finished, flow=flow, first_bad=first_bad)
         if self.writer is not None and (is_traced or finished.report is not None):

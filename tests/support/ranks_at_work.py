@@ -45,6 +45,7 @@ class Case:
         on_detect: as for ``instrument``.
         fault: "input" (a product overflows on one rank), "weight" (one rank's part holds NaN), or
             "everywhere" (a product overflows on each rank).
+        full_every: as for ``instrument``.
     """
 
     wrapper: str
@@ -53,11 +54,13 @@ class Case:
     sync_ranks: bool = False
     on_detect: str = "raise"
     fault: str = "input"
+    full_every: int | None = None
 
     @property
     def name(self) -> str:
         """Of its files."""
-        return "-".join(str(value) for value in dataclasses.astuple(self))
+        given = [value for value in dataclasses.astuple(self) if value is not None]
+        return "-".join(map(str, given))
 
 
 CASES = [
@@ -74,6 +77,7 @@ CASES = [
     Case("ddp", fault="everywhere", on_detect="warn"),
     Case("ddp", fault="everywhere", sync_ranks=True),
     Case("ddp", sync_ranks=True, on_detect="warn"),
+    Case("ddp", backend="aot_eager", sync_ranks=True, full_every=2),
     Case("fsdp", fault="weight"),
     Case("tp", fault="everywhere"),
 ]
@@ -137,6 +141,7 @@ def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
 def guarded(case: Case, model: nn.Module, traces: Path) -> tuple[Any, nn.Module]:
     """What is called, and what is instrumented."""
     options = {"sync_ranks": case.sync_ranks, "on_detect": case.on_detect, "trace_to": traces}
+    options["full_every"] = case.full_every
     if case.instrumented == "before":
         fxguard.instrument(model, **options)
     run = wrapped(model, case.wrapper)
