@@ -292,6 +292,20 @@ def test_a_run_without_an_underflow(tmp_path: Path) -> None:
     assert "underflow has to be a share above 0 and at most 1, such as 0.5, got 2.0" in refused.err
 
 
+def test_the_last_line_counts_batches_that_were_not_full(tmp_path: Path) -> None:
+    """Nobody may think that every operation was looked at in each of them."""
+    script = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+for _ in range(5):
+    model(torch.randn(3, 4))
+"""
+    ended = watch(tmp_path, script, "--full-every", "2")
+    assert ended.status == 0
+    left = "; not checked: 3 batches of Sequential, but for what left their graphs"
+    assert own_lines(ended)[-1].endswith(left)
+
+
 def test_losses_are_checked_without_a_capture(tmp_path: Path) -> None:
     """A module without parameters is no model: each of its operations is checked where it runs."""
     script = "import sys, torch\nloss = torch.nn.MSELoss()\n"

@@ -143,5 +143,7 @@ def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
 
 def test_a_model_whose_operations_are_not_measured(tmp_path: Path) -> None:
     model = fxguard.instrument(Net(), replay=True)
-    with pytest.raises(fxguard.FxguardError, match="replay=True or full_every, which measures too little"):
+    with pytest.raises(
+        fxguard.FxguardError, match="replay=True or full_every, which measures too little"
+    ):
         check_profile(model, X, tmp_path / "net.txt", update=True)
