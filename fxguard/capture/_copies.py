@@ -13,8 +13,10 @@ from fxguard.graph.wide_form import is_float
 from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.eager import is_observed
 from fxguard.measure.free_memory import has_room
+from fxguard.measure.waiting import is_on_a_gpu
 from fxguard.plan.plan import Plan
 from fxguard.records import Role
+from fxguard.torch_names import copy_each
 
 __all__ = ["Copies", "Spare"]
 
@@ -71,16 +73,44 @@ class Copies:
         with own_arithmetic():
             if not has_room([args[position] for position in self.positions]):
                 return None
-            for position in self.positions:
+            try:
+                together = _copies_together([args[position] for position in self.positions])
+            except RuntimeError:  # out of memory
+                return None
+            for position, made in zip(self.positions, together, strict=True):
                 argument = args[position]
                 try:
-                    copy = kept[position] = _copy_of(argument, spare, used)
+                    copy = _copy_of(argument, spare, used) if made is None else made
                 except RuntimeError:  # out of memory
                     return None
+                kept[position] = copy
                 if position in self.inputs and is_float(copy):
                     copy.requires_grad_(argument.requires_grad)
         self.spare.give(used)
         return tuple(kept)
+
+
+def _copies_together(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Copies by one launch of those that are on a GPU; None for each other tensor."""
+    found: list[Tensor | None] = [None] * len(tensors)
+    places = [place for place, tensor in enumerate(tensors) if _is_plain_on_a_gpu(tensor)]
+    if len(places) > 1:
+        originals = [tensors[place].detach() for place in places]
+        copies = [torch.empty_like(original) for original in originals]
+        copy_each(copies, originals)
+        for place, copy in zip(places, copies, strict=True):
+            found[place] = copy
+    return found
+
+
+def _is_plain_on_a_gpu(tensor: Tensor) -> bool:
+    return (
+        is_on_a_gpu(tensor)
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+    )
 
 
 def _copy_of(tensor: Tensor, spare: list[Tensor], used: list[Tensor]) -> Tensor:

@@ -15,6 +15,12 @@ DTYPES = {  # by the names that torch prints
     "torch.bfloat16": tl.bfloat16,
     "torch.float32": tl.float32,
     "torch.float64": tl.float64,
+    "torch.bool": tl.uint8,
+    "torch.uint8": tl.uint8,
+    "torch.int8": tl.int8,
+    "torch.int16": tl.int16,
+    "torch.int32": tl.int32,
+    "torch.int64": tl.int64,
 }
 
 
@@ -64,13 +70,16 @@ def read_range(x, row, size, programs, rounds, most: tl.constexpr, block: tl.con
 
 
 @triton.jit(
-    do_not_specialize=["addresses", "sizes", "ends", "rounds"],
+    do_not_specialize=["addresses", "sizes", "ends", "places", "lengths", "strides", "rounds"],
     do_not_specialize_on_alignment=["rows"],
 )
 def read_ranges(  # type: ignore[no-untyped-def]
     addresses,
     sizes,
     ends,
+    places,
+    lengths,
+    strides,
     rows,
     rounds,
     most: tl.constexpr,
@@ -78,47 +87,61 @@ def read_ranges(  # type: ignore[no-untyped-def]
     count: tl.constexpr,
     dtype: tl.constexpr,
     alignment: tl.constexpr,
+    has_gaps: tl.constexpr,
 ):
     """The same of many pieces of memory in one launch; the table of them is among its arguments.
 
+    Numbers in the table are given as twice the number and one: Triton makes a kernel of its own for
+    an argument of 1 and for a multiple of 16.
+
     Args:
-        addresses: of the elements of each piece, as integers.
-        sizes: for each, twice the number of its elements and one. (Triton makes a kernel of its own
-            for an argument of 1 and for a multiple of 16; addresses are always such a multiple.)
-        ends: for each, twice the number of programs that read it or one before it, and one.
-            Beyond the last piece that is the number of all programs.
-        rows: two integers for each piece, one after the other.
+        addresses: of the first element of each piece, as integers.
+        sizes: how many elements each has.
+        ends: for each, how many programs read it or one before it; beyond the last piece, all.
+        places: the row of each.
+        lengths: how many elements follow each other, where there are gaps.
+        strides: the distance from where they begin to where the next ones do, likewise.
+        rows: two integers for each row.
         rounds: how many blocks each program reads.
         most: as above.
         block: as above.
         count: how many pieces the table has room for.
         dtype: of the elements.
         alignment: the number of bytes of which each address is a multiple.
+        has_gaps: whether there may be gaps between elements.
     """
     is_wide: tl.constexpr = most > 0x7FFFFFFF
     integer: tl.constexpr = tl.int64 if is_wide else tl.int32
     program = tl.program_id(0)
     itself = 2 * program + 1
-    piece = program * 0
-    before = piece  # programs that read earlier pieces
+    before = program * 0  # programs that read earlier pieces
     size = sizes[0]
+    place = places[0]
     address = addresses[0]
-    for place in tl.static_range(1, count):
-        end = ends[place - 1]
+    length = lengths[0]
+    stride = strides[0]
+    for piece in tl.static_range(1, count):
+        end = ends[piece - 1]
         is_later = itself >= end
-        piece = tl.where(is_later, place, piece)
         before = tl.where(is_later, end, before)
-        size = tl.where(is_later, sizes[place], size)
-        address = tl.where(is_later, addresses[place], address)
+        size = tl.where(is_later, sizes[piece], size)
+        place = tl.where(is_later, places[piece], place)
+        address = tl.where(is_later, addresses[piece], address)
+        if has_gaps:
+            length = tl.where(is_later, lengths[piece], length)
+            stride = tl.where(is_later, strides[piece], stride)
+    address = address >> 1
     size = size >> 1
     before = before >> 1
+    length = length >> 1
+    stride = stride >> 1
     x = tl.multiple_of(address.to(tl.pointer_type(dtype)), alignment)
     low = tl.full([block], most, integer)
     high = tl.full([block], 0, integer)
     inside = tl.arange(0, block)
     for turn in range(rounds):
         first = ((program - before).to(tl.int64) * rounds + turn) * block
-        if first + block <= size:
+        if first + block <= size and not has_gaps:
             value = tl.load(x + first + inside)
             if not is_wide:
                 value = value.to(tl.float32)
@@ -126,13 +149,18 @@ def read_ranges(  # type: ignore[no-untyped-def]
             low = tl.minimum(low, bits)
             high = tl.maximum(high, bits)
         elif first < size:
-            is_there = first + inside < size
-            value = tl.load(x + first + inside, mask=is_there, other=0.0)
+            element = first + inside
+            is_there = element < size
+            if has_gaps:
+                element = element.to(tl.int32)
+                line = element // length
+                element = line.to(tl.int64) * stride + (element - line * length)
+            value = tl.load(x + element, mask=is_there, other=0)
             if not is_wide:
                 value = value.to(tl.float32)
             bits = value.to(integer, bitcast=True) & most
             low = tl.minimum(low, tl.where(is_there, bits, most))
             high = tl.maximum(high, bits)
-    row = rows + 2 * piece
+    row = rows + 2 * (place >> 1)
     tl.atomic_min(row, tl.min(low, 0))
     tl.atomic_max(row + 1, tl.max(high, 0))

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from fxguard.forgiving import where_theirs_may_raise
-from fxguard.measure import eager, native
+from fxguard.measure import eager, gpu, native, waiting
 from fxguard.measure.at_hand import own_arithmetic, range_of
 from fxguard.records import Range, Severity
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["Finite", "is_plain"]
+__all__ = ["Finite", "always", "is_plain"]
 
 T = TypeVar("T")
+
+
+def never() -> bool:
+    """A tensor may be written at any time."""
+    return False
+
+
+def always() -> bool:
+    """A tensor is not written in between."""
+    return True
 
 
 class Finite(Generic[T]):
@@ -40,17 +51,20 @@ class Finite(Generic[T]):
         self._found: list[tuple[T, Severity]] = []
         # For each device, the tensors' keys, each with its range.
         self._waiting: dict[torch.device, list[tuple[T, eager.Pair]]] = {}
+        # What is measured together at the end, for each thread: autograd has one for each device.
+        self._together: dict[int, waiting.Waiting] = {}
 
-    def look_at(self, what: T, tensor: Tensor) -> None:
+    def look_at(self, what: T, tensor: Tensor, stays: Callable[[], bool] = never) -> None:
         """Look at one tensor.
 
         Args:
             what: its key in :meth:`bad`.
             tensor: a tensor of any kind; one that supports few operations counts as finite.
+            stays: whether nobody writes it before :meth:`bad`, so that it may wait for others.
         """
         found = native.abs_min_max(tensor)
         if found is None:
-            self._look_otherwise(what, tensor)
+            self._look_otherwise(what, tensor, stays)
         elif not 0 < (high := found[1]) < self.largest:  # most gradients are like this one
             self._note(what, high)
 
@@ -62,12 +76,14 @@ class Finite(Generic[T]):
         elif not high:
             self.zero.append(what)
 
-    def _look_otherwise(self, what: T, tensor: Tensor) -> None:
+    def _look_otherwise(self, what: T, tensor: Tensor, stays: Callable[[], bool]) -> None:
         """Look at a tensor with torch's operations."""
         with DisableTorchFunction():
             bare = tensor.detach() if tensor.requires_grad else tensor
             if not is_plain(bare):
                 self._look_closely(what, bare)
+            elif (row := self._row_of(bare, stays)) is not None:
+                self._waiting.setdefault(bare.device, []).append((what, row))
             elif bare.is_cpu:
                 total = bare.sum().item()
                 self.largest = max(self.largest, abs(total))
@@ -79,6 +95,14 @@ class Finite(Generic[T]):
                 # Nothing waits for the device before the end.
                 self._waiting.setdefault(bare.device, []).append((what, eager.abs_min_max(bare)))
 
+    def _row_of(self, tensor: Tensor, stays: Callable[[], bool]) -> gpu.Row | None:
+        """The row of a tensor on a GPU, which waits from now on; None if it cannot."""
+        if not gpu.is_readable(tensor) or native.is_observed() or not stays():
+            return None
+        together = self._together.setdefault(threading.get_ident(), waiting.Waiting())
+        # The memory is kept, not the tensor: autograd takes over a gradient that nobody else has.
+        return waiting.row_of(together, tensor.detach())
+
     def _look_closely(self, what: T, tensor: Tensor) -> None:
         """Look at a tensor whose sum does not show that it is finite."""
         with where_theirs_may_raise():  # a subclass with few operations counts as finite
@@ -86,13 +110,20 @@ class Finite(Generic[T]):
             if isinstance(found, Range) and found.severity:
                 self._found.append((what, found.severity))
 
+    def measure(self) -> None:
+        """Measure what waits."""
+        with own_arithmetic():
+            for together in [*self._together.values()]:
+                waiting.measure(together)
+
     def bad(self) -> Iterator[tuple[T, Severity]]:
         """The keys of tensors that were not finite, and how bad they were."""
         yield from self._found
-        for waiting in self._waiting.values():
+        self.measure()
+        for found in self._waiting.values():
             with own_arithmetic():
-                pairs = eager.collect([pair for _, pair in waiting]).tolist()
-            for (what, _), (_, high) in zip(waiting, pairs, strict=True):
+                pairs = eager.collect([pair for _, pair in found]).tolist()
+            for (what, _), (_, high) in zip(found, pairs, strict=True):
                 self.largest = max(self.largest, high)
                 if not high:
                     self.zero.append(what)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from fxguard.measure.at_hand import flattened
 from fxguard.measure.launcher import Known, known_to_the_driver
 from fxguard.torch_names import cuda_device, cuda_is_capturing, cuda_stream
 
-__all__ = ["Row", "abs_min_max", "is_readable", "joined", "read", "rows_for"]
+__all__ = ["Row", "Rows", "abs_min_max", "is_readable", "joined", "read", "rows_for"]
 
 BLOCK = 4096  # elements that one program reads at once
 WARPS = 16  # of 32 threads, in each program
@@ -46,8 +46,6 @@ LARGEST = {integer: torch.iinfo(integer).max for integer in NUMBERS}
 KNOWN = (3.0, -math.inf, 0.5, -0.25)  # numbers and their range, to try the kernel with
 KNOWN_RANGE = (0.25, math.inf)
 
-NOT_READ = torch.empty((0, 2))
-
 _PLAIN = (Tensor, torch.nn.Parameter)
 _local = threading.local()
 
@@ -56,12 +54,11 @@ class Row:
     """The range of one tensor, which a kernel writes into memory on the GPU.
 
     It unpacks to two tensors of shape ``[]`` that share this memory; :func:`joined` needs none.
-    Without numbers it is the row of a tensor that is read later.
     """
 
     __slots__ = ("index", "numbers")
 
-    def __init__(self, numbers: Tensor = NOT_READ, index: int = 0) -> None:
+    def __init__(self, numbers: Tensor, index: int) -> None:
         self.numbers = numbers  # of all rows of a block, [ROWS, 2]
         self.index = index
 
@@ -72,7 +69,7 @@ class Row:
         return self.numbers[self.index, column]
 
 
-class _Rows:
+class Rows:
     """Memory for results: integers, and the numbers that share their bits. Each row is used once.
 
     It is prepared in the stream in which it is used.
@@ -88,12 +85,12 @@ class _Rows:
         self.used = 0
 
 
-def is_readable(value: Any) -> bool:
-    """Whether it is a tensor on a GPU that the kernels read, while no stream is recorded."""
+def is_readable(value: Any, dtypes: Container[torch.dtype] = BITS.keys()) -> bool:
+    """Whether it is a tensor on a GPU that a kernel reads, while no stream is recorded."""
     return (
         type(value) in _PLAIN
         and value.is_cuda
-        and value.dtype in BITS
+        and value.dtype in dtypes
         and value.layout is torch.strided
         and not value.is_nested
         and torch.version.hip is None
@@ -168,13 +165,13 @@ def _works(device: torch.device, dtype: torch.dtype) -> bool:
 
 def rows_for(
     count: int, device: torch.device, integer: torch.dtype, stream: int
-) -> tuple[_Rows, int]:
+) -> tuple[Rows, int]:
     """Rows that nobody has used, one after the other, for this thread: their memory, the first."""
-    kept: dict[Any, _Rows] = _local.__dict__.setdefault("rows", {})
+    kept: dict[Any, Rows] = _local.__dict__.setdefault("rows", {})
     key = device, integer, stream
     rows = kept.get(key)
     if rows is None or rows.used + count > ROWS:
-        rows = kept[key] = _Rows(device, integer)
+        rows = kept[key] = Rows(device, integer)
     first = rows.used
     rows.used += count
     return rows, first

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from fxguard.forgiving import theirs
 from fxguard.measure import eager, gpu, gpu_table, native
 from fxguard.torch_names import cuda_device, cuda_stream
 
-__all__ = ["ON_A_GPU", "Together", "Waiting", "begin", "is_on_a_gpu", "later", "measure"]
+__all__ = ["ON_A_GPU", "Together", "Waiting", "begin", "is_on_a_gpu", "later", "measure", "row_of"]
 
 SHARE = 256  # what waits has at most this part of a device's memory: 320 MB of 80 GB
 ELSEWHERE = 2**26  # bytes, on a device that does not say how much memory it has
@@ -28,14 +28,16 @@ _at_once = native.reading_or(eager.otherwise)
 
 
 class Waiting:
-    """What waits in one run of a graph: elements, and the rows that will hold their ranges."""
+    """What waits to be measured, of one device and stream."""
 
-    __slots__ = ("bytes", "place", "values")
+    __slots__ = ("bytes", "pieces", "place", "rows")
 
     def __init__(self) -> None:
-        self.values: dict[torch.dtype, list[tuple[Tensor, gpu.Row]]] = {}
+        # By dtype, with gaps between elements and without: the tensors, each with its row.
+        self.pieces: dict[tuple[torch.dtype, bool], list[tuple[gpu_table.Piece, int]]] = {}
         self.bytes = 0
         self.place: tuple[torch.device, int] | None = None  # their device and stream
+        self.rows: dict[torch.dtype, gpu.Rows] = {}  # by the dtype of their bits
 
 
 def begin() -> Waiting:
@@ -45,45 +47,51 @@ def begin() -> Waiting:
 
 def later(waiting: Waiting, value: Any) -> eager.Pair:
     """The range of a value, which may be known only once :func:`measure` has run."""
-    if native.is_observed() or not gpu.is_readable(value):
-        return _at_once(value)  # type: ignore[no-any-return]
-    elements = gpu_table.elements_of(value)
-    device = value.device
-    if elements is None or not gpu_table.works(device, value.dtype):
-        return _at_once(value)  # type: ignore[no-any-return]
+    row = None if native.is_observed() else row_of(waiting, value)
+    return _at_once(value) if row is None else row
+
+
+def row_of(waiting: Waiting, value: Any) -> gpu.Row | None:
+    """The row of a value that waits from now on; None if it has to be measured otherwise."""
+    if not gpu.is_readable(value, gpu_table.BITS):
+        return None
+    piece, device, dtype = gpu_table.piece_of(value), value.device, value.dtype
+    if piece is None or not gpu_table.works(device, dtype, has_gaps := piece.has_gaps):
+        return None
     place = device, cuda_stream(device.index) if value.is_cuda else 0
     if place != waiting.place:
         measure(waiting)
         waiting.place = place
-    row = gpu.Row()
-    of_its_dtype = waiting.values.setdefault(value.dtype, [])
-    of_its_dtype.append((elements, row))
-    waiting.bytes += value.untyped_storage().nbytes()
-    if len(of_its_dtype) == gpu_table.PLACES or waiting.bytes > _most_bytes(device):
+    bits = gpu_table.BITS[dtype]
+    rows, index = gpu.rows_for(1, device, bits, place[1])
+    if waiting.rows.get(bits) is not rows:
         measure(waiting)
-    return row
+        waiting.rows[bits] = rows
+    alike = waiting.pieces.setdefault((dtype, has_gaps), [])
+    alike.append((piece, index))
+    waiting.bytes += value.untyped_storage().nbytes()
+    if len(alike) == gpu_table.PLACES or waiting.bytes > _most_bytes(device):
+        measure(waiting)
+    return gpu.Row(rows.numbers, index)
 
 
 def measure(waiting: Waiting) -> None:
     """Measure all that waits, with one launch for each dtype."""
-    if waiting.place is None or not waiting.values:
+    if waiting.place is None or not waiting.pieces:
         return
-    kept, waiting.values, waiting.bytes = waiting.values, {}, 0
+    kept, waiting.pieces, waiting.bytes = waiting.pieces, {}, 0
     with _in_stream(*waiting.place):
-        for of_one_dtype in kept.values():
-            elements = [each for each, _ in of_one_dtype]
-            for (_, row), found in zip(of_one_dtype, _read(elements), strict=True):
-                row.numbers, row.index = found.numbers, found.index
+        for (dtype, _), alike in kept.items():
+            _read(alike, waiting.rows[gpu_table.BITS[dtype]])
 
 
-def _read(elements: list[Tensor]) -> list[gpu.Row]:
+def _read(alike: Sequence[tuple[gpu_table.Piece, int]], rows: gpu.Rows) -> None:
     try:
-        if len(elements) == 1 and (row := gpu.read(elements[0])) is not None:
-            return [row]
-        return gpu_table.read(elements)
+        gpu_table.read([piece for piece, _ in alike], rows, [place for _, place in alike])
     except theirs():  # the driver or Triton refuses
-        pairs = [eager.otherwise(each) for each in elements]
-        return [gpu.Row(torch.stack([*pair]).view(1, 2), 0) for pair in pairs]
+        for piece, place in alike:
+            low, high = eager.otherwise(piece.tensor)
+            rows.numbers[place, 0], rows.numbers[place, 1] = low, high
 
 
 @contextlib.contextmanager
@@ -93,8 +101,11 @@ def _in_stream(device: torch.device, stream: int) -> Iterator[None]:
     if device.type != "cuda" or here == (cuda_device(), cuda_stream(device.index)):
         yield
         return
-    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+    now = torch.cuda.current_stream(device)
+    where = torch.cuda.ExternalStream(stream, device)
+    with torch.cuda.stream(where):
         yield
+    now.wait_stream(where)  # whoever reads the rows is there
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.late_writes import LateWrites
 from fxguard.measure.at_hand import own_arithmetic, versions_of
-from fxguard.measure.finite import Finite, is_plain
+from fxguard.measure.finite import Finite, always, is_plain
 from fxguard.records import Role, Severity
 from fxguard.source.lines import warn_user
 from fxguard.steps._step_hooks import StepHooks
@@ -166,7 +166,7 @@ class OptimizerSteps:
     def _bad(self, optimizer: Optimizer) -> list[tuple[str, _Held, Any]]:
         finite: Finite[tuple[str, _Held]] = Finite()
         for name, held in self._weights_of(optimizer):
-            finite.look_at((name, held), held[0])
+            finite.look_at((name, held), held[0], always)
         return [(name, held, severity) for (name, held), severity in finite.bad()]
 
     def _weights_of(self, optimizer: Optimizer) -> Iterator[tuple[str, _Held]]:

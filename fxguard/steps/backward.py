@@ -167,7 +167,11 @@ class BackwardPasses:
         return tensor.requires_grad and tensor.is_leaf
 
     def _listen_to(self, leaf: Tensor, name: str) -> None:
-        number = self._number
+        number, where = self._number, weakref.ref(leaf)
+
+        def stays() -> bool:
+            running = self._pass()
+            return running is not None and running.is_alone and _stays(where(), handle.id)
 
         @traced_hooks.never_compiled
         def listen(gradient: Tensor | None) -> None:
@@ -175,7 +179,7 @@ class BackwardPasses:
                 return
             if not traced_hooks.in_compiled_autograd():
                 if not has_levels(gradient) and (running := self._pass()) is not None:
-                    running.leaves.look_at(name, gradient)
+                    running.leaves.look_at(name, gradient, stays)
             elif torch.compiler.is_compiling():
                 traced_hooks.hand_over(gradient, number, name)
             else:
@@ -184,7 +188,7 @@ class BackwardPasses:
         if len(self._hooks) >= self._most_hooks:  # hooks of inputs that are gone
             live = {key: x for key, x in self._hooks.items() if x.hooks_dict_ref() is not None}
             self._hooks, self._most_hooks = live, 2 * len(live) + MOST_HOOKS
-        self._hooks[id(leaf)] = leaf.register_hook(listen)
+        self._hooks[id(leaf)] = handle = leaf.register_hook(listen)
 
     def reached(self, name: str, gradient: Tensor) -> None:
         """Called when a compiled backward is about to accumulate a gradient into a leaf."""
@@ -242,7 +246,11 @@ class BackwardPasses:
         with self._lock:
             running = self._passes.get(task)
             if running is None:
+                others = list(self._passes.values())
                 running = self._passes[task] = Pass(self)
+                for each in others:  # one inside the other: both accumulate into the same leaves
+                    each.is_alone = running.is_alone = False
+                    each.leaves.measure()
                 # The engine owns it from now on, and drops it if the backward raises.
                 Variable._execution_engine.queue_callback(running.end_comes)
         self._last = task, weakref.ref(running)
@@ -257,6 +265,7 @@ class Pass:
         self.kept: list[Kept] = []
         self.functions: list[KeptFunction] = []
         self.leaves: Finite[str] = Finite()
+        self.is_alone = True  # while it runs, no other backward has begun
         self.has_told = False  # has reported a bad gradient before the end
         passes.largest = 0.0  # of the new pass nothing is known yet
 
@@ -285,3 +294,19 @@ class Pass:
                 each.let_go()
             self.kept.clear()
             self.functions.clear()
+
+
+def _stays(leaf: Tensor | None, ours: int) -> bool:
+    """Whether nobody writes the gradient of a leaf until its backward has ended.
+
+    A hook that runs after ours may, and so does who reduces gradients among ranks.
+
+    Args:
+        leaf: the leaf.
+        ours: the id of our hook.
+    """
+    if leaf is None or getattr(leaf, "_post_accumulate_grad_hooks", None):
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return False
+    return next(reversed(leaf._backward_hooks or (None,))) == ours

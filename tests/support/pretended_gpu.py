@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fxguard.measure import eager, gpu, gpu_table, traceable, waiting, ways
+from fxguard.capture import _copies
+from fxguard.measure import eager, finite, gpu, gpu_table, native, traceable, waiting, ways
 
 
 @dataclasses.dataclass
@@ -51,9 +53,13 @@ def pretended(*, interpreted: bool = False, together: bool = True) -> Iterator[L
         launches.tensors.append(1)
         return read(value) if interpreted else row_of(value)
 
-    def read_all(elements: Sequence[Tensor]) -> list[gpu.Row]:
-        launches.tensors.append(len(elements))
-        return read_many(elements) if interpreted else [row_of(each) for each in elements]
+    def read_all(pieces: Sequence[gpu_table.Piece], rows: gpu.Rows, places: Sequence[int]) -> None:
+        launches.tensors.append(len(pieces))
+        if interpreted:
+            read_many(pieces, rows, places)
+            return
+        for piece, place in zip(pieces, places, strict=True):
+            write(rows, place, piece.tensor)
 
     def measured(what: waiting.Waiting) -> None:
         launches.kept.append(what.bytes)
@@ -65,6 +71,9 @@ def pretended(*, interpreted: bool = False, together: bool = True) -> Iterator[L
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "is_readable", is_readable)
+        not_in_c = types.SimpleNamespace(is_observed=native.is_observed, abs_min_max=lambda x: None)
+        patch.setattr(finite, "native", not_in_c)
+        patch.setattr(_copies, "is_on_a_gpu", lambda value: isinstance(value, Tensor))
         patch.setattr(gpu, "cuda_device", lambda: None)
         patch.setattr(gpu, "read", read_one)
         patch.setattr(gpu_table, "read", read_all)
@@ -72,23 +81,28 @@ def pretended(*, interpreted: bool = False, together: bool = True) -> Iterator[L
         patch.setattr(waiting, "_at_once", eager.otherwise)
         if not interpreted:
             patch.setattr(gpu, "_works", lambda device, dtype: True)
-            patch.setattr(gpu_table, "works", lambda device, dtype: True)
+            patch.setattr(gpu_table, "works", lambda device, dtype, has_gaps: True)
         patch.setattr(ways, "EAGER", way)
         patch.setitem(ways.WAYS, "eager", way)
         yield launches
 
 
-def is_readable(value: Any) -> bool:
+def is_readable(value: Any, dtypes: Container[torch.dtype] = gpu.BITS.keys()) -> bool:
     return (
         type(value) in (Tensor, torch.nn.Parameter)
-        and value.dtype in gpu.BITS
+        and value.dtype in dtypes
         and value.layout is torch.strided
         and not value.is_nested
     )
 
 
 def row_of(value: Tensor) -> gpu.Row:
-    with torch.no_grad():
-        low, high = traceable.abs_min_max(value)
-        wide = torch.float64 if value.dtype is torch.float64 else torch.float32
-        return gpu.Row(torch.stack([low, high]).to(wide).view(1, 2), 0)
+    rows, index = gpu.rows_for(1, value.device, gpu.BITS[value.dtype], 0)
+    write(rows, index, value)
+    return gpu.Row(rows.numbers, index)
+
+
+def write(rows: gpu.Rows, index: int, value: Tensor) -> None:
+    """What a kernel does, by torch's operations."""
+    with torch.inference_mode(False), torch.no_grad():
+        rows.numbers[index] = torch.stack([*traceable.abs_min_max(value)])
