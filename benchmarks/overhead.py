@@ -37,7 +37,7 @@ from harness.quiet import quieten
 from harness.summary import scores, targets
 from harness.tables import notes_text, result_text, summary_text, targets_text
 from harness.timing import Rounds
-from harness.tools import EAGER, MODES, PLAIN, TOOLS, Tool, absent
+from harness.tools import EAGER, MODES, PLAIN, SAMPLED, TOOLS, Tool, absent
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -50,7 +50,7 @@ QUICK = (
     ("vit", "inductor", FORWARD),
 )
 NOT_QUICK = frozenset({"torch.compile eager", "torch.sum", "DebugMode"})
-NOT_QUICK_COMPILED = frozenset({"plain again", "DebugUnderflowOverflow", "nan_asserts"})
+NOT_QUICK_COMPILED = frozenset({"plain again", SAMPLED, "DebugUnderflowOverflow", "nan_asserts"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -135,6 +135,7 @@ TOOLS = {
         Tool(
             SAMPLED,
             lambda model: fxguard.instrument(model, full_every=100),
+            modes=COMPILED,
             note="every operation in each 100th call, and else what leaves a graph",
         ),
         Tool(
