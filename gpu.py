@@ -10,6 +10,7 @@ no network: nothing is installed. It builds the part in C in place, and then
 
 - tries the kernel that reads ranges on the device, and compiles it for three generations of GPUs;
 - runs the tests that have a `device`: planted faults, equal bits, the self-test, CUDA graphs;
+- counts the launches of short steps with checks and without, and times them;
 - times fxguard against plain models, as in docs/performance.md, with CUDA events.
 
 The folder gets `summary.txt`, which is also printed, `log.txt`, and a JSON file for each table.
@@ -158,6 +159,10 @@ def parts(out: Path, quick: bool) -> Iterator[Part]:
         tests = ["tests", *SIDE_BY_SIDE, "-m", "device and not campaign"]
         tests += ["--continue-on-collection-errors"]  # of files that need what is not here
     yield Part("tests", (*PYTEST, *tests), 0.4, last_line)
+    counting: tuple[str, ...] = ("benchmarks/launches.py", "--json", str(out / "launches.json"))
+    if quick:
+        counting += ("--models", "gpt2", "--size", "small", "--rounds", "5")
+    yield Part("launches", counting, 0.35, last_line, missing="" if gpu else "there is no GPU")
     device = ("--device", "cuda" if gpu else "cpu")
     benchmark = ("benchmarks/overhead.py", *device, "--dtypes", "float32", "--json")
     if quick:
@@ -236,6 +241,10 @@ def scored(output: str) -> str:
 
 def tables(out: Path) -> Iterator[str]:
     """The means of each benchmark that has written its file, as times the plain model."""
+    counted = out / "launches.json"
+    for found in json.loads(counted.read_text())["results"] if counted.exists() else ():
+        what = "launches, eager {work}: fxguard ({model})".format_map(found)
+        yield f"  {what:58} {found['ratio']:8.3f}  ({found['time_ratio']:.3f} times as long)"
     for name in ("eager", "compiled"):
         file = out / f"{name}.json"
         if not file.exists():
