@@ -207,6 +207,21 @@ def test_both_forms_compute_what_the_plain_model_does(backend: str) -> None:
     assert fxguard.guard_of(guarded).frames()
 
 
+class Attention(nn.Module):
+    """A block whose two forms save different tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.read, self.write = nn.LayerNorm(4), nn.Linear(4, 12), nn.Linear(4, 4)
+        self.mlp = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.read(self.norm(x)).chunk(3, -1)
+        attended = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return x + self.mlp(self.norm(x + self.write(attended)))
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpointing_around_the_model_saves_the_same_twice(
@@ -216,7 +231,7 @@ def test_checkpointing_around_the_model_saves_the_same_twice(
     states = []
     for options in (None, {"full_every": 3}):
         torch._dynamo.reset()
-        model: Any = nn.Sequential(net(), nn.LayerNorm(2))
+        model: Any = Attention()
         if options is not None:
             fxguard.instrument(model, **options)
         called = torch.compile(model, backend=backend)
