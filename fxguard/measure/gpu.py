@@ -9,11 +9,13 @@ elements, other devices, and machines on which Triton is missing or gives anothe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import threading
 from collections.abc import Container, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from fxguard.measure.at_hand import flattened
 from fxguard.measure.launcher import Known, known_to_the_driver
 from fxguard.torch_names import cuda_device, cuda_is_capturing, cuda_stream
 
-__all__ = ["Row", "Rows", "abs_min_max", "is_readable", "joined", "read", "rows_for"]
+__all__ = ["Row", "Rows", "abs_min_max", "is_readable", "joined", "on", "read", "rows_for"]
 
 BLOCK = 4096  # elements that one program reads at once
 WARPS = 16  # of 32 threads, in each program
@@ -151,14 +153,19 @@ def _kernel() -> Any:
     return read_range
 
 
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """A block in which a kernel for a device is started."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 @functools.cache
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel is right on a device: tried once, in both ways to start it."""
     try:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), on(device):
             known = torch.tensor(KNOWN, dtype=dtype, device=device)
-        rows = [read(known), read(known)]
-        return all(row is not None and tuple(map(float, row)) == KNOWN_RANGE for row in rows)
+            rows = [read(known), read(known)]
+            return all(row is not None and tuple(map(float, row)) == KNOWN_RANGE for row in rows)
     except theirs():  # no Triton, no compiler for it, or an unknown GPU
         return False
 

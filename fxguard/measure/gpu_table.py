@@ -128,16 +128,16 @@ def works(device: torch.device, dtype: torch.dtype, has_gaps: bool) -> bool:
     numbers, wanted = (gpu.KNOWN, gpu.KNOWN_RANGE) if dtype in gpu.BITS else ((1, 0, 1), (0.0, 1.0))
     step = 2 if has_gaps else 1
     try:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), gpu.on(device):
             spread = [number for number in numbers for _ in range(step)]
             known = torch.tensor(spread, dtype=dtype, device=device)[::step]
             zeros = torch.zeros(2 * gpu.BLOCK + 6, dtype=dtype, device=device)[::step]
-        pieces = [piece for each in (known, zeros, known) if (piece := piece_of(each))]
-        stream = cuda_stream(device.index) if known.is_cuda else 0
-        rows, first = gpu.rows_for(6, device, BITS[dtype], stream)
-        for begin in (first, first + 3):
-            read(pieces, rows, range(begin, begin + 3))
-        found = rows.numbers[first : first + 6].tolist()
+            pieces = [piece for each in (known, zeros, known) if (piece := piece_of(each))]
+            stream = cuda_stream(device.index) if known.is_cuda else 0
+            rows, first = gpu.rows_for(6, device, BITS[dtype], stream)
+            for begin in (first, first + 3):
+                read(pieces, rows, range(begin, begin + 3))
+            found = rows.numbers[first : first + 6].tolist()
         return [*map(tuple, found)] == 2 * [wanted, (0.0, 0.0), wanted]
     except theirs():  # no Triton, no compiler for it, or an unknown GPU
         return False
