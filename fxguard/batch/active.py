@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,13 +13,14 @@ from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.events import GraphRun
 from fxguard.batch.keys import Key
 from fxguard.batch.tape import Tape
 from fxguard.graph.wide_form import is_float
 from fxguard.records import Role
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["ActiveForward", "FusedModule", "Layers", "current", "here"]
+__all__ = ["ActiveForward", "Call", "FusedModule", "Layers", "current", "here", "is_any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +145,36 @@ class Layers(Protocol):
         """A module has returned."""
 
 
+class Call(Protocol):
+    """A call of a guarded model that has no forward as long as there is nothing to note."""
+
+    def as_forward(self) -> ActiveForward:
+        """The forward, which begins now if it has not begun."""
+
+    def is_of(self, guard: object) -> bool:
+        """Whether it is a call of the model that a guard guards."""
+
+    def graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        """Called when a graph of the model has run; without outputs if it raised."""
+
+
 class _Here(threading.local):
     forward: ActiveForward | None = None
     layers: Layers | None = None
+    call: Call | None = None
 
 
 # Each guarded forward sets these when it begins, and restores them when it ends.
 here = _Here()
 
 
+def is_any() -> bool:
+    """Whether a guarded model runs in this thread."""
+    return here.forward is not None or here.call is not None
+
+
 def current() -> ActiveForward | None:
     """The guarded forward that runs in this thread."""
+    if here.forward is None and here.call is not None:
+        return here.call.as_forward()
     return here.forward

@@ -185,9 +185,9 @@ class GraphRun(Event):
     def read(self) -> None:
         """Bring the numbers to the host."""
         if self.postponed is not None:
-            self.postponed.leaving = _on_host(
-                eager.gathered(self.postponed.leaving), len(self.postponed.values)
-            )
+            leaving = self.postponed.leaving
+            numbers = eager.gathered(leaving) if isinstance(leaving, list) else leaving
+            self.postponed.leaving = _on_host(numbers, len(self.postponed.values))
         else:
             self.measured = _on_host(self.measured, len(self.plan.checks))
 
@@ -202,7 +202,7 @@ class GraphRun(Event):
 
     def close(self) -> None:
         """Release its arguments, so that it cannot run again."""
-        self.args = None
+        self.args, self.live = None, ()
         self.random_state = None
 
     def running_name(self, name: str) -> str:

@@ -181,7 +181,7 @@ def keep(
         versions=versions_of(args) if run.versions is None else run.versions,
         restore_settings=settings_now(),
         are_sums=are_sums,
-        inner=inner_outputs(run.plan, hooked) if are_sums else {},
+        inner=inner_outputs(run.plan, hooked) if are_sums and len(hooked) > 1 else {},
     )
     for node, at in positions.items():
         numbers = [(hooked[position].output_nr, position) for position in at]
@@ -191,8 +191,10 @@ def keep(
 
 def _is_compiled(node: Any) -> bool:
     """Whether an autograd node is a graph compiled by AOTAutograd, or a view of one."""
-    before = [function for function, _ in node.next_functions[:1]]
-    return any(type(each).__name__ == "CompiledFunctionBackward" for each in (node, *before))
+    if type(node).__name__ == "CompiledFunctionBackward":
+        return True
+    before = node.next_functions
+    return bool(before) and type(before[0][0]).__name__ == "CompiledFunctionBackward"
 
 
 @dataclass(slots=True, eq=False)

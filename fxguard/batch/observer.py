@@ -166,18 +166,19 @@ def is_watched_by_others() -> bool:
 @torch.compiler.disable
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation and report what it read and made."""
-    forward = active.current()
-    if forward is None or forward.batch.measuring:
+    kind = name_of(func) if active.is_any() else ""
+    if not kind or (kind in NOT_OPERATIONS and kind != "__set__"):
         return func(*args, **kwargs)
-    kind = name_of(func)
-    if kind in NOT_OPERATIONS:
-        if kind == "__set__":  # x.data = y
-            forward.batch.live.forget(args[0])
-        return func(*args, **kwargs)
-    call = read_call(func, args, kwargs)
     if kind == "as_tensor" and isinstance((*args, *kwargs.values())[0], Number):
         # TorchDynamo passes Python numbers to graphs with dynamic shapes in this way.
         return func(*args, **kwargs)
+    forward = active.current()
+    if forward is None or forward.batch.measuring:
+        return func(*args, **kwargs)
+    if kind == "__set__":  # x.data = y
+        forward.batch.live.forget(args[0])
+        return func(*args, **kwargs)
+    call = read_call(func, args, kwargs)
     if not forward.weights_stay and fsdp.runs_now():
         return func(*args, **kwargs)
     batch = forward.batch

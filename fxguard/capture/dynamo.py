@@ -70,12 +70,14 @@ from fxguard.capture import (
     traced_modules,
     try_blocks,
 )
+from fxguard.capture.captured_only import captured_only
 from fxguard.capture.instances import instances_of
 from fxguard.capture.quiet import captured
 from fxguard.graph import marks
 
 __all__ = [
     "Backend",
+    "Compiled",
     "Entry",
     "OuterCompiler",
     "backend_of_tracing",
@@ -112,6 +114,13 @@ class Entry(NamedTuple):
 
     function: Callable[..., Any]
     takes_model: bool  # as its first argument
+
+
+class Compiled(NamedTuple):
+    """A compiled function, and one that only calls what was captured of it, if there is one."""
+
+    function: Callable[..., Any]
+    captured: Callable[..., Any] | None  # see captured_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +218,7 @@ def compile_forward(
     fullgraph: bool,
     leave_what_fails: bool,
     captures: int = 1,
-) -> Callable[..., Any]:
+) -> Compiled:
     """``torch.compile`` for a guarded forward, with its own room for recompilations.
 
     Args:
@@ -238,7 +247,8 @@ def compile_forward(
     settings: dict[str, Any] = {"accumulated_recompile_limit": NO_LIMIT}
     if not options:
         settings["recompile_limit"] = limit
-    return captured(compiled, settings, quietly=leave_what_fails)
+    function = captured(compiled, settings, quietly=leave_what_fails)
+    return Compiled(function, captured_only(compiled))
 
 
 def compiling(function: Callable[..., Any], *args: Any) -> None:

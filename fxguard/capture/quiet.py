@@ -37,7 +37,14 @@ from fxguard.torch_names import CompileContext
 __all__ = ["DROPPING", "captured", "captures_quietly"]
 
 # The second spares it a text for a log on each object that a graph changes; torch 2.11 lacks it.
-SETTINGS = known({"suppress_errors": True, "side_effect_replay_policy": "silent"})
+# The third has each graph tell a profiler when it begins, with twenty calls of Python's.
+SETTINGS = known(
+    {
+        "suppress_errors": True,
+        "side_effect_replay_policy": "silent",
+        "record_runtime_overhead": False,
+    }
+)
 
 # The first reports what could not be captured, the second that a number was taken from a tensor.
 LOGGERS = ("torch._dynamo.convert_frame", "torch._dynamo.variables.tensor")

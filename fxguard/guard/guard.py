@@ -23,28 +23,32 @@ from fxguard.batch.model_reference import reference_to
 from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
+from fxguard.capture.captured_only import NotCaptured
 from fxguard.capture.full_batches import FullBatches
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.errors import FxguardError
 from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
+from fxguard.guard.captured_calls import CapturedCall, KnownCall, is_one_run
 from fxguard.guard.coverage import (
     Coverage,
     idle_globs,
 )
 from fxguard.guard.delivery import Delivery, raised_now
 from fxguard.guard.for_users import Guard
+from fxguard.guard.listeners import hears_of_all
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
-from fxguard.install.captures import Captures
+from fxguard.install.captures import Captures, Form
 from fxguard.install.installation import Installation
 from fxguard.install.instrumented import INSTALLED, find_installed
 from fxguard.install.keeper import Keeper, kept_in
 from fxguard.install.names import Names
 from fxguard.install.stand_in import RUN_LATER
+from fxguard.measure.func_levels import are_levels_open
 from fxguard.options import Options
-from fxguard.ranks.pipelines import infers_shapes
+from fxguard.ranks.pipelines import infers_shapes, stage_now
 from fxguard.source.lines import calling_line
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
@@ -116,6 +120,16 @@ class GuardedModel(Guard):
                 hears_of_all_zero=options.underflow is not None,
             )
         self._observer = Observer() if plugins.watches_operations else None
+        self._is_brief = (
+            plugins.watches_operations
+            and plugins.hear is None
+            and plugins.judge is None
+            and not any(map(hears_of_all, self.recorder.listeners))
+            and not options.trace_batch_nums
+            and not options.sync_ranks
+            and options.abort_after_batch_num is None
+            and options.full_every is None
+        )
         self._lock = threading.Lock()
 
     def counted(self) -> Coverage:
@@ -212,10 +226,12 @@ class GuardedModel(Guard):
 
     def run(self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any) -> Any:
         """One call of the model."""
-        if self.recorder.batch is not None:  # the model calls itself
+        call = active.here.call
+        if self.recorder.batch is not None or (call is not None and call.is_of(self)):
+            # The model calls itself.
             return self.installation.original(method)(*args, **kwargs)
         if _graph_task_id() != -1:  # activation checkpointing runs the forward again: no new batch
-            form = self._form_of(method, outer, args, kwargs)
+            form = self._form_of(method, outer, args, kwargs).bound(self.model)
             return with_module_hooks(form, *args, **kwargs)  # otherwise it would be compiled again
         run = self._run_for_shapes if infers_shapes() else self._run_batch
         if self.whole_step is None:
@@ -229,33 +245,166 @@ class GuardedModel(Guard):
         """A call for the shapes of what the model returns, on memory that nobody has written."""
         self.unchecked_calls["for shapes alone, on uninitialised memory"] += 1
         original = self.installation.original(method)
-        return (original if outer is None else self._form_of(method, outer, args, kwargs))(
-            *args, **kwargs
-        )
+        if outer is not None:
+            original = self._form_of(method, outer, args, kwargs).bound(self.model)
+        return original(*args, **kwargs)
 
     def _run_batch(
         self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any
     ) -> Any:
-        names = self.names
-        if not names.modules:
-            names.read()
-        forward = self._form_of(method, outer, args, kwargs)
+        if not self.names.modules:
+            self.names.read()
+        form, number = self._form_of(method, outer, args, kwargs), None
+        if form.is_one_graph and self._may_be_brief():
+            number = self.recorder.next_batch()
+            try:
+                return self._run_captured(form, number, method, args, kwargs)
+            except NotCaptured:
+                pass
         fullgraph = outer is not None and outer.fullgraph
-        observer = None if fullgraph else self._observer
+        return self._run_form(form, number, method, args, kwargs, is_observed=not fullgraph)
+
+    def _may_be_brief(self) -> bool:
+        """Whether nobody hears of this call, whatever comes of it."""
+        return (
+            self._is_brief
+            and self.whole_step is None
+            and self.captures.keeping is None
+            and not self.delivery.warns_of_idle_globs
+            and active.here.forward is None
+            and active.here.call is None
+            and not are_levels_open()
+            and stage_now() is None
+        )
+
+    def _run_captured(self, form: Form, number: int, method: str, args: Any, kwargs: Any) -> Any:
+        """A call that runs nothing but what was captured, which is one graph.
+
+        Raises:
+            NotCaptured: before anything has run.
+        """
+        caller = calling_line()
+
+        def begin() -> ActiveForward:
+            batch = self.recorder.begin(number)
+            batch.call = ModelCall(
+                self.model_name, method, self.installation.original, args, kwargs
+            )
+            batch.caller = caller
+            active.here.forward = forward = self._forward_of(batch, self._observer)
+            return forward
+
+        call = CapturedCall(self, begin, self._add_run)
+        assert self._observer is not None
+        here = active.here
+        # As below, an interrupt may arrive at any call.
+        try:
+            try:
+                here.call = call
+                output = self._observer.watch(form.captured_of(self.model), *args, **kwargs)
+            except NotCaptured:
+                raise
+            except Exception as error:
+                with DisableTorchFunction():
+                    call.as_forward()
+                    self.delivery.batch_failed(error)
+                raise
+            with DisableTorchFunction():
+                here.call = None
+                if call.forward is None and self._is_known(form, call, args, kwargs, output):
+                    assert call.run is not None
+                    known = form.known[id(call.run.plan)]
+                    self._expect_backward(number, 0, call.run, call.outputs)
+                    self.recorder.add(number, call.run, known.returned, caller, known.frames)
+                else:
+                    self._learn(form, call, args, kwargs, output)
+            return output
+        finally:
+            here.call = None
+            if call.forward is not None:
+                here.forward = None
+                self.recorder.here.batch = None
+
+    def _is_known(
+        self, form: Form, call: CapturedCall, args: Any, kwargs: Any, output: Any
+    ) -> bool:
+        """Whether a call was what an earlier call of the form was, and healthy."""
+        known = None if call.run is None else form.known.get(id(call.run.plan))
+        return known is not None and known.is_repeated_by(call, args, kwargs, output)
+
+    def _learn(self, form: Form, call: CapturedCall, args: Any, kwargs: Any, output: Any) -> None:
+        """End the batch of a call that needs one, and note what it was if it was one run."""
+        form.is_one_graph = call.forward is None and call.run is not None
+        forward, batch = call.as_forward(), call.as_forward().batch
+        self._returned(forward, args, kwargs, output)
+        active.here.forward = None
+        frames = self.recorder.frame_count(batch)
+        known = KnownCall.of(call, batch, frames, args, kwargs, output)
+        if known is not None:
+            form.known[id(known.plan)] = known
+        self._ended(forward, output)
+
+    def _forward_of(self, batch: Batch, observer: Observer | None) -> ActiveForward:
+        names = self.names
+        forward = ActiveForward(
+            batch,
+            names.modules,
+            names.tensors,
+            observer,
+            names.read,
+            names.module_at,
+            names.weights_stay,
+        )
+        if self._hears_of_backward(batch.number):
+            forward.tape = Tape(names.tensors)  # for the operations between graphs
+        return forward
+
+    def _returned(self, forward: ActiveForward, args: Any, kwargs: Any, output: Any) -> None:
+        """Add the return of the model."""
+        module_hooks.record_return(forward, "", self.model_name, (), args, kwargs, output)
+
+    def _ended(self, forward: ActiveForward, output: Any) -> None:
+        """End the batch of a forward that has returned."""
+        batch = forward.batch
+        if self._hears_of_backward(batch.number):
+            assert self.backward is not None
+            self.backward.batch_ended(batch, self.model.named_parameters())
+            if forward.tape is not None and forward.tape.has_noted:
+                _, returned = marks.flatten_call((), {}, output)
+                index = len(batch.events) - 1
+                self.backward.tape_left(
+                    *(forward.tape, returned, batch.number, index), are_returned=True
+                )
+        self.delivery.batch_ended()
+        if self.whole_step is not None:
+            self.whole_step.returned(batch, output)
+
+    def _run_form(
+        self,
+        form: Form,
+        number: int | None,
+        method: str,
+        args: Any,
+        kwargs: Any,
+        *,
+        is_observed: bool,
+    ) -> Any:
+        """A call of a form, in which anything may happen.
+
+        Args:
+            form: the form.
+            number: the number of its batch; None for the next one.
+            method: the name of the method.
+            args: the arguments of the call.
+            kwargs: likewise.
+            is_observed: whether operations between graphs are.
+        """
+        forward = form.bound(self.model)
+        observer = self._observer if is_observed else None
         breaks, before = dynamo.graph_breaks(), active.here.forward
         # An interrupt may arrive at any call below. The last line of each `finally` is not a call.
         try:
-            running = ActiveForward(
-                self.recorder.begin(),
-                names.modules,
-                names.tensors,
-                observer,
-                names.read,
-                names.module_at,
-                names.weights_stay,
-            )
-            if self._hears_of_backward(running.batch.number):
-                running.tape = Tape(names.tensors)  # for the operations between graphs
+            running = self._forward_of(self.recorder.begin(number), observer)
             try:
                 name = self.model_name
                 original = self.installation.original
@@ -268,7 +417,7 @@ class GuardedModel(Guard):
                     forward = functools.partial(observer.watch, forward)
                 output = with_module_hooks(forward, *args, **kwargs)
                 with DisableTorchFunction():
-                    module_hooks.record_return(running, "", name, (), args, kwargs, output)
+                    self._returned(running, args, kwargs, output)
             except Exception as error:
                 with DisableTorchFunction():
                     self.delivery.batch_failed(error)
@@ -285,19 +434,9 @@ class GuardedModel(Guard):
                 finally:
                     active.here.forward = before
             with DisableTorchFunction():
-                if self._hears_of_backward(running.batch.number):
-                    assert self.backward is not None
-                    weights = self.model.named_parameters()
-                    self.backward.batch_ended(running.batch, weights)
-                    if running.tape is not None and running.tape.has_noted:
-                        last, (_, returned) = running.batch, marks.flatten_call((), {}, output)
-                        index = len(last.events) - 1
-                        self.backward.tape_left(
-                            *(running.tape, returned, last.number, index), are_returned=True
-                        )
-                self.delivery.batch_ended()
-                if self.whole_step is not None:
-                    self.whole_step.returned(running.batch, output)
+                if form.is_one_graph is not False:
+                    form.is_one_graph = form.captured is not None and is_one_run(running.batch)
+                self._ended(running, output)
         finally:
             self.recorder.here.batch = None
         if self.captures.keeping is not None:
@@ -314,9 +453,9 @@ class GuardedModel(Guard):
 
     def _form_of(
         self, method: str, outer: dynamo.OuterCompiler | None, args: Any, kwargs: Any
-    ) -> Callable[..., Any]:
+    ) -> Form:
         if outer is None and not self.capture:
-            return self.installation.original(method)
+            return Form(self.installation.original(method))
         return self.captures.form_of(
             method, outer, lambda: tree_leaves((args, kwargs)), fallback=self.fallback
         )
@@ -336,35 +475,47 @@ class GuardedModel(Guard):
                 batch.failed = run
                 self.delivery.batch_failed(raised_now())
             else:
-                self._expect_backward(batch, run, outputs)
+                self._expect_backward(batch.number, len(batch.events), run, outputs)
                 batch.graph_ran(run, outputs)
                 self.delivery.batch_ended()
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        batch = self.recorder.batch
-        if batch is None:
-            return
+        call, batch = active.here.call, self.recorder.batch
+        if call is not None and call.is_of(self):
+            call.graph_ran(run, outputs)
+        elif batch is not None:
+            self._add_run(batch, run, outputs)
+
+    def _add_run(self, batch: Batch, run: GraphRun, outputs: Sequence[Any] | None) -> None:
         run.held_as = batch.held_as
         if self.plugins.hear is not None:
             self.plugins.hear(run, outputs)
         if outputs is None:
             batch.failed = run
             return
-        if self.backward is not None and torch.is_grad_enabled():
-            self._expect_backward(batch, run, outputs)
+        self._expect_backward(batch.number, len(batch.events), run, outputs)
         batch.graph_ran(run, outputs)
 
     def _batch_number_now(self) -> int:
         return self.recorder.batch_number
 
-    def _expect_backward(self, batch: Batch, run: GraphRun, outputs: Sequence[Any]) -> None:
-        """Listen to the backward of a graph that is about to be added to a batch."""
-        if self.backward is None or not self._hears_of_backward(batch.number):
+    def _expect_backward(
+        self, number: int, index: int, run: GraphRun, outputs: Sequence[Any]
+    ) -> None:
+        """Listen to the backward of a graph that is about to be added to a batch.
+
+        Args:
+            number: the number of the batch.
+            index: the index of the run in it.
+            run: the run.
+            outputs: what it returned.
+        """
+        if self.backward is None or not self._hears_of_backward(number):
             return
-        index, forward = len(batch.events), active.current()
+        forward = active.here.forward
         if forward is not None and forward.tape is not None:
-            self.backward.tape_left(forward.tape, run.live, batch.number, index - 1)
-        self.backward.graph_ran(run, outputs, batch.number, index)
+            self.backward.tape_left(forward.tape, run.live, number, index - 1)
+        self.backward.graph_ran(run, outputs, number, index)
 
     def _count_breaks(self, before: Counter[str], now: Counter[str]) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.brief import BriefBatch
 
 __all__ = ["LastFrames"]
 
@@ -23,13 +24,14 @@ class LastFrames:
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self._lock = threading.Lock()
-        self._batches: deque[tuple[Batch, int]] = deque()  # with the number of their frames
+        # With the number of their frames.
+        self._batches: deque[tuple[Batch | BriefBatch, int]] = deque()
         self._count = 0  # of their frames in total
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def add(self, batch: Batch, frames: int) -> None:
+    def add(self, batch: Batch | BriefBatch, frames: int) -> None:
         """Keep a batch that was closed, and drop the batches that it makes superfluous.
 
         Args:
@@ -51,4 +53,5 @@ class LastFrames:
     def batches(self) -> list[Batch]:
         """The batches that are kept, the last to finish first."""
         with self._lock:
-            return [batch for batch, _ in reversed(self._batches)]
+            kept = [batch for batch, _ in reversed(self._batches)]
+        return [each.batch if isinstance(each, BriefBatch) else each for each in kept]

@@ -25,7 +25,7 @@ from fxguard.verdict.first_gradient import FirstGradient
 from fxguard.verdict.first_origin import FirstOrigin
 from fxguard.verdict.report_of import Finished
 
-__all__ = ["Listener", "MakeListeners", "Recorded"]
+__all__ = ["Listener", "MakeListeners", "Recorded", "hears_of_all"]
 
 
 class Recorded(Protocol):
@@ -132,6 +132,12 @@ class Listener:
     def coverage(self) -> str:
         """Text, to end the line, on what the tool could not judge; "" for nothing."""
         return ""
+
+
+def hears_of_all(listener: Listener) -> bool:
+    """Whether a tool hears of each batch, also of healthy ones."""
+    kind = type(listener)
+    return kind.read is not Listener.read or kind.ended is not Listener.ended
 
 
 MakeListeners = Callable[[Recorded], Sequence[Listener]]

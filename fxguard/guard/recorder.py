@@ -14,7 +14,9 @@ from torch.nn import Module
 
 from fxguard.batch.assemble import assemble
 from fxguard.batch.batch import Batch
+from fxguard.batch.brief import BriefBatch
 from fxguard.batch.dataflow import DataFlow
+from fxguard.batch.events import GraphRun, ModuleReturn
 from fxguard.batch.fingerprints import FingerprintNotes, Fingerprints
 from fxguard.batch.frames import FrameView
 from fxguard.batch.loss import Loss
@@ -33,6 +35,7 @@ from fxguard.records import Frame, Row, Severity
 from fxguard.report.report import Report
 from fxguard.rerun.failed_graph import run_until_it_raises
 from fxguard.rerun.whole_graph import measure_postponed
+from fxguard.source.lines import Place
 from fxguard.steps.known_steps import KnownSteps
 from fxguard.steps.scaled_step import with_scaled_step
 from fxguard.steps.turned_bad import with_last_good
@@ -66,6 +69,7 @@ class Recorder:
     - ``next_number`` is changed under the lock.
     - ``earlier`` has a lock of its own.
     - ``last`` is replaced as a whole by whichever call ends last. Its target is never changed.
+    - A batch that was added as a brief one is made once.
     - ``notes`` only grows, by single operations on a dict.
     - ``stages`` changes by single operations on a dict.
     - ``judge`` may be called by several threads at the same time.
@@ -94,7 +98,7 @@ class Recorder:
         self.optimizer_step: int | None = None
         self.steps = KnownSteps()
         self._lock = threading.Lock()
-        self.last: Finished | None = None
+        self._last: Finished | BriefBatch | None = None
         self.view = FrameView(model, options.granularity == "op")
         self.listeners = tuple(listeners(self))
         self.growth = WeightGrowth(model)
@@ -106,6 +110,7 @@ class Recorder:
         self.measured_in_full = MeasuredInFull(options)
         self.standing = StandingTensors(model)
         self.here = _Here()
+        self._prepare = functools.partial(_prepare, weakref.ref(self), held_as)
         self.stages: dict[int, Stage] = {}  # batch to its place in a pipeline
 
     def _rules(self, view: FrameView) -> Judge:
@@ -140,6 +145,12 @@ class Recorder:
         return self.here.batch
 
     @property
+    def last(self) -> Finished | None:
+        """The result of the last batch that finished."""
+        last = self._last
+        return Finished(last.batch) if isinstance(last, BriefBatch) else last
+
+    @property
     def last_batch(self) -> Batch | None:
         """The last batch that finished."""
         return None if self.last is None else self.last.batch
@@ -156,20 +167,23 @@ class Recorder:
         Args:
             number: number of the batch that this one continues; None for a new batch.
         """
-        if number is None:
-            with self._lock:
-                number = self.next_number
-                self.next_number = number + 1
-        self.here.batch = batch = Batch(number)
+        self.here.batch = batch = Batch(self.next_batch() if number is None else number)
+        number = batch.number
         if (stage := stage_now()) is not None:
             self.stages[number] = stage
             if len(self.stages) > MOST_STAGES:
                 self.stages.pop(next(iter(self.stages)), None)
-        batch.held_as = self.held_as
-        batch.frames = functools.partial(_frames_of, weakref.ref(self), weakref.ref(batch))
+        self._prepare(batch)
         for listener in self.listeners:
             listener.begins(batch)
         return batch
+
+    def next_batch(self) -> int:
+        """The number of a batch that begins."""
+        with self._lock:
+            number = self.next_number
+            self.next_number = number + 1
+        return number
 
     def number_in_pipeline(self, last: int) -> int:
         """The number of the batch whose backward a pipeline runs in this thread.
@@ -217,7 +231,7 @@ class Recorder:
             batch.close()
             batch.ended = self.standing.snapshot()
             found = found or Finished(batch)
-            self.last, self.here.batch = found, None
+            self._last, self.here.batch = found, None
         if found.report is not None or batch.postponed:  # the next frames would not follow on these
             self.earlier.clear()
         if found.report is None and not traced:
@@ -226,6 +240,29 @@ class Recorder:
             if not batch.postponed:  # postponed graphs have no frames
                 self.earlier.add(batch, self.frame_count(batch))
         return found
+
+    def add(
+        self, number: int, run: GraphRun, returned: ModuleReturn, caller: Place | None, frames: int
+    ) -> None:
+        """Add a healthy batch that was one run of a graph.
+
+        Args:
+            number: its number.
+            run: the run, whose numbers were read.
+            returned: the return of the model.
+            caller: the user's line that called it.
+            frames: how many frames it has at least.
+        """
+        run.held_as = self.held_as
+        run.close()
+        ended = self.standing.snapshot()
+        self._last = last = BriefBatch(number, run, returned, caller, ended, self._prepare)
+        if self.growth.first is None:
+            self.growth.note_first(number)
+        if run.postponed is None:
+            self.earlier.add(last, frames)
+        else:  # the next frames would not follow on these
+            self.earlier.clear()
 
     def finish_loss(self, batch: Batch) -> Finished:
         """Judge what a script has computed so far from the outputs of batches."""
@@ -372,6 +409,12 @@ class Recorder:
                 on_progress(index / len(shown))
             found.append(view.render(flow, position, index, unlike, prints))
         return found
+
+
+def _prepare(recorder: weakref.ref[Recorder], held_as: str, batch: Batch) -> None:
+    """Give a batch what all batches of a recorder have."""
+    batch.held_as = held_as
+    batch.frames = functools.partial(_frames_of, recorder, weakref.ref(batch))
 
 
 def _frames_of(recorder: weakref.ref[Recorder], batch: weakref.ref[Batch]) -> list[Frame]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.nn import Module
 
 from fxguard.batch import observer
 from fxguard.batch.events import GraphRun
@@ -26,7 +28,7 @@ from fxguard.install.installation import Installation
 from fxguard.install.names import Names
 from fxguard.plan.plan import Plan
 
-__all__ = ["Captures", "Hear"]
+__all__ = ["Captures", "Form", "Hear"]
 
 # Called with each run of a captured graph and what it returned, or None if it raised, before the
 # run is added to the batch.
@@ -40,6 +42,36 @@ MOST_TOKENS, TOKEN = 32, 0.02
 # If hooks are new at each call, the model would be captured at each call. Beyond this number of
 # captures it is left to Python and the observer.
 MOST_CAPTURES = 32
+
+
+@dataclass(slots=True, eq=False)
+class Form:
+    """A method of a model as it is to be called.
+
+    Attributes:
+        function: calls it; what was not captured yet is captured.
+        captured: calls what was captured, or raises
+            :class:`~fxguard.capture.captured_only.NotCaptured`; None if this cannot be done.
+        takes_model: whether both take the model as their first argument: they do not keep it.
+        is_one_graph: whether a call of it is one run of a graph; None before the first. Once
+            it was more, it stays False.
+        known: what is known of such calls, by ``id`` of the graph's plan.
+    """
+
+    function: Callable[..., Any]
+    captured: Callable[..., Any] | None = None
+    takes_model: bool = False
+    is_one_graph: bool | None = None
+    known: dict[int, Any] = field(default_factory=dict)
+
+    def bound(self, model: Module) -> Callable[..., Any]:
+        """The function as a method of a model."""
+        return types.MethodType(self.function, model) if self.takes_model else self.function
+
+    def captured_of(self, model: Module) -> Callable[..., Any]:
+        """What was captured, likewise."""
+        assert self.captured is not None
+        return types.MethodType(self.captured, model) if self.takes_model else self.captured
 
 
 class Captures:
@@ -76,8 +108,8 @@ class Captures:
         self.hear = hear
         self.full_batches = full_batches
         self.whole = whole
-        # The compiler, which keeps its id; the compiled method, and whether it takes the model.
-        self._compiled: dict[Any, tuple[Any, Callable[..., Any], bool]] = {}
+        # The compiler, which keeps its id; the compiled method.
+        self._compiled: dict[Any, tuple[Any, Form]] = {}
         # How layers share captures, with gradients and without, since the last change of the model.
         self._equal: dict[bool, EqualLayers | None] = {}
         self._changes = 0
@@ -95,7 +127,7 @@ class Captures:
         given: Callable[[], Iterable[Any]],
         *,
         fallback: bool,
-    ) -> Callable[..., Any]:
+    ) -> Form:
         """The form of a method that is to be called now.
 
         Args:
@@ -105,7 +137,7 @@ class Captures:
             fallback: whether code that TorchDynamo fails to capture is left to Python.
         """
         if outer is None and observer.is_watched_by_others():
-            return self.installation.original(method)
+            return Form(self.installation.original(method))
         # If the user compiles the model, its hooks are read once, as torch.compile does.
         hooks = hook_state(self.names.hooked, HOOK_ID) if outer is None else ()
         fullgraph = outer is not None and outer.fullgraph
@@ -115,10 +147,9 @@ class Captures:
             key = (method, inner, fullgraph, hooks, layers)
             if key not in self._compiled:
                 if len(self._compiled) >= MOST_CAPTURES:
-                    return self.installation.original(method)
+                    return Form(self.installation.original(method))
                 self._compiled[key] = self._compile(method, outer, fallback, layers)
-            _, compiled, takes_model = self._compiled[key]
-        return types.MethodType(compiled, self.names.model) if takes_model else compiled
+            return self._compiled[key][1]
 
     def _layers(self, given: Callable[[], Iterable[Any]]) -> frozenset[int]:
         """The layers of the model that are captured one by one; none if it is captured whole.
@@ -154,7 +185,7 @@ class Captures:
         outer: dynamo.OuterCompiler | None,
         fallback: bool,
         layers: frozenset[int],
-    ) -> tuple[Any, Callable[..., Any], bool]:
+    ) -> tuple[Any, Form]:
         inner = "eager" if outer is None else outer.backend
         backend = self._backend(inner, self.hear, self.keeping, follows_python=outer is None)
         entry = self.installation.entry(method)
@@ -169,7 +200,8 @@ class Captures:
             leave_what_fails=outer is None and fallback,
             captures=len(layers) or 1,
         )
-        return inner, compiled, entry.takes_model
+        captured = None if outer or layers else compiled.captured
+        return inner, Form(compiled.function, captured, entry.takes_model)
 
     def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
         """The backend for a graph that holds the model and the code compiled around it.

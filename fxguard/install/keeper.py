@@ -71,9 +71,8 @@ class Keeper:
         """One call of the model."""
         if not self.names.modules:
             self.names.read()
-        output = self.captures.form_of(method, outer, lambda: (), fallback=self.fallback)(
-            *args, **kwargs
-        )
+        form = self.captures.form_of(method, outer, lambda: (), fallback=self.fallback)
+        output = form.bound(self.names.model)(*args, **kwargs)
         self.captures.expect_kept()
         return output
 

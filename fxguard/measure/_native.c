@@ -338,15 +338,11 @@ static int has_memory(PyObject *object) {
     return is_known;
 }
 
-PyDoc_STRVAR(abs_min_max_doc,
-             "abs_min_max(tensor)\n--\n\n"
-             "The smallest and the largest magnitude, or None where this cannot read the tensor.\n\n"
-             "The largest is NaN where any element is; the smallest is that of the others then.");
-
-static PyObject *abs_min_max(PyObject *module, PyObject *object) {
-    (void)module;
+/* The smallest and the largest magnitude of what the exchange can read; None, without an error,
+ * where it fails. */
+static PyObject *range_of(PyObject *object) {
     DLTensor tensor;
-    if (tensor_of == NULL || !has_memory(object) || tensor_of(object, &tensor) != 0) {
+    if (tensor_of(object, &tensor) != 0) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -371,7 +367,24 @@ static PyObject *abs_min_max(PyObject *module, PyObject *object) {
         found = read_large(kind, start, axes, count, bytes);
         Py_END_ALLOW_THREADS
     }
-    return Py_BuildValue("(dd)", kind->number_of(found.low), kind->number_of(found.high));
+    PyObject *low = PyFloat_FromDouble(kind->number_of(found.low));
+    PyObject *high = PyFloat_FromDouble(kind->number_of(found.high));
+    PyObject *pair = low == NULL || high == NULL ? NULL : PyTuple_Pack(2, low, high);
+    Py_XDECREF(low);
+    Py_XDECREF(high);
+    return pair;
+}
+
+PyDoc_STRVAR(abs_min_max_doc,
+             "abs_min_max(tensor)\n--\n\n"
+             "The smallest and the largest magnitude, or None where this cannot read the tensor.\n\n"
+             "The largest is NaN where any element is; the smallest is that of the others then.");
+
+static PyObject *abs_min_max(PyObject *module, PyObject *object) {
+    (void)module;
+    if (tensor_of == NULL || !has_memory(object))
+        Py_RETURN_NONE;
+    return range_of(object);
 }
 
 /* Functions that say who sees what is done to tensors. */
@@ -435,6 +448,30 @@ PyDoc_STRVAR(reading_or_doc,
 static PyObject *reading_or(PyObject *module, PyObject *otherwise) {
     PyObject *name = PyObject_GetAttrString(module, "__name__");
     PyObject *made = name == NULL ? NULL : PyCFunction_NewEx(&READ_OR, otherwise, name);
+    Py_XDECREF(name);
+    return made;
+}
+
+static PyObject *read_dense_or(PyObject *otherwise, PyObject *object) {
+    if (tensor_of != NULL && (PyObject *)Py_TYPE(object) == plain) {
+        PyObject *found = range_of(object);
+        if (found != Py_None)
+            return found;
+        Py_DECREF(found);
+    }
+    return PyObject_CallFunctionObjArgs(otherwise, object, NULL);
+}
+
+static PyMethodDef READ_DENSE_OR = {"abs_min_max", read_dense_or, METH_O, read_or_doc};
+
+PyDoc_STRVAR(reading_dense_or_doc,
+             "reading_dense_or(otherwise)\n--\n\n"
+             "The same for what is known to be a dense tensor outside every transform: it asks\n"
+             "nothing but the type.");
+
+static PyObject *reading_dense_or(PyObject *module, PyObject *otherwise) {
+    PyObject *name = PyObject_GetAttrString(module, "__name__");
+    PyObject *made = name == NULL ? NULL : PyCFunction_NewEx(&READ_DENSE_OR, otherwise, name);
     Py_XDECREF(name);
     return made;
 }
@@ -532,6 +569,7 @@ static PyMethodDef METHODS[] = {
     {"abs_min_max", abs_min_max, METH_O, abs_min_max_doc},
     {"bind_observers", bind_observers, METH_VARARGS, bind_observers_doc},
     {"reading_or", reading_or, METH_O, reading_or_doc},
+    {"reading_dense_or", reading_dense_or, METH_O, reading_dense_or_doc},
     {"packed", packed, METH_O, packed_doc},
     {"all_finite", all_finite, METH_O, all_finite_doc},
     {NULL, NULL, 0, NULL},

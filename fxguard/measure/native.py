@@ -16,15 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.torch_names import dispatch_mode_count, func_level
+from fxguard.torch_names import FakeTensor, dispatch_mode_count, func_level
 
 __all__ = [
     "abs_min_max",
     "all_finite",
     "is_built",
+    "is_dense",
     "is_observed",
     "launch",
     "packed",
+    "reading_dense_or",
     "reading_or",
 ]
 
@@ -50,6 +52,19 @@ def is_observed() -> bool:
     return bool(_dispatch_modes() or _func_levels() is not None)
 
 
+def is_dense(example: object) -> bool:
+    """Whether a capture shows that a value is a dense tensor on a CPU, outside every transform."""
+    return (
+        isinstance(example, Tensor)
+        and type(example) in (Tensor, FakeTensor)
+        and example.device.type == "cpu"
+        and example.layout is torch.strided
+        and not example.is_nested
+        and example.dtype in DTYPES
+        and _func_levels() is None
+    )
+
+
 class _NotBuilt:
     """The interface of the C extension if it is not built."""
 
@@ -62,6 +77,8 @@ class _NotBuilt:
     @staticmethod
     def reading_or(otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return otherwise
+
+    reading_dense_or = reading_or
 
     @staticmethod
     def all_finite(numbers: bytearray) -> bool:
@@ -108,6 +125,11 @@ abs_min_max: Reader = _functions.abs_min_max
 # values that it cannot read or that are observed. A check in a graph is one call of it, without a
 # Python frame.
 reading_or: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = _functions.reading_or
+
+# The same for values that a capture has shown to be dense: it asks less of each. A checkout whose
+# extension was built before has only the other one.
+reading_dense_or: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+reading_dense_or = getattr(_functions, "reading_dense_or", _functions.reading_or)
 
 # The numbers of a list of such pairs as doubles, or None if it holds anything else.
 packed: Callable[[object], bytearray | None] = _functions.packed

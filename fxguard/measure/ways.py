@@ -29,7 +29,8 @@ class Way:
     # From the results of all checks and the statistics of bodies to a tensor of shape [rows, 2].
     collect: Callable[[Sequence[Any]], Tensor]
     is_traceable: bool  # whether a compiler can trace it; if not, the graph has to run uncompiled
-    # The same for tensors that are in memory anyway, and the test for such tensors.
+    # The same for tensors that are in memory anyway, and the test for such tensors, of which it is
+    # given the example of the capture.
     in_memory: Callable[[Any], Any] | None = None
     takes: Callable[[Any], bool] = lambda example: False
     # For values whose measurements may wait for each other, in a graph that runs uncompiled.
@@ -56,6 +57,8 @@ EAGER = Way(
     native.reading_or(eager.otherwise),
     eager.collect,
     is_traceable=False,
+    in_memory=native.reading_dense_or(eager.otherwise),
+    takes=native.is_dense,
     together=waiting.ON_A_GPU,
 )
 INDUCTOR = Way(

@@ -232,13 +232,19 @@ class _Checked:
         write other values to memory, or measures them while writing.
         """
         in_memory = self.way.in_memory
-        if in_memory is None or check.inside or check.path or check.region_end is not None:
+        if in_memory is None or check.inside or check.region_end is not None:
             return self.way.abs_min_max
+        for index in check.path:
+            example = example[index] if isinstance(example, (tuple, list)) else None
+        stands = not self.way.is_traceable or (not check.path and self._stands(check, example))
+        return in_memory if stands and self.way.takes(example) else self.way.abs_min_max
+
+    def _stands(self, check: Check, example: Any) -> bool:
+        """Whether a compiler has the value of a check in memory anyway."""
         written = self.originals[check.after]
-        stands = written.op == "placeholder" or (
+        return written.op == "placeholder" or (
             operations.name_of(written.target) in PARTLY and nodes.memory_of(example) in self.given
         )
-        return in_memory if stands and self.way.takes(example) else self.way.abs_min_max
 
     def plant(self, check: Check, source: Node, anchor: Node, node: Node) -> Node:
         """Let everything after a check read what was planted there."""

@@ -23,6 +23,7 @@ from fxguard.batch.kept_run import Kept, KeptRun, keep, keep_tape, keep_tape_bef
 from fxguard.batch.runs_again import runs_of
 from fxguard.batch.tape import Tape
 from fxguard.capture import traced_hooks
+from fxguard.measure import native
 from fxguard.measure.finite import Finite
 from fxguard.measure.func_levels import are_levels_open, has_levels
 from fxguard.torch_names import graph_task
@@ -43,6 +44,10 @@ OnCompiled = Callable[[BadLeaf], object]
 
 MOST_HOOKS = 1024  # before hooks of tensors that are gone are forgotten
 MOST_BATCHES = 64  # remembered as having operations between their graphs
+
+
+# The range of a gradient that C can read, in a transform of nobody; else None.
+_read = native.reading_or(lambda gradient: None)
 
 
 class BackwardPasses:
@@ -91,9 +96,9 @@ class BackwardPasses:
         if not batch.uncaptured():
             return
         self._with_gaps.append(batch.number)
-        for name, weight in weights:
-            if self._is_unheard_leaf(weight):
-                self._listen_to(weight, f"weight {name}")
+        named = list(weights)
+        for position, weight in self._unheard_leaves([weight for _, weight in named]):
+            self._listen_to(weight, f"weight {named[position][0]}")
 
     def graph_ran(
         self, run: GraphRun, outputs: Sequence[Any], batch_number: int, index: int
@@ -111,9 +116,8 @@ class BackwardPasses:
             return  # under torch.func.grad or vmap: gradients there are values of the transform
         if keep(run, outputs, batch_number, index, self._came_in) is None:
             return
-        for position, argument in enumerate(run.live):
-            if isinstance(argument, Tensor) and self._is_unheard_leaf(argument):
-                self._listen_to(argument, name_of_leaf(run, position))
+        for position, leaf in self._unheard_leaves(run.live):
+            self._listen_to(leaf, name_of_leaf(run, position))
 
     def tape_left(
         self,
@@ -136,9 +140,9 @@ class BackwardPasses:
         """
         if are_levels_open():
             return
-        for leaf, name in tape.new_leaves():
-            if self._is_unheard_leaf(leaf):
-                self._listen_to(leaf, name)
+        named = list(tape.new_leaves())
+        for position, leaf in self._unheard_leaves([leaf for leaf, _ in named]):
+            self._listen_to(leaf, named[position][1])
         starts = [root for root in roots if isinstance(root, Tensor) and root.grad_fn is not None]
         for root in starts:
             keep_tape(*(tape, root, batch_number, index, self._came_in), is_returned=are_returned)
@@ -159,12 +163,18 @@ class BackwardPasses:
             if weight._backward_hooks is not None and not weight._backward_hooks:
                 weight._backward_hooks = None
 
-    def _is_unheard_leaf(self, tensor: Tensor) -> bool:
-        handle = self._hooks.get(id(tensor))
-        # The id may belong to another tensor by now: the tensor's hooks tell.
-        if handle is not None and handle.id in (tensor._backward_hooks or ()):
-            return False
-        return tensor.requires_grad and tensor.is_leaf
+    def _unheard_leaves(self, values: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
+        """Those of some values to whose gradients nobody listens yet, with their positions."""
+        hooks = self._hooks
+        for position, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                continue
+            handle = hooks.get(id(value))
+            # The id may belong to another tensor by now: the tensor's hooks tell.
+            if handle is not None and handle.id in (value._backward_hooks or ()):
+                continue
+            if value.requires_grad and value.is_leaf:
+                yield position, value
 
     def _listen_to(self, leaf: Tensor, name: str) -> None:
         number, where = self._number, weakref.ref(leaf)
@@ -177,13 +187,19 @@ class BackwardPasses:
         def listen(gradient: Tensor | None) -> None:
             if gradient is None:  # the backward of a function of the script gives none
                 return
-            if not traced_hooks.in_compiled_autograd():
-                if not has_levels(gradient) and (running := self._pass()) is not None:
-                    running.leaves.look_at(name, gradient, stays)
-            elif torch.compiler.is_compiling():
-                traced_hooks.hand_over(gradient, number, name)
-            else:
-                self.reached(name, gradient)
+            if traced_hooks.in_compiled_autograd():
+                if torch.compiler.is_compiling():
+                    traced_hooks.hand_over(gradient, number, name)
+                else:
+                    self.reached(name, gradient)
+                return
+            task, last = self._last
+            if task == graph_task() and (running := last()) is not None:
+                found = _read(gradient)
+                if found is not None and 0 < found[1] < running.leaves.largest:
+                    return  # most gradients are like this one
+            if not has_levels(gradient) and (running := self._pass()) is not None:
+                running.leaves.look_at(name, gradient, stays)
 
         if len(self._hooks) >= self._most_hooks:  # hooks of inputs that are gone
             live = {key: x for key, x in self._hooks.items() if x.hooks_dict_ref() is not None}

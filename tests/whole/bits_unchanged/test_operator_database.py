@@ -179,7 +179,7 @@ def test_a_trial_finds_what_it_looks_for(
 ) -> None:
     """A guarded model that differs, raises, is measured wrong or not at all is a mistake."""
     if measure is not None:
-        monkeypatch.setitem(WAYS, "eager", replace(EAGER, abs_min_max=measure))
+        monkeypatch.setitem(WAYS, "eager", replace(EAGER, abs_min_max=measure, in_memory=None))
     result = Result()
     try_subject("exp", Subject(Changing(*functions), (X,), {}), "default", result)
     assert [wrong for wrong in result.wrong if re.search(mistake, wrong)], result.wrong

@@ -159,7 +159,8 @@ def test_without_its_protection_the_check_fails(
     """Each line of the table above is what its case is a test of, and fails as it says."""
     monkeypatch.setattr(place, name, instead)
     if place is eager:
-        monkeypatch.setitem(ways.WAYS, "eager", replace(ways.EAGER, **{name: instead}))
+        way_with = replace(ways.EAGER, **{name: instead}, in_memory=None)
+        monkeypatch.setitem(ways.WAYS, "eager", way_with)
     elif name in ("abs_min_max", "collect"):  # graphs are given the functions of a way
         monkeypatch.setattr(backend, "TRACEABLE", replace(ways.TRACEABLE, **{name: instead}))
     way = EAGER if place is eager else PYTHON if name == "numbers" else AOT

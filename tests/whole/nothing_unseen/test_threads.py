@@ -137,6 +137,7 @@ def test_without_a_batch_for_each_thread_the_check_fails(monkeypatch: pytest.Mon
     class OneForAll:
         forward: Any = None
         layers: Any = None
+        call: Any = None
 
     monkeypatch.setattr(active, "here", OneForAll())
     with pytest.raises(AssertionError, match=r"^other reports\s+assert \[\('0', 'input"):

@@ -1,0 +1,216 @@
+"""Calls that do what an earlier call did: little is written down, and nothing is lost."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxguard
+from fxguard.batch import active
+from fxguard.batch.brief import BriefBatch
+from fxguard.capture.captured_only import NotCaptured, captured_only
+
+CALLS = 4
+
+
+class Policy(nn.Module):
+    """A small model; a table gives it a way to raise at a run of its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        hidden = self.first(x).exp()
+        return self.last(hidden if scale is None else hidden * scale)  # type: ignore[no-any-return]
+
+
+LOW = torch.linspace(-1, 1, 8).view(2, 4)
+HIGH = torch.full((2, 4), 1e4)
+
+
+def guarded(model: nn.Module, *, is_brief: bool = True, **options: Any) -> nn.Module:
+    """A guarded model; for comparison, one whose calls are all written down."""
+    fxguard.instrument(model, **options)
+    if not is_brief:
+        fxguard.guard_of(model)._is_brief = False  # type: ignore[attr-defined]
+    return model
+
+
+def was_brief(model: nn.Module) -> bool:
+    """Whether the last call was not written down."""
+    return isinstance(fxguard.guard_of(model)._recorder._last, BriefBatch)
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_repeated_call_is_brief(replay: bool) -> None:
+    """It counts as a batch, returns the same bits, and leaves the thread as it was."""
+    plain, model = Policy(), guarded(Policy(), replay=replay)
+    for _ in range(CALLS):
+        assert torch.equal(model(LOW), plain(LOW))
+    assert was_brief(model)
+    assert fxguard.guard_of(model).batch_number == CALLS
+    assert active.here.call is None is active.here.forward
+
+
+@pytest.mark.parametrize("inputs", [(LOW,), (LOW, torch.tensor(2.0))])
+def test_its_frames_are_those_of_a_batch(inputs: tuple[Tensor, ...]) -> None:
+    """The batch is made when somebody asks: of the last call, and of those before a report."""
+    models = [guarded(Policy(), is_brief=is_brief) for is_brief in (True, False)]
+    for model in models:
+        for _ in range(CALLS):
+            model(*inputs)
+    assert was_brief(models[0])
+    assert not was_brief(models[1])
+    brief, full = (fxguard.guard_of(model).frames() for model in models)
+    assert brief == full
+    coverages = [fxguard.guard_of(model).coverage() for model in models]
+    assert coverages[0] == coverages[1]
+
+
+def test_a_bad_call_is_reported_as_ever() -> None:
+    """The report is that of a model whose calls are all written down, earlier frames included."""
+    reports = []
+    for is_brief in True, False:
+        model = guarded(Policy(), is_brief=is_brief, on_detect=reports.append)
+        for x in (*[LOW] * CALLS, HIGH, LOW):
+            model(x)
+    brief, full = reports
+    assert brief.batch_number == CALLS
+    assert repr(brief.origins) == repr(full.origins)  # NaN is not equal to itself
+    assert repr(brief.frames) == repr(full.frames)
+
+
+def test_a_bad_gradient_is_reported_as_ever() -> None:
+    """The backward of a brief call runs again for a cause."""
+    reports = []
+    for is_brief in True, False:
+        model = guarded(Policy(), is_brief=is_brief, on_detect=reports.append)
+        for factor in (*[1.0] * CALLS, torch.inf):
+            (model(LOW) * factor).sum().backward()
+        assert was_brief(model) is is_brief
+    brief, full = reports
+    assert repr(brief.origins) == repr(full.origins)  # NaN is not equal to itself
+    assert brief.batch_number == full.batch_number == CALLS
+
+
+def test_other_structures_and_sizes_are_written_down_once() -> None:
+    """What enters is compared: a new argument, a new size, or a view of the other argument."""
+    model = guarded(Policy())
+    square = torch.ones(8, 8)
+    for inputs in ((LOW,), (LOW[:1],), (LOW, square[0]), (square[:, :4], square[0])):
+        for _ in range(CALLS):
+            model(*inputs)
+        shares_memory = inputs[0] is not LOW and len(inputs) == 2
+        assert was_brief(model) is not shares_memory, [x.shape for x in inputs]
+
+
+class Sometimes(nn.Module):
+    """Leaves TorchDynamo's graph where its input has more than two rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Policy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(halved(x) if x.shape[0] > 2 else x)  # type: ignore[no-any-return]
+
+
+@torch.compiler.disable
+def halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def test_operations_between_graphs_are_seen_after_brief_calls() -> None:
+    """A call that is more than one graph is written down, and so are those that follow."""
+    reports: list[fxguard.types.Report] = []
+    model = guarded(Sometimes(), on_detect=reports.append)
+    for _ in range(CALLS):
+        model(LOW)
+    assert was_brief(model)
+    model(torch.cat([LOW, LOW]))
+    assert "1 between graphs" in fxguard.guard_of(model).coverage()
+    model(torch.cat([LOW, torch.full((2, 4), torch.inf)]))
+    assert [report.batch_number for report in reports] == [CALLS + 1]
+    model(LOW)
+    assert not was_brief(model)
+
+
+class Picks(nn.Module):
+    """Raises in its graph where an index is too large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(4, 4)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.rows(indices).exp()  # type: ignore[no-any-return]
+
+
+def test_an_exception_is_the_models_own() -> None:
+    """It leaves nothing behind, and the next call is brief again."""
+    model = guarded(Picks())
+    for _ in range(CALLS):
+        model(torch.tensor([1, 2]))
+    with pytest.raises(IndexError, match="out of range"):
+        model(torch.tensor([1, 7]))
+    assert active.here.call is None is active.here.forward
+    assert fxguard.guard_of(model).batch_number == CALLS + 1
+    model(torch.tensor([2, 1]))
+    assert was_brief(model)
+
+
+def test_a_hook_that_comes_later_is_heard() -> None:
+    """TorchDynamo reads hooks when it captures: with a new one the model is captured again."""
+    model = guarded(Policy())
+    for _ in range(CALLS):
+        model(LOW)
+    calls: list[int] = []
+    handle = model.first.register_forward_hook(lambda *_: calls.append(1))
+    model(LOW)
+    handle.remove()
+    model(LOW)
+    assert calls == [1]
+
+
+def test_a_brief_call_keeps_no_tensor() -> None:
+    """Inputs and outputs die when the script lets go of them."""
+    model = guarded(Policy())
+    for _ in range(CALLS):
+        model(LOW)
+    x = LOW.clone()
+    output = model(x)
+    assert was_brief(model)
+    kept = weakref.ref(x), weakref.ref(output)
+    del x, output
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+
+
+def test_a_tool_that_hears_of_all_batches_hears_of_each(tmp_path: Any) -> None:
+    """A trace has all batches that were asked for."""
+    model = guarded(Policy(), trace_batch_nums=[2, 3], trace_to=tmp_path / "trace.jsonl")
+    for _ in range(CALLS):
+        model(LOW)
+    assert not was_brief(model)
+
+
+def test_without_code_nothing_runs() -> None:
+    """What TorchDynamo has not captured is refused before it begins, and captured by others."""
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    only = captured_only(compiled)
+    assert only is not None
+    with pytest.raises(NotCaptured):
+        only(LOW)
+    compiled(LOW)
+    assert torch.equal(only(LOW), LOW + 1)
+    with pytest.raises(NotCaptured):
+        only(LOW.double())
+    with torch.compiler.set_stance("force_eager"), pytest.raises(NotCaptured):
+        only(LOW)
