@@ -217,7 +217,7 @@ def compile_forward(
     *,
     fullgraph: bool,
     leave_what_fails: bool,
-    captures: int = 1,
+    layers_in_turn: int = 0,
 ) -> Compiled:
     """``torch.compile`` for a guarded forward, with its own room for recompilations.
 
@@ -227,14 +227,15 @@ def compile_forward(
         fullgraph: as for ``torch.compile``.
         leave_what_fails: whether code that TorchDynamo fails to capture is silently left to Python
             and to the observer, because nobody asked for this compilation.
-        captures: how many layers with the same code may need captures of their own.
+        layers_in_turn: how many layers are captured one by one, each of which may need a capture of
+            its own.
     """
     let_go.tidy()
     plain_python.prepare_tracing()
     traced_modules.mark_traced_modules()
     try_blocks.leave_early()
     lifted_items.lift_items()
-    limit = max(RECOMPILE_LIMIT, 4 * captures)  # with gradients and without, training or not
+    limit = max(RECOMPILE_LIMIT, 4 * layers_in_turn)  # with gradients and without, training or not
     options: dict[str, Any] = {"recompile_limit": limit, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters  # torch 2.11 has neither of them
     options = {name: value for name, value in options.items() if name in known}

@@ -77,7 +77,10 @@ def leave_early() -> None:
     def run_unless_left(self: Any) -> None:
         if self.f_code in getattr(backend_of(self), "left", ()):
             self.step = _leave  # run cleans up after its steps
-        run(self)
+        try:
+            run(self)
+        finally:
+            self._fxguard_innermost = None  # it refers to this one
 
     InstructionTranslator.run = run_unless_left  # type: ignore[method-assign]
 

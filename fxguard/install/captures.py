@@ -198,7 +198,7 @@ class Captures:
             backend,
             fullgraph=outer is not None and outer.fullgraph,
             leave_what_fails=outer is None and fallback,
-            captures=len(layers) or 1,
+            layers_in_turn=len(layers),
         )
         captured = None if outer or layers else compiled.captured
         return inner, Form(compiled.function, captured, entry.takes_model)
