@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import threading
 import weakref
 from collections import Counter
@@ -14,29 +13,24 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fxguard.batch import active, module_hooks
-from fxguard.batch.active import ActiveForward
-from fxguard.batch.arguments import ModelCall
+from fxguard.batch import active
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.model_reference import reference_to
 from fxguard.batch.observer import Observer
-from fxguard.batch.tape import Tape
 from fxguard.capture import dynamo
-from fxguard.capture.captured_only import NotCaptured
 from fxguard.capture.full_batches import FullBatches
 from fxguard.capture.keeping import Keeping
 from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.errors import FxguardError
-from fxguard.graph import marks
 from fxguard.graph.nodes import class_name
-from fxguard.guard.captured_calls import CapturedCall, KnownCall, is_one_run
 from fxguard.guard.coverage import (
     Coverage,
     idle_globs,
 )
 from fxguard.guard.delivery import Delivery, raised_now
 from fxguard.guard.for_users import Guard
+from fxguard.guard.guarded_call import GuardedCall
 from fxguard.guard.listeners import hears_of_all
 from fxguard.guard.plugins import Plugins
 from fxguard.guard.recorder import Recorder
@@ -46,15 +40,13 @@ from fxguard.install.instrumented import INSTALLED, find_installed
 from fxguard.install.keeper import Keeper, kept_in
 from fxguard.install.names import Names
 from fxguard.install.stand_in import RUN_LATER
-from fxguard.measure.func_levels import are_levels_open
 from fxguard.options import Options
-from fxguard.ranks.pipelines import infers_shapes, stage_now
-from fxguard.source.lines import calling_line
+from fxguard.ranks.pipelines import infers_shapes
 from fxguard.steps.backward import BackwardPasses
 from fxguard.steps.losses import Losses
 from fxguard.steps.whole_step import WholeStep
 from fxguard.steps.zero_gradients import ZeroGradients
-from fxguard.torch_names import DisableTorchFunction, graph_task
+from fxguard.torch_names import graph_task
 from fxguard.trees import tree_leaves
 
 __all__ = ["GuardedModel", "in_backward"]
@@ -119,8 +111,8 @@ class GuardedModel(Guard):
                 tells_of_all=options.sync_ranks or bool(options.trace_batch_nums),
                 hears_of_all_zero=options.underflow is not None,
             )
-        self._observer = Observer() if plugins.watches_operations else None
-        self._is_brief = (
+        self.observer = Observer() if plugins.watches_operations else None
+        self.may_be_brief = (
             plugins.watches_operations
             and plugins.hear is None
             and plugins.judge is None
@@ -254,198 +246,16 @@ class GuardedModel(Guard):
     ) -> Any:
         if not self.names.modules:
             self.names.read()
-        form, number = self._form_of(method, outer, args, kwargs), None
-        if form.is_one_graph and self._may_be_brief():
-            number = self.recorder.next_batch()
-            try:
-                return self._run_captured(form, number, method, args, kwargs)
-            except NotCaptured:
-                pass
-        fullgraph = outer is not None and outer.fullgraph
-        return self._run_form(form, number, method, args, kwargs, is_observed=not fullgraph)
-
-    def _may_be_brief(self) -> bool:
-        """Whether nobody hears of this call, whatever comes of it."""
-        return (
-            self._is_brief
-            and self.whole_step is None
-            and self.captures.keeping is None
-            and not self.delivery.warns_of_idle_globs
-            and active.here.forward is None
-            and active.here.call is None
-            and not are_levels_open()
-            and stage_now() is None
-        )
-
-    def _run_captured(self, form: Form, number: int, method: str, args: Any, kwargs: Any) -> Any:
-        """A call that runs nothing but what was captured, which is one graph.
-
-        Raises:
-            NotCaptured: before anything has run.
-        """
-        caller = calling_line()
-
-        def begin() -> ActiveForward:
-            batch = self.recorder.begin(number)
-            batch.call = ModelCall(
-                self.model_name, method, self.installation.original, args, kwargs
-            )
-            batch.caller = caller
-            active.here.forward = forward = self._forward_of(batch, self._observer)
-            return forward
-
-        call = CapturedCall(self, begin, self._add_run)
-        assert self._observer is not None
-        here = active.here
-        # As below, an interrupt may arrive at any call.
-        try:
-            try:
-                here.call = call
-                output = self._observer.watch(form.captured_of(self.model), *args, **kwargs)
-            except NotCaptured:
-                raise
-            except Exception as error:
-                with DisableTorchFunction():
-                    call.as_forward()
-                    self.delivery.batch_failed(error)
-                raise
-            with DisableTorchFunction():
-                here.call = None
-                if call.forward is None and self._is_known(form, call, args, kwargs, output):
-                    assert call.run is not None
-                    known = form.known[id(call.run.plan)]
-                    self._expect_backward(number, 0, call.run, call.outputs)
-                    self.recorder.add(number, call.run, known.returned, caller, known.frames)
-                else:
-                    self._learn(form, call, args, kwargs, output)
-            return output
-        finally:
-            here.call = None
-            if call.forward is not None:
-                here.forward = None
-                self.recorder.here.batch = None
-
-    def _is_known(
-        self, form: Form, call: CapturedCall, args: Any, kwargs: Any, output: Any
-    ) -> bool:
-        """Whether a call was what an earlier call of the form was, and healthy."""
-        known = None if call.run is None else form.known.get(id(call.run.plan))
-        return known is not None and known.is_repeated_by(call, args, kwargs, output)
-
-    def _learn(self, form: Form, call: CapturedCall, args: Any, kwargs: Any, output: Any) -> None:
-        """End the batch of a call that needs one, and note what it was if it was one run."""
-        form.is_one_graph = call.forward is None and call.run is not None
-        forward, batch = call.as_forward(), call.as_forward().batch
-        self._returned(forward, args, kwargs, output)
-        active.here.forward = None
-        frames = self.recorder.frame_count(batch)
-        known = KnownCall.of(call, batch, frames, args, kwargs, output)
-        if known is not None:
-            form.known[id(known.plan)] = known
-        self._ended(forward, output)
-
-    def _forward_of(self, batch: Batch, observer: Observer | None) -> ActiveForward:
-        names = self.names
-        forward = ActiveForward(
-            batch,
-            names.modules,
-            names.tensors,
-            observer,
-            names.read,
-            names.module_at,
-            names.weights_stay,
-        )
-        if self._hears_of_backward(batch.number):
-            forward.tape = Tape(names.tensors)  # for the operations between graphs
-        return forward
-
-    def _returned(self, forward: ActiveForward, args: Any, kwargs: Any, output: Any) -> None:
-        """Add the return of the model."""
-        module_hooks.record_return(forward, "", self.model_name, (), args, kwargs, output)
-
-    def _ended(self, forward: ActiveForward, output: Any) -> None:
-        """End the batch of a forward that has returned."""
-        batch = forward.batch
-        if self._hears_of_backward(batch.number):
-            assert self.backward is not None
-            self.backward.batch_ended(batch, self.model.named_parameters())
-            if forward.tape is not None and forward.tape.has_noted:
-                _, returned = marks.flatten_call((), {}, output)
-                index = len(batch.events) - 1
-                self.backward.tape_left(
-                    *(forward.tape, returned, batch.number, index), are_returned=True
-                )
-        self.delivery.batch_ended()
-        if self.whole_step is not None:
-            self.whole_step.returned(batch, output)
-
-    def _run_form(
-        self,
-        form: Form,
-        number: int | None,
-        method: str,
-        args: Any,
-        kwargs: Any,
-        *,
-        is_observed: bool,
-    ) -> Any:
-        """A call of a form, in which anything may happen.
-
-        Args:
-            form: the form.
-            number: the number of its batch; None for the next one.
-            method: the name of the method.
-            args: the arguments of the call.
-            kwargs: likewise.
-            is_observed: whether operations between graphs are.
-        """
-        forward = form.bound(self.model)
-        observer = self._observer if is_observed else None
-        breaks, before = dynamo.graph_breaks(), active.here.forward
-        # An interrupt may arrive at any call below. The last line of each `finally` is not a call.
-        try:
-            running = self._forward_of(self.recorder.begin(number), observer)
-            try:
-                name = self.model_name
-                original = self.installation.original
-                running.batch.call = ModelCall(name, method, original, args, kwargs)
-                running.batch.caller = calling_line()
-                if self.whole_step is not None:
-                    running.batch.received = self.whole_step.losses.received(args, kwargs)
-                active.here.forward = running
-                if observer is not None:
-                    forward = functools.partial(observer.watch, forward)
-                output = with_module_hooks(forward, *args, **kwargs)
-                with DisableTorchFunction():
-                    self._returned(running, args, kwargs, output)
-            except Exception as error:
-                with DisableTorchFunction():
-                    self.delivery.batch_failed(error)
-                raise
-            finally:
-                try:
-                    if running.fused is not None:
-                        running.leave_fused()
-                    if (now := dynamo.graph_breaks()) is not breaks:
-                        self._count_breaks(breaks, now)
-                except BaseException:
-                    running.leave_fused()
-                    raise
-                finally:
-                    active.here.forward = before
-            with DisableTorchFunction():
-                if form.is_one_graph is not False:
-                    form.is_one_graph = form.captured is not None and is_one_run(running.batch)
-                self._ended(running, output)
-        finally:
-            self.recorder.here.batch = None
+        form = self._form_of(method, outer, args, kwargs)
+        is_observed = outer is None or not outer.fullgraph
+        output = GuardedCall(self, form, method, args, kwargs, is_observed=is_observed).run()
         if self.captures.keeping is not None:
             self.captures.expect_kept()
         if isinstance(output, RUN_LATER):
             self.unchecked_calls[f"whose forward is a {type(output).__name__}"] += 1
         return output
 
-    def _hears_of_backward(self, number: int) -> bool:
+    def hears_of_backward(self, number: int) -> bool:
         """Whether to listen to the backward of a batch."""
         if self.backward is None or not torch.is_grad_enabled():
             return False
@@ -475,7 +285,7 @@ class GuardedModel(Guard):
                 batch.failed = run
                 self.delivery.batch_failed(raised_now())
             else:
-                self._expect_backward(batch.number, len(batch.events), run, outputs)
+                self.expect_backward(batch.number, len(batch.events), run, outputs)
                 batch.graph_ran(run, outputs)
                 self.delivery.batch_ended()
 
@@ -484,22 +294,29 @@ class GuardedModel(Guard):
         if call is not None and call.is_of(self):
             call.graph_ran(run, outputs)
         elif batch is not None:
-            self._add_run(batch, run, outputs)
+            self.add_run(batch, run, outputs)
 
-    def _add_run(self, batch: Batch, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+    def add_run(self, batch: Batch, run: GraphRun, outputs: Sequence[Any] | None) -> None:
+        """Add a run of a graph to a batch.
+
+        Args:
+            batch: the batch.
+            run: the run.
+            outputs: what it returned; None if it raised.
+        """
         run.held_as = batch.held_as
         if self.plugins.hear is not None:
             self.plugins.hear(run, outputs)
         if outputs is None:
             batch.failed = run
             return
-        self._expect_backward(batch.number, len(batch.events), run, outputs)
+        self.expect_backward(batch.number, len(batch.events), run, outputs)
         batch.graph_ran(run, outputs)
 
     def _batch_number_now(self) -> int:
         return self.recorder.batch_number
 
-    def _expect_backward(
+    def expect_backward(
         self, number: int, index: int, run: GraphRun, outputs: Sequence[Any]
     ) -> None:
         """Listen to the backward of a graph that is about to be added to a batch.
@@ -510,14 +327,15 @@ class GuardedModel(Guard):
             run: the run.
             outputs: what it returned.
         """
-        if self.backward is None or not self._hears_of_backward(number):
+        if self.backward is None or not self.hears_of_backward(number):
             return
         forward = active.here.forward
         if forward is not None and forward.tape is not None:
             self.backward.tape_left(forward.tape, run.live, number, index - 1)
         self.backward.graph_ran(run, outputs, number, index)
 
-    def _count_breaks(self, before: Counter[str], now: Counter[str]) -> None:
+    def count_breaks(self, before: Counter[str], now: Counter[str]) -> None:
+        """Count the graph breaks between two counts of the process."""
         with self._lock:
             self._breaks += now - before
 

@@ -39,7 +39,7 @@ def guarded(model: nn.Module, *, is_brief: bool = True, **options: Any) -> nn.Mo
     """A guarded model; for comparison, one whose calls are all written down."""
     fxguard.instrument(model, **options)
     if not is_brief:
-        fxguard.guard_of(model)._is_brief = False  # type: ignore[attr-defined]
+        fxguard.guard_of(model).may_be_brief = False  # type: ignore[attr-defined]
     return model
 
 

@@ -1,62 +1,21 @@
-"""Calls of a model that is captured whole: most of them do what an earlier call did.
-
-TorchDynamo is off beside what it has captured, so such a call is one run of a graph. If the run is
-healthy, and the same tensors enter and leave as before, little has to be written down. A batch
-begins as soon as there is more: another graph, an operation between graphs, an exception, a bad
-number.
-"""
+"""What is known of a call that was one run of a graph."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun, ModuleReturn
 from fxguard.graph import marks
 from fxguard.graph.nodes import memory_of
 from fxguard.plan.plan import Plan
 
-__all__ = ["CapturedCall", "KnownCall", "is_one_run"]
-
-
-@dataclass(slots=True, eq=False)
-class CapturedCall:
-    """A call that is running: see :class:`fxguard.batch.active.Call`.
-
-    Attributes:
-        guard: of the model.
-        run: the run of its graph, and what it returned; None before.
-        forward: the forward that has begun, because there is more to note; None if it has not.
-    """
-
-    guard: object
-    begin: Callable[[], ActiveForward]  # begins the forward
-    add: Callable[[Batch, GraphRun, Sequence[Any] | None], None]  # adds a run to a batch
-    run: GraphRun | None = None
-    outputs: Sequence[Any] = ()
-    forward: ActiveForward | None = None
-
-    def is_of(self, guard: object) -> bool:
-        return guard is self.guard
-
-    def graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        if self.run is None and self.forward is None and outputs is not None:
-            self.run, self.outputs = run, outputs
-        else:
-            self.add(self.as_forward().batch, run, outputs)
-
-    def as_forward(self) -> ActiveForward:
-        if self.forward is None:
-            self.forward = self.begin()
-            if self.run is not None:
-                self.add(self.forward.batch, self.run, self.outputs)
-        return self.forward
+__all__ = ["KnownCall", "is_one_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +38,33 @@ class KnownCall:
 
     @classmethod
     def of(
-        cls, call: CapturedCall, batch: Batch, frames: int, args: Any, kwargs: Any, output: Any
+        cls,
+        run: GraphRun,
+        outputs: Sequence[Any],
+        batch: Batch,
+        frames: int,
+        args: Any,
+        kwargs: Any,
+        output: Any,
     ) -> KnownCall | None:
-        """What was known of a call when it had returned; None if it was more than one run.
+        """What there is to know of such a call when it has returned.
 
         Args:
-            call: the call.
-            batch: its batch, which is not closed yet.
+            run: the run.
+            outputs: what it returned.
+            batch: the batch, which is not closed yet.
             frames: how many frames that has.
             args: the arguments of the model.
             kwargs: likewise.
             output: what the model returned.
+
+        Returns:
+            None if its graph does more than compute outputs from inputs.
         """
-        run = call.run
-        if run is None or not is_one_run(batch):
-            return None
         if run.plan.written or run.inputs or run.derived or run.calls:
             return None
         labels, tensors = marks.flatten_call(args, kwargs, output)
-        positions = {id(x): position for position, x in enumerate(_inside(run, call.outputs))}
+        positions = {id(x): position for position, x in enumerate(_inside(run, outputs))}
         places = tuple([positions.get(id(tensor), -1) for tensor in tensors])
         if -1 in places:
             return None
@@ -105,15 +72,15 @@ class KnownCall:
         assert isinstance(returned, ModuleReturn)
         return cls(run.plan, labels, places, returned, frames)
 
-    def is_repeated_by(self, call: CapturedCall, args: Any, kwargs: Any, output: Any) -> bool:
-        """Whether a call was the same once more, and healthy."""
-        run = call.run
-        assert run is not None
+    def is_repeated_by(
+        self, run: GraphRun, outputs: Sequence[Any], args: Any, kwargs: Any, output: Any
+    ) -> bool:
+        """Whether a call with one run of its graph was the same once more, and healthy."""
         run.read()
         if not run.is_finite() or not _are_apart(run):
             return False
         labels, tensors = marks.flatten_call(args, kwargs, output)
-        inside = _inside(run, call.outputs)
+        inside = _inside(run, outputs)
         known = [inside[place] for place in self.places]
         return labels == self.labels and all(map(operator.is_, tensors, known))
 
