@@ -88,6 +88,7 @@ class CheckingBackend:
         self.keeping = keeping
         self.follows_python = follows_python
         self.left: set[CodeType] = set()  # functions that were left to Python
+        self.captured: set[CodeType] = set()  # those of which graphs were captured
         self.weights_stay = weights_stay
         self.full_batches = full_batches
         self.spare = Spare()
@@ -103,6 +104,8 @@ class CheckingBackend:
     def __call__(self, graph_module: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if self.follows_python:
             leave_try_blocks(graph_module)
+        if (code := dynamo.captured_code()) is not None:
+            self.captured.add(code)
         self.refresh()
         dynamo.let_backend_fail(graph_module)
         forward = active.current()

@@ -215,7 +215,7 @@ class GuardedCall:
     def _learn(self, output: Any) -> None:
         """End the batch of a call that needs one, and note what it was if it was one run."""
         form, run = self.form, self.graph_run
-        form.is_one_graph = self.forward is None and run is not None
+        form.note(self.forward is None and run is not None)
         forward = self.as_forward()
         self._returned(forward, output)
         active.here.forward = None
@@ -263,8 +263,7 @@ class GuardedCall:
                 finally:
                     active.here.forward = before
             with DisableTorchFunction():
-                if form.is_one_graph is not False:
-                    form.is_one_graph = form.captured is not None and is_one_run(running.batch)
+                form.note(is_one_run(running.batch))
                 self._ended(running, output)
         finally:
             guard.recorder.here.batch = None

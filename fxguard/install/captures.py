@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,8 @@ class Form:
         is_one_graph: whether a call of it is one run of a graph; None before the first. Once
             it was more, it stays False.
         known: what is known of such calls, by ``id`` of the graph's plan.
+        code: of the method; None if it has none.
+        codes: of the functions of which graphs were captured.
     """
 
     function: Callable[..., Any]
@@ -63,6 +65,17 @@ class Form:
     takes_model: bool = False
     is_one_graph: bool | None = None
     known: dict[int, Any] = field(default_factory=dict)
+    code: types.CodeType | None = None
+    codes: Set[types.CodeType] = frozenset()
+
+    def note(self, is_one_run: bool) -> None:
+        """Note whether a call was one run of a graph that holds the method from its beginning.
+
+        Behind a break of the graph there may be a function to capture where the method has code.
+        """
+        if self.is_one_graph is not False:
+            is_whole = self.captured is not None and self.codes <= {self.code}
+            self.is_one_graph = is_one_run and is_whole
 
     def bound(self, model: Module) -> Callable[..., Any]:
         """The function as a method of a model."""
@@ -201,7 +214,9 @@ class Captures:
             layers_in_turn=len(layers),
         )
         captured = None if outer or layers else compiled.captured
-        return inner, Form(compiled.function, captured, entry.takes_model)
+        codes: Set[types.CodeType] = getattr(backend, "captured", frozenset())
+        code = getattr(function, "__code__", None)
+        return inner, Form(compiled.function, captured, entry.takes_model, code=code, codes=codes)
 
     def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
         """The backend for a graph that holds the model and the code compiled around it.

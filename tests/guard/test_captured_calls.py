@@ -214,3 +214,18 @@ def test_without_code_nothing_runs() -> None:
         only(LOW.double())
     with torch.compiler.set_stance("force_eager"), pytest.raises(NotCaptured):
         only(LOW)
+
+
+def test_what_follows_a_break_is_captured_for_each_size() -> None:
+    """A call is one graph, but the method has code of its own: it calls a function with a graph."""
+
+    class Breaks(Policy):
+        def forward(self, x: Any, scale: Any = None) -> Any:
+            torch._dynamo.graph_break()
+            return super().forward(x, scale)
+
+    plain, model = Breaks(), guarded(Breaks())
+    for size in (2, 2, 2, 3, 3):
+        x = LOW[:1].expand(size, 4).contiguous()
+        assert torch.equal(model(x), plain(x))
+        assert "between" not in str(fxguard.guard_of(model).coverage())

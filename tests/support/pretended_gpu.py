@@ -67,7 +67,10 @@ def pretended(*, interpreted: bool = False, together: bool = True) -> Iterator[L
 
     how = waiting.Together(lambda example: isinstance(example, Tensor), measure=measured)
     way = dataclasses.replace(
-        ways.EAGER, abs_min_max=eager.otherwise, together=how if together else None
+        ways.EAGER,
+        abs_min_max=eager.otherwise,
+        takes=lambda example: False,  # what is on a GPU is not dense on a CPU
+        together=how if together else None,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "is_readable", is_readable)
