@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 
 from fxguard.graph.exchanges import exchange_of
 from support.ranks_exchanges import CASES, FAULTY
@@ -39,11 +41,16 @@ BROUGHT = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two ranks have left what they found: one run of torchrun for all cases.
 
-    After each case all ranks have met within five seconds.
+    After each case all ranks have met within five seconds. Workers of pytest-xdist share the run.
     """
-    found = tmp_path_factory.mktemp("exchanges")
-    ran = torchrun(Path(__file__).parents[1] / "support" / "ranks_exchanges.py", str(found))
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    base = tmp_path_factory.getbasetemp()
+    found = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exchanges"
+    with FileLock(f"{found}.lock"):
+        if not (found / "done").exists():
+            found.mkdir(exist_ok=True)
+            ran = torchrun(Path(__file__).parents[1] / "support" / "ranks_exchanges.py", str(found))
+            assert ran.returncode == 0, ran.stderr[-3000:]
+            (found / "done").touch()
     return found
 
 
