@@ -23,15 +23,13 @@ from torch import Tensor, nn
 
 import fxguard
 from harness import machine
-from harness.cases import FORWARD, TRAINING
+from harness.cases import FORWARD, TRAINING, WARM_UP, call_of
 from harness.models import MODELS, SHAPES, Inputs
 from harness.quiet import quieten
 from harness.tables import table, with_quartiles
 from harness.timing import Rounds, cpu_clock, interleaved, spread
 
 __all__ = ["main"]
-
-WARM_UP = 4
 
 
 class Uncaptured(nn.Module):
@@ -175,22 +173,6 @@ def measured(model: nn.Module, inputs: Inputs, work: str, budget: float) -> dict
         "µs for each": f"{more / count * 1e6:.0f}" if count else "",
         "rounds": f"{len(pairs)}",
     }
-
-
-def call_of(model: nn.Module, inputs: Inputs, work: str) -> Callable[[], None]:
-    """A forward without gradients, or one with its backward."""
-
-    def forward() -> None:
-        with torch.no_grad():
-            model(**inputs)
-
-    def training() -> None:
-        output: Any = model(**inputs)
-        loss: Tensor = output.sum() if isinstance(output, Tensor) else output.loss
-        loss.backward()
-        model.zero_grad()
-
-    return forward if work == FORWARD else training
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch import nn
 import fxguard
 from fxguard.guard.recorder import Recorder
 from harness import machine
+from harness.cases import WARM_UP
 from harness.models import MODELS, SHAPES, Inputs, with_own_code
 from harness.quiet import quieten
 from harness.tables import table, with_quartiles
@@ -30,7 +31,6 @@ from harness.timing import Rounds, cpu_clock, interleaved, spread
 
 __all__ = ["main"]
 
-WARM_UP = 24  # calls before the first that is measured: then a small model is captured whole
 FOREVER = range(10**5)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,10 +21,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fxguard
+from harness.cases import WARM_UP
 from harness.models import MLP, MODELS, SHAPES
 from harness.quiet import quieten
+from harness.timing import Rounds, interleaved, spread
 
-WARM = 30  # calls before the first that is measured
 TOLD = (
     "{model:9} {work:8} {plain:5} launches, {ratio:6.3f} times as many with checks; "
     "{plain_ms:7.2f} ms, {time_ratio:6.3f} times"
@@ -65,18 +65,20 @@ def measured(name: str, size: str, *, trains: bool, rounds: int) -> dict[str, An
     """One model, with checks and without."""
     plain, checked = (step_of(name, size, trains, guarded) for guarded in (False, True))
     for step in (plain, checked):
-        for _ in range(WARM):
+        for _ in range(WARM_UP):
             step()
     counts = [launches_of(step) for step in (plain, checked)]
-    times: list[tuple[float, float]] = [(seconds(plain), seconds(checked)) for _ in range(rounds)]
+    steps = {"plain": plain, "checked": checked}
+    times = interleaved(steps, seconds, Rounds(0.0, least=rounds, most=rounds))
+    pairs = zip(times["checked"], times["plain"], strict=True)
     return {
         "model": name,
         "work": "training" if trains else "forward",
         "plain": counts[0],
         "checked": counts[1],
         "ratio": counts[1] / max(counts[0], 1),
-        "plain_ms": 1e3 * statistics.median(one for one, _ in times),
-        "time_ratio": statistics.median(other / one for one, other in times),
+        "plain_ms": 1e3 * spread(times["plain"]).median,
+        "time_ratio": spread([own / alone for own, alone in pairs]).median,
     }
 
 

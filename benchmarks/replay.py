@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import fxguard
 from harness import machine
+from harness.cases import WARM_UP
 from harness.memory import peak_bytes, size_of
 from harness.quiet import quieten
 from harness.tables import table, with_quartiles
@@ -30,7 +31,6 @@ from harness.timing import Rounds, cpu_clock, interleaved, spread
 
 __all__ = ["main"]
 
-WARM_UP = 24  # calls before the first that is measured: then a small model is captured whole
 WIDTH = {"small": 32, "full": 512}
 LENGTH = {"small": 64, "full": 4096}  # of caches
 BATCH = 4

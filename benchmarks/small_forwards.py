@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fxguard
 from harness import machine
-from harness.cases import FORWARD, TRAINING, WARM_UP, forward, repeated, training_step
+from harness.cases import FORWARD, TRAINING, WARM_UP, call_of, repeated
 from harness.models import MODELS, Inputs, Shape, with_own_code
 from harness.quiet import quieten
 from harness.tables import table, with_quartiles
@@ -155,12 +155,6 @@ def measured(name: str, work: str, options: argparse.Namespace) -> dict[str, str
         found[f"first call s, {tool}"] = f"{first[tool].cpu_s:.1f}"
     found["rounds"] = f"{len(taken[PLAIN])}"
     return found
-
-
-def call_of(run: nn.Module, inputs: Inputs, work: str) -> Callable[[], None]:
-    """A forward without gradients, or one with its backward."""
-    once = training_step if work == TRAINING else forward
-    return lambda: once(run, inputs)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import fxguard
 from harness import machine
+from harness.cases import WARM_UP
 from harness.models import MODELS, SHAPES, Inputs, Shape, with_own_code
 from harness.quiet import quieten
 from harness.tables import table, with_quartiles
@@ -29,7 +30,6 @@ from harness.timing import Rounds, cpu_clock, interleaved, spread
 
 __all__ = ["main"]
 
-WARM_UP = 24  # calls before the first that is measured: then a small model is captured whole
 
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda model: model,

@@ -149,14 +149,14 @@ def start(
 ) -> tuple[Callable[[], None], FirstCall]:
     """Make a tool ready: what calls it, and what its first call took."""
     run = tool.build(with_own_code(model), case.mode)
-    work = training_step if case.work == TRAINING else forward
+    once = call_of(run, inputs, case.work)
     graphs = case.mode not in EAGER and device == "cuda"
 
     def call() -> None:
         if graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with tool.around():
-            work(run, inputs)
+            once()
 
     with contextlib.nullcontext() if case.mode in EAGER else empty_caches(device):
         taken = first_call(call, device)
@@ -175,6 +175,12 @@ def training_step(model: Any, inputs: Inputs) -> None:
     loss: Tensor = output.sum() if isinstance(output, Tensor) else output.loss
     loss.backward()
     model.zero_grad(set_to_none=True)
+
+
+def call_of(model: Any, inputs: Inputs, work: str) -> Callable[[], None]:
+    """A forward without gradients, or one with its backward."""
+    once = training_step if work == TRAINING else forward
+    return functools.partial(once, model, inputs)
 
 
 def repeated(call: Callable[[], None], times: int) -> Callable[[], None]:

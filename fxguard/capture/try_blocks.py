@@ -66,9 +66,8 @@ def leave_early() -> None:
         tx = self.output_graph.root_tx
         if kind.startswith("call") and getattr(backend_of(tx), "follows_python", False):
             leave_try_block_of_last(tx)  # by now its result is known
-        proxy = original(self, kind, *args, **kwargs)
-        tx._fxguard_innermost = self.output_graph.current_tx
-        return proxy
+            tx._fxguard_innermost = self.output_graph.current_tx
+        return original(self, kind, *args, **kwargs)
 
     SubgraphTracer.create_proxy = create_proxy  # type: ignore[method-assign]
     run = InstructionTranslator.run

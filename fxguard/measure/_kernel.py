@@ -24,6 +24,15 @@ DTYPES = {  # by the names that torch prints
 }
 
 
+@triton.jit
+def bits_of(value, most: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The bits of magnitudes, as integers of which the largest is ``most``."""
+    if most > 0x7FFFFFFF:
+        return value.to(tl.int64, bitcast=True) & most
+    else:  # noqa: RET505 - Triton compiles one of the two
+        return value.to(tl.float32).to(tl.int32, bitcast=True) & most
+
+
 # Whatever the sizes, one kernel serves: only the alignment of the elements makes another one.
 @triton.jit(
     do_not_specialize=["size", "programs", "rounds"], do_not_specialize_on_alignment=["row"]
@@ -43,8 +52,7 @@ def read_range(x, row, size, programs, rounds, most: tl.constexpr, block: tl.con
         most: the largest of these integers.
         block: how many elements are read at once.
     """
-    is_wide: tl.constexpr = most > 0x7FFFFFFF
-    integer: tl.constexpr = tl.int64 if is_wide else tl.int32
+    integer: tl.constexpr = tl.int64 if most > 0x7FFFFFFF else tl.int32
     low = tl.full([block], most, integer)
     high = tl.full([block], 0, integer)
     inside = tl.arange(0, block)
@@ -52,17 +60,13 @@ def read_range(x, row, size, programs, rounds, most: tl.constexpr, block: tl.con
         first = (tl.program_id(0) + turn * programs).to(tl.int64) * block
         if first + block <= size:  # without a mask, elements are loaded several at a time
             value = tl.load(x + first + inside)
-            if not is_wide:
-                value = value.to(tl.float32)
-            bits = value.to(integer, bitcast=True) & most
+            bits = bits_of(value, most)
             low = tl.minimum(low, bits)
             high = tl.maximum(high, bits)
         else:
             is_there = first + inside < size
             value = tl.load(x + first + inside, mask=is_there, other=0.0)
-            if not is_wide:
-                value = value.to(tl.float32)
-            bits = value.to(integer, bitcast=True) & most
+            bits = bits_of(value, most)
             low = tl.minimum(low, tl.where(is_there, bits, most))
             high = tl.maximum(high, bits)
     tl.atomic_min(row, tl.min(low, 0))
@@ -110,8 +114,7 @@ def read_ranges(  # type: ignore[no-untyped-def]
         alignment: the number of bytes of which each address is a multiple.
         has_gaps: whether there may be gaps between elements.
     """
-    is_wide: tl.constexpr = most > 0x7FFFFFFF
-    integer: tl.constexpr = tl.int64 if is_wide else tl.int32
+    integer: tl.constexpr = tl.int64 if most > 0x7FFFFFFF else tl.int32
     program = tl.program_id(0)
     itself = 2 * program + 1
     before = program * 0  # programs that read earlier pieces
@@ -143,9 +146,7 @@ def read_ranges(  # type: ignore[no-untyped-def]
         first = ((program - before).to(tl.int64) * rounds + turn) * block
         if first + block <= size and not has_gaps:
             value = tl.load(x + first + inside)
-            if not is_wide:
-                value = value.to(tl.float32)
-            bits = value.to(integer, bitcast=True) & most
+            bits = bits_of(value, most)
             low = tl.minimum(low, bits)
             high = tl.maximum(high, bits)
         elif first < size:
@@ -156,9 +157,7 @@ def read_ranges(  # type: ignore[no-untyped-def]
                 line = element // length
                 element = line.to(tl.int64) * stride + (element - line * length)
             value = tl.load(x + element, mask=is_there, other=0)
-            if not is_wide:
-                value = value.to(tl.float32)
-            bits = value.to(integer, bitcast=True) & most
+            bits = bits_of(value, most)
             low = tl.minimum(low, tl.where(is_there, bits, most))
             high = tl.maximum(high, bits)
     row = rows + 2 * (place >> 1)

@@ -445,11 +445,16 @@ PyDoc_STRVAR(reading_or_doc,
              "A function that gives what `abs_min_max` gives of a value, and what this one gives where\n"
              "that is None, or somebody sees what is done to tensors.");
 
-static PyObject *reading_or(PyObject *module, PyObject *otherwise) {
+/* A function with what to call where C cannot read a tensor. */
+static PyObject *reading(PyMethodDef *method, PyObject *module, PyObject *otherwise) {
     PyObject *name = PyObject_GetAttrString(module, "__name__");
-    PyObject *made = name == NULL ? NULL : PyCFunction_NewEx(&READ_OR, otherwise, name);
+    PyObject *made = name == NULL ? NULL : PyCFunction_NewEx(method, otherwise, name);
     Py_XDECREF(name);
     return made;
+}
+
+static PyObject *reading_or(PyObject *module, PyObject *otherwise) {
+    return reading(&READ_OR, module, otherwise);
 }
 
 static PyObject *read_dense_or(PyObject *otherwise, PyObject *object) {
@@ -470,10 +475,7 @@ PyDoc_STRVAR(reading_dense_or_doc,
              "nothing but the type.");
 
 static PyObject *reading_dense_or(PyObject *module, PyObject *otherwise) {
-    PyObject *name = PyObject_GetAttrString(module, "__name__");
-    PyObject *made = name == NULL ? NULL : PyCFunction_NewEx(&READ_DENSE_OR, otherwise, name);
-    Py_XDECREF(name);
-    return made;
+    return reading(&READ_DENSE_OR, module, otherwise);
 }
 
 PyDoc_STRVAR(packed_doc,

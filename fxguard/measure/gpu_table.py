@@ -86,20 +86,14 @@ def read(pieces: Sequence[Piece], rows: gpu.Rows, places: Sequence[int]) -> None
     blocks = [-(-piece.size // gpu.BLOCK) for piece in pieces]
     rounds = -(-sum(blocks) // gpu.PROGRAMS)
     ends = list(itertools.accumulate(-(-count // rounds) for count in blocks))
-    programs, free = ends[-1], PLACES - len(pieces)
-    unused = free * [3]
-    columns: list[list[int]] = [
-        [piece.address for piece in pieces],
-        [piece.size for piece in pieces],
-        ends + free * [programs],
-        [*places],
-        [piece.length for piece in pieces],
-        [piece.stride for piece in pieces],
+    programs = ends[-1]
+    lines = [
+        (piece.address, piece.size, end, place, piece.length, piece.stride)
+        for piece, end, place in zip(pieces, ends, places, strict=True)
     ]
-    table = [[2 * number + 1 for number in column] for column in columns]
-    table[0] += free * table[0][:1]  # of 64 bits, as all addresses
-    for column in table:
-        column += unused[: PLACES - len(column)]
+    unused = (pieces[0].address, 1, programs, 1, 1, 1)  # an address, for it has to have 64 bits
+    lines += (PLACES - len(pieces)) * [unused]
+    table = [tuple([2 * number + 1 for number in column]) for column in zip(*lines, strict=True)]
     key = device, dtype, has_gaps
     known = _known.get(key)
     if known is not None:
@@ -110,7 +104,7 @@ def read(pieces: Sequence[Piece], rows: gpu.Rows, places: Sequence[int]) -> None
     options = {"most": gpu.LARGEST[BITS[dtype]], "block": gpu.BLOCK, "num_warps": gpu.WARPS}
     options |= {"count": PLACES, "dtype": dtypes[dtype], "has_gaps": has_gaps}
     options["alignment"] = dtype.itemsize if has_gaps else gpu.ALIGNED
-    compiled = kernel[(programs,)](*map(tuple, table), rows.bits, rounds, **options)
+    compiled = kernel[(programs,)](*table, rows.bits, rounds, **options)
     _known[key] = known_to_the_driver(compiled)
 
 

@@ -19,7 +19,7 @@ from fxguard.forgiving import theirs
 from fxguard.measure import eager, gpu, gpu_table, native
 from fxguard.torch_names import cuda_device, cuda_stream
 
-__all__ = ["ON_A_GPU", "Together", "Waiting", "begin", "is_on_a_gpu", "later", "measure", "row_of"]
+__all__ = ["ON_A_GPU", "Together", "Waiting", "is_on_a_gpu", "later", "measure", "row_of"]
 
 SHARE = 256  # what waits has at most this part of a device's memory: 320 MB of 80 GB
 ELSEWHERE = 2**26  # bytes, on a device that does not say how much memory it has
@@ -38,11 +38,6 @@ class Waiting:
         self.bytes = 0
         self.place: tuple[torch.device, int] | None = None  # their device and stream
         self.rows: dict[torch.dtype, gpu.Rows] = {}  # by the dtype of their bits
-
-
-def begin() -> Waiting:
-    """Nothing waits yet."""
-    return Waiting()
 
 
 def later(waiting: Waiting, value: Any) -> eager.Pair:
@@ -132,7 +127,7 @@ class Together:
     """
 
     takes: Callable[[Any], bool]
-    begin: Callable[[], Any] = begin
+    begin: Callable[[], Any] = Waiting
     later: Callable[[Any, Any], Any] = later
     measure: Callable[[Any], None] = measure
 

@@ -51,7 +51,10 @@ def test_no_element_is_left_out(
 @settings(deadline=None, max_examples=20)
 def test_the_numbers_are_those_of_torch(dtype: torch.dtype, data: st.DataObject) -> None:
     width = {torch.float16: 16, torch.bfloat16: 32, torch.float32: 32, torch.float64: 64}[dtype]
-    values = data.draw(st.lists(st.floats(width=width, allow_nan=False), min_size=1, max_size=40))
+    # Triton's interpreter makes 0 of a subnormal bfloat16 when it converts it to float32.
+    exact = not (INTERPRETED and dtype is torch.bfloat16)
+    drawn = st.floats(width=width, allow_nan=False, allow_subnormal=exact)
+    values = data.draw(st.lists(drawn, min_size=1, max_size=40))
     tensor = torch.tensor(values, dtype=torch.float64).to(DEVICE, dtype)
     assert numbers(gpu.read(tensor)) == numbers(traceable.abs_min_max(tensor))
 

@@ -173,7 +173,7 @@ def test_on_a_cpu_nothing_waits() -> None:
     checked = guarded(chain)
     called = {node.target for node in checked.graph.nodes if node.op == "call_function"}
     assert ways.EAGER.in_memory in called
-    assert not called & {waiting.begin, waiting.later, waiting.measure}
+    assert not called & {waiting.Waiting, waiting.later, waiting.measure}
     if native.is_built:
         assert all(type(low) is float for low, _ in checked(X)[-1])
 
