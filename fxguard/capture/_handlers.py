@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fxguard.capture._undoing import undoes
 from fxguard.source.syntax import tree_of_file
 
 __all__ = ["Tried", "tried_lines"]
@@ -19,11 +20,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Tried(NamedTuple):
-    """The body of a ``try`` block."""
+    """What a ``try`` block covers."""
 
     lines: range
     waits_for_kernels: bool  # only NotImplementedError is handled
     waits_for_others: bool  # only exceptions that no operation of torch raises are handled
+    undoes: bool  # nothing is handled, and what was set before the block is set back under finally
 
 
 @functools.lru_cache(maxsize=256)
@@ -33,31 +35,44 @@ def tried_lines(file: str) -> tuple[Tried, ...]:
     if tree is None:
         return ()
     kinds = (ast.Try, getattr(ast, "TryStar", ast.Try))
-    blocks = [(node, inside) for node, inside in _statements(tree) if isinstance(node, kinds)]
+    blocks = [each for each in _statements(tree) if isinstance(each.node, kinds)]
     names = _names_of(file) if blocks else {}
     return tuple(
         Tried(
-            range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1),
+            _covered(node),
             not node.finalbody and all(map(_handles_no_kernel, node.handlers)),
             not node.finalbody and all(_is_of_others(x, inside, names) for x in node.handlers),
+            undoes(node, before),
         )
-        for node, inside in blocks
+        for node, inside, before in blocks
     )
 
 
-def _statements(tree: ast.AST) -> Iterator[tuple[Any, Function | None]]:
-    """All statements of a file, each with the outermost function that contains it.
+def _covered(block: Any) -> range:
+    """The lines whose exceptions are handled, or behind which something stands under finally."""
+    last = block.body[-1]
+    if block.finalbody:
+        return range(block.body[0].lineno, block.finalbody[0].lineno)
+    return range(block.body[0].lineno, (last.end_lineno or last.lineno) + 1)
 
-    Expressions are skipped, because they contain none.
-    """
-    left: list[tuple[ast.AST, Function | None]] = [(tree, None)]
+
+class _Statement(NamedTuple):
+    node: Any
+    inside: Function | None  # the outermost function that contains it
+    before: Sequence[ast.stmt]  # of the same block of statements
+
+
+def _statements(tree: ast.AST) -> Iterator[_Statement]:
+    """All statements of a file. Expressions are skipped, because they contain none."""
+    left = [_Statement(tree, None, ())]
     while left:
-        node, inside = left.pop()
-        yield node, inside
+        node, inside, _ = statement = left.pop()
+        yield statement
         if inside is None and isinstance(node, Function):
             inside = node
-        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-            left += [(each, inside) for each in getattr(node, block, ())]
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            block = getattr(node, name, ())
+            left += [_Statement(each, inside, block[:at]) for at, each in enumerate(block)]
 
 
 def _handles_no_kernel(handler: ast.ExceptHandler) -> bool:

@@ -3,6 +3,8 @@
 TorchDynamo leaves out the handlers and the code under ``finally``. So a function that may catch an
 operation's exception is left to Python, and the functions that it calls are captured separately.
 A block that only waits for exceptions of another package is captured: no operation raises them.
+So is one that only sets back, under ``finally``, what was set in front of it: where an operation of
+the graph raises, neither has happened.
 
 The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
@@ -28,6 +30,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
+from fxguard.capture._calls import RESUMED
 from fxguard.capture._handlers import tried_lines
 from fxguard.capture.plain_python import backend_of
 from fxguard.graph import marks, nodes
@@ -164,16 +167,23 @@ def _is_tried(trace: str | None, root: CodeType, may_fail: bool, may_raise_other
     """
     inside = False
     for file, line in lines_of_trace(trace):
-        inside = inside or (file == root.co_filename and _holds(root, line))
+        in_root = file == root.co_filename and _holds(root, line)
+        inside = inside or in_root
         if not inside or is_internal(file):
             continue
         for tried in tried_lines(file):
             if line in tried.lines and not (
                 (tried.waits_for_kernels and not may_fail)
                 or (tried.waits_for_others and not may_raise_others)
+                or (tried.undoes and not (in_root and _is_resumed(root)))
             ):
                 return True
     return False
+
+
+def _is_resumed(code: CodeType) -> bool:
+    """Whether a function begins behind a graph break: what stands in front of that has happened."""
+    return RESUMED.match(code.co_name) is not None
 
 
 def _holds(code: CodeType, line: int) -> bool:

@@ -1,0 +1,74 @@
+"""Whether a ``finally`` block only sets back what was set before its ``try`` block."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+__all__ = ["undoes"]
+
+# What a condition may consist of that changes nothing.
+READS = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.expr_context),
+    *(ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop),
+)
+
+
+def undoes(block: ast.Try, before: Sequence[ast.stmt]) -> bool:
+    """Whether a ``try`` block handles nothing, and only sets back what was set before it.
+
+    These pairs are known, each with or without a condition:
+
+    - ``token = variable.set(...)`` and ``variable.reset(token)``, as of a ``ContextVar``;
+    - ``old = self.mode`` and ``self.mode = old``;
+    - ``self.mode = ...`` and ``del self.mode``;
+    - ``self.depth += 1`` and ``self.depth -= 1``.
+
+    Args:
+        block: the ``try`` block.
+        before: the statements before it, in the same block of statements.
+    """
+    if block.handlers or not block.finalbody:
+        return False
+    done = set(_done_by(before, _names_bound([*before, *block.body, *block.orelse])))
+    return all(ast.unparse(each) in done for each in _unconditional(block.finalbody))
+
+
+def _names_bound(block: Sequence[ast.stmt]) -> list[str]:
+    """The names that statements give a value to, each as often as they do."""
+    nodes = [node for statement in block for node in ast.walk(statement)]
+    names = (each for each in nodes if isinstance(each, ast.Name))
+    return [each.id for each in names if not isinstance(each.ctx, ast.Load)]
+
+
+def _unconditional(block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a block, and those that stand under its conditions."""
+    for statement in block:
+        if isinstance(statement, ast.If):
+            if all(isinstance(each, READS) for each in ast.walk(statement.test)):
+                yield from _unconditional([*statement.body, *statement.orelse])
+                continue
+        elif isinstance(statement, ast.Pass):
+            continue
+        yield statement
+
+
+def _done_by(block: Sequence[ast.stmt], bound: Sequence[str]) -> Iterator[str]:
+    """For each statement that can be set back, the one that does it.
+
+    Args:
+        block: the statements.
+        bound: the names that have been given a value, each as often as it was.
+    """
+    for statement in _unconditional(block):
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(variable, "set"))):
+                if bound.count(name) == 1:
+                    yield f"{ast.unparse(variable)}.reset({name})"
+            case ast.Assign([ast.Name(name)], ast.Attribute() as kept):
+                if bound.count(name) == 1:
+                    yield f"{ast.unparse(kept)} = {name}"
+            case ast.Assign([ast.Attribute() as changed]):
+                yield f"del {ast.unparse(changed)}"
+            case ast.AugAssign(ast.Attribute() as changed, ast.Add(), value):
+                yield f"{ast.unparse(changed)} -= {ast.unparse(value)}"

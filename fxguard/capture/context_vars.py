@@ -1,0 +1,121 @@
+"""Lets a graph go on where a model sets a ``ContextVar`` and sets it back.
+
+TorchDynamo knows none of their methods. Models of transformers set one around each forward, to tell
+hooks what to collect, and would be several graphs instead of one. What is set in a stretch of code
+and set back there has no effect behind it. A function that leaves it set is left to Python.
+
+The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
+
+- ``UserDefinedObjectVariable.call_method``: traces the call of a method of an object.
+- ``CallFunctionNoArgsSource``: where a value comes from that a function without arguments returns.
+- ``OutputGraph.compile_subgraph``: ends a graph, at a break or behind the function.
+- ``exc.SkipFrame``: leaves a function to Python.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from torch._dynamo.exc import SkipFrame
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+from fxguard.capture.plain_python import backend_of
+
+__all__ = ["follow_context_vars"]
+
+STILL_SET = "a ContextVar that is set and not set back"
+
+
+class TracedToken(VariableTracker):
+    """What ``ContextVar.set`` returns, while it is traced.
+
+    Attributes:
+        context_var: the variable that was set.
+        previous: what was set before, in the same stretch of code; None if nothing was.
+    """
+
+    def __init__(
+        self, context_var: ContextVar[Any], previous: VariableTracker | None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.context_var = context_var
+        self.previous = previous
+
+
+@functools.cache
+def follow_context_vars() -> None:
+    """Teach TorchDynamo the methods of a ``ContextVar``; done once."""
+    call_method = UserDefinedObjectVariable.call_method
+
+    @functools.wraps(call_method)
+    def call(
+        self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> VariableTracker:
+        if type(self.value) is ContextVar and getattr(backend_of(tx), "follows_python", False):
+            result = _called(self, tx, name, args, kwargs)
+            if result is not None:
+                return result
+        return call_method(self, tx, name, args, kwargs)  # type: ignore[arg-type]
+
+    UserDefinedObjectVariable.call_method = call  # type: ignore[method-assign]
+    compile_subgraph = OutputGraph.compile_subgraph
+
+    @functools.wraps(compile_subgraph)
+    def compile_unless_set(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _set_in(self):
+            raise SkipFrame(STILL_SET)
+        return compile_subgraph(self, *args, **kwargs)
+
+    OutputGraph.compile_subgraph = compile_unless_set  # type: ignore[method-assign]
+
+
+def _set_in(output: Any) -> dict[ContextVar[Any], VariableTracker]:
+    """What is set now, of what was set in the stretch of code that is traced."""
+    if not hasattr(output, "_fxguard_context"):
+        output._fxguard_context = {}
+    found: dict[ContextVar[Any], VariableTracker] = output._fxguard_context
+    return found
+
+
+def _called(
+    variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> VariableTracker | None:
+    """What a method returns; None if it cannot be followed."""
+    context_var, values = variable.value, _set_in(tx.output)
+    match name, [each.realize() for each in args], kwargs:
+        case "set", [value], {} if not kwargs:
+            token = TracedToken(context_var, values.get(context_var))
+            values[context_var] = value
+            return token
+        case "reset", [TracedToken() as token], {} if not kwargs:
+            if token.context_var is not context_var or context_var not in values:
+                return None
+            del values[context_var]
+            if token.previous is not None:
+                values[context_var] = token.previous
+            return ConstantVariable.create(None)
+        case "get", _, {} if not kwargs:
+            if context_var in values:
+                return values[context_var]
+            return _value_outside(variable, tx) if not args else None
+    return None
+
+
+def _value_outside(variable: Any, tx: Any) -> VariableTracker | None:
+    """What was set before the stretch of code began."""
+    if variable.source is None:
+        return None
+    try:
+        value = variable.value.get()
+    except LookupError:
+        return None
+    source = CallFunctionNoArgsSource(AttrSource(variable.source, "get"))
+    built: VariableTracker = VariableTracker.build(tx, value, source)
+    return built
