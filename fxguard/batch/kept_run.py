@@ -83,8 +83,8 @@ class KeptRun:
 
     def came_in(self, position: int, gradient: Tensor) -> None:
         """Note a gradient that reached an output, maybe from a loss whose own gradient is known."""
-        from_loss = any(loss in self.incoming for loss in self.inner.get(position, ()))
-        if from_loss and is_plain(gradient):
+        losses = self.inner.get(position)
+        if losses and any(loss in self.incoming for loss in losses) and is_plain(gradient):
             self.samples[position] = sample_of(gradient)
         else:
             self.incoming[position] = gradient.detach()
@@ -171,7 +171,7 @@ def keep(
     positions: dict[Any, list[int]] = {}  # autograd node to outputs
     for position, output in hooked.items():
         positions.setdefault(output.grad_fn, []).append(position)
-    are_sums = not any(map(_is_compiled, positions))
+    are_sums = not (run.is_compiled and any(map(_is_compiled, positions)))
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
@@ -270,8 +270,10 @@ class Listener:
 
 
 def _let_go(value: Any) -> Any:
-    is_kept = not isinstance(value, Tensor) or isinstance(value, torch.nn.Parameter)
-    return value if is_kept else weakref.ref(value)
+    is_plain = type(value) is Tensor and not hasattr(value, "_is_param")  # no Parameter, for sure
+    if not is_plain and (not isinstance(value, Tensor) or isinstance(value, torch.nn.Parameter)):
+        return value
+    return weakref.ref(value)
 
 
 def versions_of(values: Sequence[Any]) -> tuple[int | None, ...]:

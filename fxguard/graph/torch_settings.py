@@ -6,17 +6,30 @@ an operation between them raises, the second call does not run. Python would hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from fxguard.torch_names import ATTENTION_KERNELS, set_grad_enabled, use_attention_kernels
+from fxguard.torch_names import (
+    ATTENTION_KERNELS,
+    is_any_autocast_on,
+    set_grad_enabled,
+    use_attention_kernels,
+)
 
 __all__ = ["changes_settings", "settings_now"]
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # those with their own autocast
+NOWHERE = (False,) * len(DEVICES)
+
+# Functions that tell of settings that are on or off.
+SIMPLE = (
+    *(torch.is_grad_enabled, torch.is_autocast_cache_enabled),
+    *(is_enabled for is_enabled, _ in ATTENTION_KERNELS),
+)
 
 
 # Functions that change settings inside a graph, by name.
@@ -38,26 +51,29 @@ def changes_settings(graph_module: GraphModule) -> bool:
 
 def settings_now() -> Callable[[], None]:
     """Save grad mode, autocast and the kernels of attention; returns a function to restore them."""
-    grad = torch.is_grad_enabled()
-    kernels = [is_enabled() for is_enabled, _ in ATTENTION_KERNELS]
-    cache = torch.is_autocast_cache_enabled()
-    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
-    nesting = _nesting()
+    # This runs for each graph with a backward, so it calls no function of Python's.
+    simple = [setting() for setting in SIMPLE]
+    enabled = tuple(map(torch.is_autocast_enabled, DEVICES)) if is_any_autocast_on() else NOWHERE
+    dtypes = tuple(map(torch.get_autocast_dtype, DEVICES))
+    torch.autocast_increment_nesting()  # see _nesting
+    return functools.partial(_restore, simple, enabled, dtypes, torch.autocast_decrement_nesting())
 
-    def restore() -> None:
-        set_grad_enabled(grad)
-        allowed = [kernel for (_, kernel), on in zip(ATTENTION_KERNELS, kernels, strict=True) if on]
-        use_attention_kernels(allowed)
-        torch.set_autocast_cache_enabled(cache)
-        for device, enabled, dtype in autocast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        while _nesting() > nesting:
-            torch.autocast_decrement_nesting()
-        if not nesting:
-            torch.clear_autocast_cache()
 
-    return restore
+def _restore(
+    simple: Sequence[bool], enabled: Sequence[bool], dtypes: Sequence[torch.dtype], nesting: int
+) -> None:
+    grad, cache, *kernels = simple
+    set_grad_enabled(grad)
+    allowed = [kernel for (_, kernel), on in zip(ATTENTION_KERNELS, kernels, strict=True) if on]
+    use_attention_kernels(allowed)
+    torch.set_autocast_cache_enabled(cache)
+    for device, is_enabled, dtype in zip(DEVICES, enabled, dtypes, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+        torch.set_autocast_dtype(device, dtype)
+    while _nesting() > nesting:
+        torch.autocast_decrement_nesting()
+    if not nesting:
+        torch.clear_autocast_cache()
 
 
 def _nesting() -> Any:

@@ -65,11 +65,13 @@ class Finite(Generic[T]):
         found = native.abs_min_max(tensor)
         if found is None:
             self._look_otherwise(what, tensor, stays)
-        elif not 0 < (high := found[1]) < self.largest:  # most gradients are like this one
-            self._note(what, high)
+        else:
+            self.note(what, found[1])
 
-    def _note(self, what: T, high: float) -> None:
-        """Note the largest magnitude of a tensor."""
+    def note(self, what: T, high: float) -> None:
+        """Note the largest magnitude of a tensor that somebody else has looked at."""
+        if 0 < high < self.largest:  # most gradients are like this one
+            return
         self.largest = max(self.largest, high)
         if severity := Severity.of(high):
             self._found.append((what, severity))
@@ -112,6 +114,8 @@ class Finite(Generic[T]):
 
     def measure(self) -> None:
         """Measure what waits."""
+        if not self._together:
+            return
         with own_arithmetic():
             for together in [*self._together.values()]:
                 waiting.measure(together)

@@ -75,7 +75,7 @@ class BackwardPasses:
         self.compiled = compiled
         self.tells_of_all = tells_of_all
         self.hears_of_all_zero = hears_of_all_zero
-        self._passes: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        self._passes: dict[int, weakref.ref[Pass]] = {}  # those that run, by graph task
         self._hooks: dict[int, Any] = {}  # id of a leaf to the handle of our hook on it
         self.largest = 0.0  # of the gradients of the last pass; see Finite.largest
         self.count = 0  # of passes that have ended
@@ -196,8 +196,9 @@ class BackwardPasses:
             task, last = self._last
             if task == graph_task() and (running := last()) is not None:
                 found = _read(gradient)
-                if found is not None and 0 < found[1] < running.leaves.largest:
-                    return  # most gradients are like this one
+                if found is not None:
+                    running.leaves.note(name, found[1])
+                    return
             if not has_levels(gradient) and (running := self._pass()) is not None:
                 running.leaves.look_at(name, gradient, stays)
 
@@ -260,11 +261,14 @@ class BackwardPasses:
         if task == -1:
             return None
         with self._lock:
-            running = self._passes.get(task)
+            known = self._passes.get(task)
+            running = None if known is None else known()
             if running is None:
-                others = list(self._passes.values())
-                running = self._passes[task] = Pass(self)
-                for each in others:  # one inside the other: both accumulate into the same leaves
+                others = {key: each for key, x in self._passes.items() if (each := x()) is not None}
+                running = Pass(self)
+                self._passes = {key: self._passes[key] for key in others}
+                self._passes[task] = weakref.ref(running)
+                for each in others.values():  # one inside the other: both reach the same leaves
                     each.is_alone = running.is_alone = False
                     each.leaves.measure()
                 # The engine owns it from now on, and drops it if the backward raises.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fxguard.capture import _copies
 from fxguard.measure import eager, finite, gpu, gpu_table, native, traceable, waiting, ways
+from fxguard.steps import backward
 
 
 @dataclasses.dataclass
@@ -76,6 +77,7 @@ def pretended(*, interpreted: bool = False, together: bool = True) -> Iterator[L
         patch.setattr(gpu, "is_readable", is_readable)
         not_in_c = types.SimpleNamespace(is_observed=native.is_observed, abs_min_max=lambda x: None)
         patch.setattr(finite, "native", not_in_c)
+        patch.setattr(backward, "_read", lambda gradient: None)
         patch.setattr(_copies, "is_on_a_gpu", lambda value: isinstance(value, Tensor))
         patch.setattr(gpu, "cuda_device", lambda: None)
         patch.setattr(gpu, "read", read_one)
