@@ -64,6 +64,7 @@ from torch.fx import GraphModule
 from fxguard.batch import module_hooks, observer
 from fxguard.capture import (
     context_vars,
+    decisions,
     layers,
     let_go,
     lifted_items,
@@ -236,6 +237,7 @@ def compile_forward(
     traced_modules.mark_traced_modules()
     try_blocks.leave_early()
     context_vars.follow_context_vars()
+    decisions.follow_decisions()
     lifted_items.lift_items()
     limit = max(RECOMPILE_LIMIT, 4 * layers_in_turn)  # with gradients and without, training or not
     options: dict[str, Any] = {"recompile_limit": limit, "isolate_recompiles": True}
