@@ -12,8 +12,6 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - ``InstructionTranslator.current_tx().f_code``: the code of the function that is captured.
 - ``tx.output.root_tx.f_code``: the same, from the tracer of a function that it calls.
 - ``SubgraphTracer.create_proxy``: puts an operation into the graph.
-- ``OutputGraph.current_tx``: the tracer of the innermost function; its ``parent`` is its caller's.
-- ``InstructionTranslator.run``: traces the function that is captured, ``step`` by ``step``.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
+from fxguard.capture import left_functions
 from fxguard.capture._calls import RESUMED
 from fxguard.capture._handlers import tried_lines
 from fxguard.capture.plain_python import backend_of
@@ -62,6 +61,7 @@ def leave_early() -> None:
     to its end in vain, and again after each break. Nor are the functions between it and the
     operation, which would be left in their turn.
     """
+    left_functions.skip_left_functions()
     original = SubgraphTracer.create_proxy
 
     @functools.wraps(original)
@@ -69,22 +69,9 @@ def leave_early() -> None:
         tx = self.output_graph.root_tx
         if kind.startswith("call") and getattr(backend_of(tx), "follows_python", False):
             leave_try_block_of_last(tx)  # by now its result is known
-            tx._fxguard_innermost = self.output_graph.current_tx
         return original(self, kind, *args, **kwargs)
 
     SubgraphTracer.create_proxy = create_proxy  # type: ignore[method-assign]
-    run = InstructionTranslator.run
-
-    @functools.wraps(run)
-    def run_unless_left(self: Any) -> None:
-        if self.f_code in getattr(backend_of(self), "left", ()):
-            self.step = _leave  # run cleans up after its steps
-        try:
-            run(self)
-        finally:
-            self._fxguard_innermost = None  # it refers to this one
-
-    InstructionTranslator.run = run_unless_left  # type: ignore[method-assign]
 
 
 def _leave() -> NoReturn:
@@ -115,12 +102,8 @@ def leave_try_block_of_last(tx: Any) -> None:
     root = tx.output.root_tx
     if last is None or not _is_tried_in(root.f_code, last):
         return
-    left = backend_of(root).left
-    caller = getattr(root, "_fxguard_innermost", None)
-    while caller is not None:
-        if _is_tried_in(caller.f_code, last):
-            left.add(caller.f_code)
-        caller = caller.parent
+    calls = left_functions.calls_to_last(root)
+    backend_of(root).left.update(tx.f_code for tx in calls if _is_tried_in(tx.f_code, last))
     _leave()
 
 
