@@ -31,6 +31,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx import Graph, GraphModule, Node
 
 from fxguard.capture.plain_python import backend_of
+from fxguard.forgiving import theirs
 from fxguard.graph import marks, nodes
 from fxguard.graph.operations import is_custom, read_node
 from fxguard.graph.tables import UNINITIALISED
@@ -97,7 +98,7 @@ def _answer_of(node: Node, output: Any) -> bool | None:
         if not all(map(_is_value_of, inputs, values)):
             return None
         answer = question.answer_for(values)
-    except Exception:  # whatever an expression or an operation has to object
+    except theirs():  # an expression of closure names, an operation of wrong arguments
         return None
     if inputs:
         output._fxguard_decisions = guards + 1
