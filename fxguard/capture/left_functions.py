@@ -26,7 +26,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from fxguard.capture.plain_python import backend_of
 
-__all__ = ["calls_to_last", "skip_left_functions"]
+__all__ = ["calls_to_last", "failures", "skip_left_functions"]
 
 
 @functools.cache
@@ -42,6 +42,8 @@ def skip_left_functions() -> None:
         try:
             run(self)
         except TorchRuntimeError:
+            global _failures
+            _failures += 1
             left.update(tx.f_code for tx in calls_to_last(self) if tx is not self)
             raise
         finally:
@@ -54,6 +56,14 @@ def skip_left_functions() -> None:
 
     InstructionTranslator.run = run_unless_left  # type: ignore[method-assign]
     SubgraphTracer.create_proxy = note_function  # type: ignore[method-assign]
+
+
+def failures() -> int:
+    """How often an operation has failed in a capture of this process."""
+    return _failures
+
+
+_failures = 0
 
 
 def calls_to_last(root: Any) -> Iterator[Any]:

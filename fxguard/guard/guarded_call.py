@@ -22,7 +22,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.observer import Observer
 from fxguard.batch.tape import Tape
-from fxguard.capture import dynamo
+from fxguard.capture import dynamo, left_functions
 from fxguard.capture.captured_only import NotCaptured
 from fxguard.capture.module_hooks import with_module_hooks
 from fxguard.graph import marks
@@ -233,7 +233,8 @@ class GuardedCall:
     def _run_form(self) -> Any:
         guard, form = self.guard, self.form
         called = form.bound(guard.model)
-        breaks, before = dynamo.graph_breaks(), active.here.forward
+        breaks, failed = dynamo.graph_breaks(), left_functions.failures()
+        before = active.here.forward
         # An interrupt may arrive at any call below. The last line of each `finally` is not a call.
         try:
             running = self._begin()
@@ -249,6 +250,8 @@ class GuardedCall:
                     self._returned(running, output)
             except Exception as error:
                 with DisableTorchFunction():
+                    if left_functions.failures() != failed:
+                        guard.captures.capture_anew()
                     guard.delivery.batch_failed(error)
                 raise
             finally:

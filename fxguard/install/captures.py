@@ -43,6 +43,8 @@ MOST_TOKENS, TOKEN = 32, 0.02
 # captures it is left to Python and the observer.
 MOST_CAPTURES = 32
 
+MOST_ANEW = 8  # times that a model which raised is captured anew
+
 
 @dataclass(slots=True, eq=False)
 class Form:
@@ -126,6 +128,7 @@ class Captures:
         # How layers share captures, with gradients and without, since the last change of the model.
         self._equal: dict[bool, EqualLayers | None] = {}
         self._changes = 0
+        self._anew = 0
         self._small_calls = 0.0  # in which the graphs of layers are felt
         self._backends: list[CheckingBackend] = []
         # Of graphs that may run. TorchDynamo's cache refers to them.
@@ -297,6 +300,16 @@ class Captures:
         """Forget the captured forms, because the methods have changed."""
         self._compiled.clear()
         _let_go(self._in_use)
+
+    def capture_anew(self) -> None:
+        """Forget the captured forms, because the model failed, and with it their capture.
+
+        What TorchDynamo fails on is left to Python for good. But a model that raises was perhaps
+        given a wrong argument, and is called with a right one next.
+        """
+        if self._anew < MOST_ANEW:
+            self._anew += 1
+            self.forget_forms()
 
     def clear(self) -> None:
         """Forget everything that was captured."""

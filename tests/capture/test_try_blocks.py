@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import fxguard
 from fxguard.capture import traced_modules
-from fxguard.guard.guard import GuardedModel
 
 X = torch.ones(2, 8)
 
@@ -310,34 +309,3 @@ def test_what_a_guard_leaves_to_python_is_captured_for_others() -> None:
 
     torch.compile(Deep().middle, backend=backend, fullgraph=True)(X)
     assert len(graphs) == 1
-
-
-@torch.library.custom_op("fxguard_tests::known_to_python", mutates_args=())
-def known_to_python(x: Tensor) -> Tensor:
-    """An operation that TorchDynamo fails on."""
-    return x.clone()
-
-
-@known_to_python.register_fake
-def _(x: Tensor) -> Tensor:
-    raise RuntimeError("only bfloat16 is known here")
-
-
-class Fails(Deep):
-    """Has such an operation in a function that others call."""
-
-    def safe(self, x: Tensor) -> Tensor:
-        """Its place."""
-        output: Tensor = known_to_python(x)
-        return output
-
-
-def test_functions_around_an_operation_that_fails_are_not_traced_to_it_in_turn(
-    traced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The layer is traced once in vain, and then captured."""
-    monkeypatch.setattr(GuardedModel, "fallback", True)
-    guarded = fxguard.instrument(Fails())
-    assert torch.equal(guarded(X), guarded(X))
-    assert traced == ["middle"]
-    assert "checked 4 of 4 operations in 0 graphs and 4" in fxguard.guard_of(guarded).coverage()
