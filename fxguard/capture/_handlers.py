@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fxguard.capture._undoing import undoes
+from fxguard.capture._undoing import lines_set_back, undoes
 from fxguard.source.syntax import tree_of_file
 
 __all__ = ["Tried", "tried_lines"]
@@ -26,6 +26,7 @@ class Tried(NamedTuple):
     waits_for_kernels: bool  # only NotImplementedError is handled
     waits_for_others: bool  # only exceptions that no operation of torch raises are handled
     undoes: bool  # nothing is handled, and what was set before the block is set back under finally
+    set_back: frozenset[int]  # the lines that set attributes which it sets back
 
 
 @functools.lru_cache(maxsize=256)
@@ -42,7 +43,8 @@ def tried_lines(file: str) -> tuple[Tried, ...]:
             _covered(node),
             not node.finalbody and all(map(_handles_no_kernel, node.handlers)),
             not node.finalbody and all(_is_of_others(x, inside, names) for x in node.handlers),
-            undoes(node, before),
+            undone := undoes(node, before),
+            lines_set_back(node, before) if undone else frozenset(),
         )
         for node, inside, before in blocks
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-__all__ = ["undoes"]
+__all__ = ["lines_set_back", "undoes"]
 
 # What a condition may consist of that changes nothing.
 READS = (
@@ -32,6 +32,26 @@ def undoes(block: ast.Try, before: Sequence[ast.stmt]) -> bool:
         return False
     done = set(_done_by(before, _names_bound([*before, *block.body, *block.orelse])))
     return all(ast.unparse(each) in done for each in _unconditional(block.finalbody))
+
+
+def lines_set_back(block: ast.Try, before: Sequence[ast.stmt]) -> frozenset[int]:
+    """The lines, before a ``try`` block or in it, that set attributes which it sets back.
+
+    The arguments are those of :func:`undoes`.
+    """
+    kept = {ast.unparse(each) for each in _attributes_set(block.finalbody)}
+    return frozenset(
+        line
+        for each in (_attributes_set([*before, *block.body]) if kept else ())
+        if ast.unparse(each) in kept
+        for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    )
+
+
+def _attributes_set(block: Sequence[ast.stmt]) -> Iterator[ast.Attribute]:
+    for node in (node for statement in block for node in ast.walk(statement)):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            yield node
 
 
 def _names_bound(block: Sequence[ast.stmt]) -> list[str]:

@@ -2,7 +2,8 @@
 
 TorchDynamo knows none of their methods. Models of transformers set one around each forward, to tell
 hooks what to collect, and would be several graphs instead of one. What is set in a stretch of code
-and set back there has no effect behind it. A function that leaves it set is left to Python.
+and set back there has no effect behind it. A function that leaves it set is left to Python. So is
+one with an operation that is not torch's, which may ask for the variable when it runs.
 
 The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
@@ -25,12 +26,16 @@ from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch.fx import Node
 
 from fxguard.capture.plain_python import backend_of
+from fxguard.graph import marks
+from fxguard.graph.operations import is_custom
 
 __all__ = ["follow_context_vars"]
 
 STILL_SET = "a ContextVar that is set and not set back"
+ASKED_FOR = "a ContextVar that is set, and an operation that may ask for it"
 
 
 class TracedToken(VariableTracker):
@@ -71,9 +76,18 @@ def follow_context_vars() -> None:
     def compile_unless_set(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _set_in(self):
             raise SkipFrame(STILL_SET)
+        if hasattr(self, "_fxguard_sets") and any(map(_may_ask, self.graph.nodes)):
+            raise SkipFrame(ASKED_FOR)
         return compile_subgraph(self, *args, **kwargs)
 
     OutputGraph.compile_subgraph = compile_unless_set  # type: ignore[method-assign]
+
+
+def _may_ask(node: Node) -> bool:
+    """Whether a node calls Python that may ask for a variable when the graph runs."""
+    return node.op == "call_module" or (
+        node.op == "call_function" and is_custom(node.target) and node.target not in marks.MARKS
+    )
 
 
 def _set_in(output: Any) -> dict[ContextVar[Any], VariableTracker]:
@@ -93,6 +107,7 @@ def _called(
         case "set", [value], {} if not kwargs:
             token = TracedToken(context_var, values.get(context_var))
             values[context_var] = value
+            tx.output._fxguard_sets = True
             return token
         case "reset", [TracedToken() as token], {} if not kwargs:
             if token.context_var is not context_var or context_var not in values:

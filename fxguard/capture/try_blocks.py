@@ -35,7 +35,7 @@ from fxguard.capture.plain_python import backend_of
 from fxguard.graph import marks, nodes
 from fxguard.graph.operations import is_custom, name_of
 from fxguard.graph.tables import REPEATABLE
-from fxguard.source.lines import is_internal, lines_of_trace
+from fxguard.source.lines import Place, is_internal, lines_of_trace
 from fxguard.torch_names import HigherOrderOperator
 
 __all__ = ["leave_early", "leave_try_block_of_last", "leave_try_blocks"]
@@ -90,6 +90,10 @@ def leave_try_blocks(graph_module: GraphModule) -> None:
         return
     if any(_is_tried_in(root, node) for node in graph_module.graph.nodes):
         _leave()
+    traces = [node.meta.get("stack_trace") for node in graph_module.graph.nodes if _is_call(node)]
+    set_back = frozenset().union(*map(_set_back_around, traces))
+    if set_back and not all(map(set_back.isdisjoint, map(lines_of_trace, traces))):
+        _leave()  # an attribute is set inside the graph: of a tensor, or by a property
 
 
 def leave_try_block_of_last(tx: Any) -> None:
@@ -109,9 +113,13 @@ def leave_try_block_of_last(tx: Any) -> None:
 
 def _is_tried_in(root: CodeType, node: Node) -> bool:
     """Whether an exception at an operation is caught by a function or one that it calls."""
-    return node.op.startswith("call") and _is_tried(
+    return _is_call(node) and _is_tried(
         node.meta.get("stack_trace"), root, not _has_kernel(node), _may_raise_others(node)
     )
+
+
+def _is_call(node: Node) -> bool:
+    return node.op.startswith("call")
 
 
 def _has_kernel(node: Node) -> bool:
@@ -162,6 +170,19 @@ def _is_tried(trace: str | None, root: CodeType, may_fail: bool, may_raise_other
             ):
                 return True
     return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _set_back_around(trace: str | None) -> frozenset[Place]:
+    """The lines that set what is set back by one of the blocks that a node stands in."""
+    return frozenset(
+        (file, number)
+        for file, line in lines_of_trace(trace)
+        if not is_internal(file)
+        for tried in tried_lines(file)
+        if line in tried.lines
+        for number in tried.set_back
+    )
 
 
 def _is_resumed(code: CodeType) -> bool:

@@ -122,6 +122,29 @@ class LeavesToken(nn.Module):
         return x * FACTOR.get()
 
 
+@torch.library.custom_op("fxguard_tests::times_factor", mutates_args=())
+def times_factor(x: Tensor) -> Tensor:
+    """Asks for a variable when it runs."""
+    return x.mul(FACTOR.get())
+
+
+@times_factor.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class IsAsked(nn.Module):
+    """Sets a variable for an operation that asks for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = FACTOR.set(3)
+        try:
+            y: Tensor = times_factor(x)
+        finally:
+            FACTOR.reset(token)
+        return y * FACTOR.get()
+
+
 class ResetsTwice(nn.Module):
     """Sets a variable back twice, which is an error."""
 
@@ -133,7 +156,7 @@ class ResetsTwice(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("model", [LeavesSet, AsksForMore, LeavesToken])
+@pytest.mark.parametrize("model", [LeavesSet, AsksForMore, LeavesToken, IsAsked])
 def test_everything_else_is_left_to_python(model: type[nn.Module]) -> None:
     """What is set stays set, and each value is that of Python."""
     token = FACTOR.set(1)

@@ -195,6 +195,73 @@ class Breaks(Base):
         return y
 
 
+class Data(Base):
+    """Sets the data of a weight, which the graph does at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.scale.weight.data
+        self.scale.weight.data = old * 2
+        try:
+            y = self.factor(x)
+        finally:
+            self.scale.weight.data = old
+        return y
+
+    def state(self) -> list[Any]:
+        """What a call may change."""
+        return self.scale.weight.tolist()
+
+
+class InPlace(Base):
+    """Counts in a buffer, in its `try` block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        try:
+            y = self.factor(x)
+        finally:
+            self.count -= 1
+        return y
+
+    def state(self) -> list[Any]:
+        """What a call may change."""
+        return [self.count.item()]
+
+
+class Property(Base):
+    """Sets a buffer through a property."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.zeros(()))
+
+    @property
+    def factor_of(self) -> Tensor:
+        """A copy of the buffer."""
+        return self.held.clone()
+
+    @factor_of.setter
+    def factor_of(self, value: Tensor) -> None:
+        self.held.copy_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.factor_of
+        self.factor_of = old + 1
+        try:
+            y = self.factor(x)
+        finally:
+            self.factor_of = old
+        return y
+
+    def state(self) -> list[Any]:
+        """What a call may change."""
+        return [self.held.item()]
+
+
 class Else(Base):
     """Has its operation where only ``finally`` sees its exception."""
 
@@ -210,7 +277,9 @@ class Else(Base):
         return x * len(mode)
 
 
-@pytest.mark.parametrize("model", [Misses, Other, Rebinds, Handles, Breaks, Else])
+@pytest.mark.parametrize(
+    "model", [Misses, Other, Rebinds, Handles, Breaks, Data, InPlace, Property, Else]
+)
 def test_what_is_more_than_that_is_left_to_python(model: type[Base]) -> None:
     """It happens where an operation raises, as in plain Python."""
     plain, guarded = model(), fxguard.instrument(model())
