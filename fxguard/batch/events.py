@@ -184,12 +184,13 @@ class GraphRun(Event):
 
     def read(self) -> None:
         """Bring the numbers to the host."""
-        if self.postponed is not None:
-            leaving = self.postponed.leaving
+        postponed, measured = self.postponed, self.measured
+        if postponed is not None:
+            leaving = postponed.leaving
             numbers = eager.gathered(leaving) if isinstance(leaving, list) else leaving
-            self.postponed.leaving = _on_host(numbers, len(self.postponed.values))
-        else:
-            self.measured = _on_host(self.measured, len(self.plan.checks))
+            postponed.leaving = _on_host(numbers, len(postponed.values))
+        elif type(measured) is not bytearray or len(measured) != len(self.plan.checks) * eager.ROW:
+            self.measured = _on_host(measured, len(self.plan.checks))
 
     def exchanged(self, memory: int) -> None:
         """Note that other ranks have sent numbers into some memory: no version tells."""

@@ -157,21 +157,21 @@ def keep(
     Returns:
         None if none of its results requires a gradient.
     """
-    hooked = {
-        position: output
-        for position, output in enumerate(outputs)
-        if isinstance(output, Tensor) and output.requires_grad and output.grad_fn is not None
-    }
-    for position in run.plan.handed_on:
-        hooked.pop(position, None)
-    if not hooked:
+    # Autograd node to outputs: their numbers there, and their positions.
+    nodes: dict[Any, list[tuple[int, int]]] = {}
+    hooked: dict[int, Tensor] = {}
+    handed_on = run.plan.handed_on
+    for position, output in enumerate(outputs):
+        if not isinstance(output, Tensor) or not output.requires_grad or position in handed_on:
+            continue
+        if (node := output.grad_fn) is not None:
+            hooked[position] = output
+            nodes.setdefault(node, []).append((output.output_nr, position))
+    if not nodes:
         return None
     args = run.args
     assert args is not None
-    positions: dict[Any, list[int]] = {}  # autograd node to outputs
-    for position, output in hooked.items():
-        positions.setdefault(output.grad_fn, []).append(position)
-    are_sums = not (run.is_compiled and any(map(_is_compiled, positions)))
+    are_sums = not (run.is_compiled and any(map(_is_compiled, nodes)))
     kept = KeptRun(
         event=run,
         batch_number=batch_number,
@@ -183,8 +183,7 @@ def keep(
         are_sums=are_sums,
         inner=inner_outputs(run.plan, hooked) if are_sums and len(hooked) > 1 else {},
     )
-    for node, at in positions.items():
-        numbers = [(hooked[position].output_nr, position) for position in at]
+    for node, numbers in nodes.items():
         node.register_prehook(Listener(kept, numbers, arrived))
     return kept
 

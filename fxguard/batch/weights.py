@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from fxguard.batch.model_reference import reference_to
 from fxguard.batch.step_hooks import remove_hooks
 from fxguard.findings import Growth
-from fxguard.measure import traceable
+from fxguard.measure import native, traceable
 from fxguard.measure.at_hand import VERSION, has_memory, version_of
 
 __all__ = ["Snapshot", "StandingTensors", "WeightGrowth", "grown", "magnitudes"]
@@ -90,7 +90,7 @@ class StandingTensors:
             return None
         plain = self._plain
         try:
-            state = _state([reference() for reference in plain])
+            state = native.state_of(plain) or _state([reference() for reference in plain])
         except AttributeError:  # a tensor is gone, and None has no version
             self.read()
             plain = self._plain

@@ -26,7 +26,7 @@ from torch._C._dynamo.eval_frame import _FrameExecStrategy as Strategy
 from torch._dynamo import eval_frame
 from torch._dynamo.types import ConvertFrameReturn
 
-from fxguard.torch_names import func_level_count, leave_func_levels
+from fxguard.torch_names import leave_func_levels
 
 __all__ = ["NotCaptured", "captured_only"]
 
@@ -71,13 +71,13 @@ def captured_only(compiled: Callable[..., Any]) -> Callable[..., Any] | None:
     def call(*args: Any, **kwargs: Any) -> Any:
         if eval_frame._stance.stance != "default":
             raise NotCaptured
-        depth, before = func_level_count(), -1 if _set_id is None else _set_id(own_id)
+        before = -1 if _set_id is None else _set_id(own_id)
         try:
             _set_eval_frame(refusing)
             return function(*args, **kwargs)
         except BaseException:
             _set_eval_frame(None)
-            leave_func_levels(depth)  # a graph may have raised inside one
+            leave_func_levels(0)  # a graph may have raised inside one
             raise
         finally:
             _set_eval_frame(None)

@@ -28,7 +28,14 @@ from torch._dynamo import compiled_autograd
 
 from fxguard.batch import kept_function, kept_run
 
-__all__ = ["Looks", "hand_over", "in_compiled_autograd", "never_compiled", "number_of"]
+__all__ = [
+    "Looks",
+    "hand_over",
+    "hook_of_leaf",
+    "in_compiled_autograd",
+    "never_compiled",
+    "number_of",
+]
 
 Hook = TypeVar("Hook", bound=Callable[..., object])
 
@@ -50,6 +57,36 @@ class Looks(Protocol):
 
     def reached(self, name: str, gradient: Tensor) -> None:
         """Called when a gradient is about to be accumulated into a leaf."""
+
+
+def hook_of_leaf(
+    needs_nothing: Callable[[Tensor | None], bool],
+    hear: Callable[[Tensor | None], object],
+    number: int,
+    name: str,
+) -> Callable[[Tensor | None], None]:
+    """An autograd hook for a leaf.
+
+    Args:
+        needs_nothing: whether nobody has to hear of a gradient. Most are of this kind.
+        hear: hears of any other; not in a backward that is compiled as a graph.
+        number: of who listens there: see :func:`number_of`.
+        name: of the leaf.
+    """
+
+    @never_compiled
+    def listen(gradient: Tensor | None) -> None:
+        if compiled_autograd.in_compiled_autograd_region:
+            if gradient is None:  # the backward of a function of the script gives none
+                return
+            if torch.compiler.is_compiling():
+                hand_over(gradient, number, name)
+            elif (listener := _listeners.get(number)) is not None:
+                listener.reached(name, gradient)
+        elif not needs_nothing(gradient):
+            hear(gradient)
+
+    return listen
 
 
 def in_compiled_autograd() -> bool:

@@ -22,7 +22,13 @@ from fxguard.torch_names import (
 
 __all__ = ["changes_settings", "settings_now"]
 
-DEVICES = ("cpu", "cuda", "mps", "xpu")  # those with their own autocast
+# Devices with their own autocast, of those that torch was built for.
+BUILT_FOR = {
+    "cuda": torch.backends.cuda.is_built(),
+    "mps": torch.backends.mps.is_built(),
+    "xpu": getattr(torch.version, "xpu", None) is not None,
+}
+DEVICES = ("cpu", *(device for device, is_built in BUILT_FOR.items() if is_built))
 NOWHERE = (False,) * len(DEVICES)
 
 # Functions that tell of settings that are on or off.

@@ -290,10 +290,10 @@ class GuardedModel(Guard):
                 self.delivery.batch_ended()
 
     def _graph_ran(self, run: GraphRun, outputs: Sequence[Any] | None) -> None:
-        call, batch = active.here.call, self.recorder.batch
+        call = active.here.call
         if call is not None and call.is_of(self):
             call.graph_ran(run, outputs)
-        elif batch is not None:
+        elif (batch := self.recorder.batch) is not None:
             self.add_run(batch, run, outputs)
 
     def add_run(self, batch: Batch, run: GraphRun, outputs: Sequence[Any] | None) -> None:

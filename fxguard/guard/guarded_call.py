@@ -41,6 +41,8 @@ from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["GuardedCall"]
 
+INNER = 6  # frames of fxguard between the user's call and this one, at least
+
 __tracebackhide__ = True  # by pytest: it shows the test, and where the model was called
 
 
@@ -109,7 +111,7 @@ class GuardedCall:
         self.args = args
         self.kwargs = kwargs
         self.observer: Observer | None = guard.observer if is_observed else None
-        self.caller = calling_line()
+        self.caller = calling_line(INNER)
         self.number: int | None = None  # of its batch; None for the next one
         self.graph_run: GraphRun | None = None
         self.outputs: Sequence[Any] = ()
@@ -164,14 +166,16 @@ class GuardedCall:
             NotCaptured: before anything has run.
         """
         guard, here = self.guard, active.here
-        captured = self.form.captured_of(guard.model)
-        observer = guard.observer
+        captured, observer, args = self.form.captured, guard.observer, self.args
+        assert captured is not None
         assert observer is not None
+        if self.form.takes_model:
+            args = (guard.names.model, *args)
         # An interrupt may arrive at any call.
         try:
             try:
                 here.call = self
-                output = observer.watch(captured, *self.args, **self.kwargs)
+                output = observer.watch(captured, *args, **self.kwargs)
             except NotCaptured:
                 raise
             except Exception as error:

@@ -25,7 +25,10 @@ class KnownCall:
     Attributes:
         plan: of the graph.
         labels: of the rows of the model's frame.
-        places: of the tensors in these rows, among the inputs and outputs of the graph.
+        places: of the tensors in these rows: the position of an argument of the graph, or the
+            bitwise inverse of that of an output.
+        given: how many arguments the model was given by position, and the names of the others, if
+            each of them and what the model returned is a tensor; else None.
         returned: the return of the model.
         frames: how many frames its batch has.
     """
@@ -33,6 +36,7 @@ class KnownCall:
     plan: Plan
     labels: tuple[str, ...]
     places: tuple[int, ...]
+    given: tuple[int, tuple[str, ...]] | None
     returned: ModuleReturn
     frames: int
 
@@ -64,13 +68,17 @@ class KnownCall:
         if run.plan.written or run.inputs or run.derived or run.calls:
             return None
         labels, tensors = marks.flatten_call(args, kwargs, output)
-        positions = {id(x): position for position, x in enumerate(_inside(run, outputs))}
-        places = tuple([positions.get(id(tensor), -1) for tensor in tensors])
-        if -1 in places:
+        assert run.args is not None
+        positions = {id(run.args[position]): position for position, _ in run.plan.inputs}
+        positions |= {id(x): ~position for position, x in enumerate(outputs)}
+        if any(id(tensor) not in positions for tensor in tensors):
             return None
+        places = tuple([positions[id(tensor)] for tensor in tensors])
+        are_tensors = all(isinstance(x, Tensor) for x in (*args, *kwargs.values(), output))
+        given = (len(args), tuple(kwargs)) if are_tensors else None
         returned = batch.events[1]
         assert isinstance(returned, ModuleReturn)
-        return cls(run.plan, labels, places, returned, frames)
+        return cls(run.plan, labels, places, given, returned, frames)
 
     def is_repeated_by(
         self, run: GraphRun, outputs: Sequence[Any], args: Any, kwargs: Any, output: Any
@@ -79,22 +87,24 @@ class KnownCall:
         run.read()
         if not run.is_finite() or not _are_apart(run):
             return False
-        labels, tensors = marks.flatten_call(args, kwargs, output)
-        inside = _inside(run, outputs)
-        known = [inside[place] for place in self.places]
-        return labels == self.labels and all(map(operator.is_, tensors, known))
+        inside = run.args
+        assert inside is not None
+        known = [inside[at] if at >= 0 else outputs[~at] for at in self.places]
+        tensors: Sequence[Any]
+        if self.given is not None:  # the labels follow from these
+            if len(args) != self.given[0] or tuple(kwargs) != self.given[1]:
+                return False
+            tensors = *args, *kwargs.values(), output
+        else:
+            labels, tensors = marks.flatten_call(args, kwargs, output)
+            if labels != self.labels:
+                return False
+        return all(map(operator.is_, tensors, known))
 
 
 def is_one_run(batch: Batch) -> bool:
     """Whether nothing happened in a batch but one run of a graph, and the return of the model."""
     return len(batch.events) == 2 and len(batch.runs) == 1 and not batch.values
-
-
-def _inside(run: GraphRun, outputs: Sequence[Any]) -> list[Any]:
-    """The inputs and the outputs of a graph."""
-    assert run.args is not None
-    inputs = [run.args[position] for position, _ in run.plan.inputs]
-    return inputs + list(outputs)
 
 
 def _are_apart(run: GraphRun) -> bool:

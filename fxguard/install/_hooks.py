@@ -8,11 +8,12 @@ each module costs a tenth of that.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.modules.module as module_hooks
 from torch.nn import Module
+
+from fxguard.measure import native
 
 __all__ = ["HookState", "hook_state", "hooked_parts"]
 
@@ -33,7 +34,7 @@ def hooked_parts(model: Module) -> list[Module]:
     return [module for module in parts if all(kind in vars(module) for kind in KINDS)]
 
 
-def hook_state(modules: Sequence[weakref.ref[Module]], ours: int) -> HookState:
+def hook_state(modules: list[weakref.ref[Module]], ours: int) -> HookState:
     """The hooks that the modules have now; equal if nothing was added, replaced or removed.
 
     Args:
@@ -41,7 +42,8 @@ def hook_state(modules: Sequence[weakref.ref[Module]], ours: int) -> HookState:
         ours: the key of fxguard's own hooks on all modules.
     """
     state = []
-    for position, reference in enumerate(modules):
+    has_any = native.any_filled is None or native.any_filled(modules, KINDS)
+    for position, reference in enumerate(modules if has_any else ()):
         # Written out: this runs at each forward.
         module = reference()
         if module is None:

@@ -45,6 +45,8 @@ MOST_CAPTURES = 32
 
 MOST_ANEW = 8  # times that a model which raised is captured anew
 
+NOT_SOUGHT = object()  # equal layers, since the model has changed
+
 
 @dataclass(slots=True, eq=False)
 class Form:
@@ -82,11 +84,6 @@ class Form:
     def bound(self, model: Module) -> Callable[..., Any]:
         """The function as a method of a model."""
         return types.MethodType(self.function, model) if self.takes_model else self.function
-
-    def captured_of(self, model: Module) -> Callable[..., Any]:
-        """What was captured, likewise."""
-        assert self.captured is not None
-        return types.MethodType(self.captured, model) if self.takes_model else self.captured
 
 
 class Captures:
@@ -129,6 +126,9 @@ class Captures:
         self._equal: dict[bool, EqualLayers | None] = {}
         self._changes = 0
         self._anew = 0
+        # The form that was last called, if nothing but these decides about it: the method, whether
+        # there are gradients, and the changes of the model.
+        self._whole: tuple[tuple[str, bool, int], Form] | None = None
         self._small_calls = 0.0  # in which the graphs of layers are felt
         self._backends: list[CheckingBackend] = []
         # Of graphs that may run. TorchDynamo's cache refers to them.
@@ -156,6 +156,9 @@ class Captures:
             return Form(self.installation.original(method))
         # If the user compiles the model, its hooks are read once, as torch.compile does.
         hooks = hook_state(self.names.hooked, HOOK_ID) if outer is None else ()
+        last = (method, torch.is_grad_enabled(), self.names.changes)
+        if not outer and not hooks and (known := self._whole) is not None and known[0] == last:
+            return known[1]
         fullgraph = outer is not None and outer.fullgraph
         with self._lock:
             layers = frozenset() if outer or hooks or self.whole else self._layers(given)
@@ -165,7 +168,14 @@ class Captures:
                 if len(self._compiled) >= MOST_CAPTURES:
                     return Form(self.installation.original(method))
                 self._compiled[key] = self._compile(method, outer, fallback, layers)
-            return self._compiled[key][1]
+            form: Form = self._compiled[key][1]
+            if not outer and not hooks and self._is_always_whole():
+                self._whole = last, form
+            return form
+
+    def _is_always_whole(self) -> bool:
+        """Whether the model is captured whole whatever it is called with, until it changes."""
+        return self.whole or self._equal.get(torch.is_grad_enabled(), NOT_SOUGHT) is None
 
     def _layers(self, given: Callable[[], Iterable[Any]]) -> frozenset[int]:
         """The layers of the model that are captured one by one; none if it is captured whole.
@@ -298,7 +308,9 @@ class Captures:
 
     def forget_forms(self) -> None:
         """Forget the captured forms, because the methods have changed."""
-        self._compiled.clear()
+        with self._lock:
+            self._compiled.clear()
+            self._whole = None
         _let_go(self._in_use)
 
     def capture_anew(self) -> None:

@@ -279,8 +279,9 @@ static int (*tensor_of)(void *, DLTensor *);
 /* The types of tensors that are read, and of no subclass; a layout, and a set of dtypes. */
 static PyObject *plain, *parameter, *strided, *dtypes;
 
-/* Names of a tensor's attributes. */
-static PyObject *is_cpu, *is_nested, *layout, *dtype;
+/* Names of a tensor's attributes, and of a hook's. */
+static PyObject *is_cpu, *is_nested, *layout, *dtype, *backward_hooks, *hook_id, *requires_grad,
+    *is_leaf, *version, *data_ptr;
 
 PyDoc_STRVAR(bind_doc,
              "bind(exchange, tensor, parameter, strided, dtypes, parallel_for)\n--\n\n"
@@ -306,7 +307,15 @@ static PyObject *bind(PyObject *module, PyObject *args) {
     is_nested = PyUnicode_InternFromString("is_nested");
     layout = PyUnicode_InternFromString("layout");
     dtype = PyUnicode_InternFromString("dtype");
-    if (is_cpu == NULL || is_nested == NULL || layout == NULL || dtype == NULL)
+    backward_hooks = PyUnicode_InternFromString("_backward_hooks");
+    hook_id = PyUnicode_InternFromString("id");
+    requires_grad = PyUnicode_InternFromString("requires_grad");
+    is_leaf = PyUnicode_InternFromString("is_leaf");
+    version = PyUnicode_InternFromString("_version");
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    if (is_cpu == NULL || is_nested == NULL || layout == NULL || dtype == NULL ||
+        backward_hooks == NULL || hook_id == NULL || requires_grad == NULL || is_leaf == NULL ||
+        version == NULL || data_ptr == NULL)
         return NULL;
     for (int i = 0; i < 4; i++) /* for as long as the process runs */
         Py_INCREF(kept[i]);
@@ -338,21 +347,21 @@ static int has_memory(PyObject *object) {
     return is_known;
 }
 
-/* The smallest and the largest magnitude of what the exchange can read; None, without an error,
- * where it fails. */
-static PyObject *range_of(PyObject *object) {
+/* Whether the exchange can read something, and its smallest and largest magnitude if so. Leaves no
+ * error. */
+static int find_range(PyObject *object, double *low, double *high) {
     DLTensor tensor;
     if (tensor_of(object, &tensor) != 0) {
         PyErr_Clear();
-        Py_RETURN_NONE;
+        return 0;
     }
     const Kind *kind = kind_of(&tensor);
     if (kind == NULL || tensor.device.type != DEVICE_CPU || tensor.data == NULL ||
         tensor.ndim > MOST_AXES || (tensor.ndim > 0 && tensor.strides == NULL))
-        Py_RETURN_NONE;
+        return 0;
     for (int32_t d = 0; d < tensor.ndim; d++)
         if (tensor.shape[d] == 0)
-            Py_RETURN_NONE;
+            return 0;
     Axis axes[MOST_AXES];
     const int count = axes_of(&tensor, axes);
     const char *start = (const char *)tensor.data + tensor.byte_offset;
@@ -367,8 +376,18 @@ static PyObject *range_of(PyObject *object) {
         found = read_large(kind, start, axes, count, bytes);
         Py_END_ALLOW_THREADS
     }
-    PyObject *low = PyFloat_FromDouble(kind->number_of(found.low));
-    PyObject *high = PyFloat_FromDouble(kind->number_of(found.high));
+    *low = kind->number_of(found.low);
+    *high = kind->number_of(found.high);
+    return 1;
+}
+
+/* The same as a pair; None where there is nothing to read. */
+static PyObject *range_of(PyObject *object) {
+    double smallest, largest;
+    if (!find_range(object, &smallest, &largest))
+        Py_RETURN_NONE;
+    PyObject *low = PyFloat_FromDouble(smallest);
+    PyObject *high = PyFloat_FromDouble(largest);
     PyObject *pair = low == NULL || high == NULL ? NULL : PyTuple_Pack(2, low, high);
     Py_XDECREF(low);
     Py_XDECREF(high);
@@ -478,6 +497,55 @@ static PyObject *reading_dense_or(PyObject *module, PyObject *otherwise) {
     return reading(&READ_DENSE_OR, module, otherwise);
 }
 
+/* Whether a list says, in a pair, that this is the run of something, and up to which magnitude
+ * nothing is new in it. Takes the list, and a function that gives the number of the run. */
+static PyObject *is_below(PyObject *known, PyObject *object) {
+    const int observed = count_modes == NULL || tensor_of == NULL ? 1 : is_observed();
+    if (observed != 0 || !has_memory(object))
+        return observed < 0 ? NULL : PyBool_FromLong(0);
+    PyObject *now = PyObject_CallNoArgs(PyTuple_GetItem(known, 1));
+    PyObject *pair = now == NULL ? NULL : PyList_GetItem(PyTuple_GetItem(known, 0), 0);
+    if (pair == NULL) {
+        Py_XDECREF(now);
+        return NULL;
+    }
+    Py_INCREF(pair); /* another thread may replace it */
+    int is_now = -1;
+    double limit = 0;
+    if (PyTuple_Check(pair) && PyTuple_Size(pair) == 2) {
+        is_now = PyObject_RichCompareBool(now, PyTuple_GetItem(pair, 0), Py_EQ);
+        limit = PyFloat_AsDouble(PyTuple_GetItem(pair, 1));
+    }
+    Py_DECREF(now);
+    Py_DECREF(pair);
+    if (PyErr_Occurred())
+        return NULL;
+    double low, high;
+    return PyBool_FromLong(is_now == 1 && find_range(object, &low, &high) && 0 < high &&
+                           high < limit);
+}
+
+PyDoc_STRVAR(is_below_doc,
+             "is_below(tensor)\n--\n\n"
+             "Whether the tensor's largest magnitude is finite, not 0, and below what the list says that\n"
+             "this was made with, which has to be of the run of now. False where C cannot read it.");
+
+static PyMethodDef IS_BELOW = {"is_below", is_below, METH_O, is_below_doc};
+
+PyDoc_STRVAR(below_doc,
+             "below(known, number_of_run)\n--\n\n"
+             "A function that tells most tensors from those that somebody has to hear of: see its text.\n\n"
+             "Args:\n"
+             "    known: a list of one pair, the number of a run and a magnitude; whoever has it changes it.\n"
+             "    number_of_run: gives the number of what runs now.");
+
+static PyObject *below(PyObject *module, PyObject *args) {
+    PyObject *known, *number;
+    if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &known, &number))
+        return NULL;
+    return reading(&IS_BELOW, module, args);
+}
+
 PyDoc_STRVAR(packed_doc,
              "packed(pairs)\n--\n\n"
              "The numbers of a list of pairs, as doubles one behind the other.\n\n"
@@ -529,6 +597,126 @@ static PyObject *all_finite(PyObject *module, PyObject *numbers) {
     Py_RETURN_TRUE;
 }
 
+PyDoc_STRVAR(any_filled_doc,
+             "any_filled(references, names)\n--\n\n"
+             "Whether anything is in a container that one of these weakly referenced objects has under\n"
+             "one of these names. Objects that are gone have none.");
+
+static PyObject *any_filled(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *references, *names;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &references, &PyTuple_Type, &names))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyList_Size(references); i++) {
+        PyObject *object = PyWeakref_GetObject(PyList_GetItem(references, i));
+        if (object == NULL)
+            return NULL;
+        if (object == Py_None)
+            continue;
+        PyObject *attributes = PyObject_GenericGetDict(object, NULL);
+        if (attributes == NULL)
+            return NULL;
+        int filled = 0;
+        for (Py_ssize_t j = 0; filled == 0 && j < PyTuple_Size(names); j++) {
+            PyObject *name = PyTuple_GetItem(names, j);
+            PyObject *held = PyDict_GetItemWithError(attributes, name);
+            if (held == NULL && !PyErr_Occurred())
+                PyErr_SetObject(PyExc_KeyError, name);
+            filled = held == NULL ? -1 : PyObject_IsTrue(held);
+        }
+        Py_DECREF(attributes);
+        if (filled != 0)
+            return filled < 0 ? NULL : PyBool_FromLong(1);
+    }
+    Py_RETURN_FALSE;
+}
+
+PyDoc_STRVAR(state_of_doc,
+             "state_of(references)\n--\n\n"
+             "How often each of these weakly referenced tensors was written, and the addresses of their\n"
+             "elements. None where one of them is gone, or does not tell.");
+
+static PyObject *state_of(PyObject *module, PyObject *references) {
+    (void)module;
+    if (!PyTuple_Check(references))
+        Py_RETURN_NONE;
+    const Py_ssize_t count = PyTuple_Size(references);
+    PyObject *versions = PyTuple_New(count), *addresses = PyTuple_New(count), *state = NULL;
+    Py_ssize_t i = 0;
+    for (; versions != NULL && addresses != NULL && i < count; i++) {
+        PyObject *tensor = PyWeakref_GetObject(PyTuple_GetItem(references, i));
+        if (tensor == NULL || tensor == Py_None)
+            break;
+        Py_INCREF(tensor); /* asking may run anything */
+        PyObject *written = PyObject_GetAttr(tensor, version);
+        PyObject *address =
+            written == NULL ? NULL : PyObject_CallMethodObjArgs(tensor, data_ptr, NULL);
+        Py_DECREF(tensor);
+        if (address == NULL) {
+            Py_XDECREF(written);
+            break;
+        }
+        PyTuple_SetItem(versions, i, written);
+        PyTuple_SetItem(addresses, i, address);
+    }
+    if (versions != NULL && addresses != NULL && i == count)
+        state = PyTuple_Pack(2, versions, addresses);
+    Py_XDECREF(versions);
+    Py_XDECREF(addresses);
+    if (state != NULL)
+        return state;
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return NULL; /* an interrupt */
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
+/* Whether a tensor still has the hook that somebody noted for it. -1 where an error came instead. */
+static int has_hook(PyObject *tensor, PyObject *handles) {
+    PyObject *key = PyLong_FromVoidPtr(tensor);
+    PyObject *handle = key == NULL ? NULL : PyDict_GetItemWithError(handles, key);
+    Py_XDECREF(key);
+    if (handle == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    Py_INCREF(handle);
+    PyObject *hooks = PyObject_GetAttr(tensor, backward_hooks);
+    PyObject *id = hooks == NULL ? NULL : PyObject_GetAttr(handle, hook_id);
+    Py_DECREF(handle);
+    int found = -1;
+    if (id != NULL)
+        found = hooks == Py_None ? 0 : PySequence_Contains(hooks, id);
+    Py_XDECREF(hooks);
+    Py_XDECREF(id);
+    return found;
+}
+
+PyDoc_STRVAR(all_hooked_doc,
+             "all_hooked(values, handles)\n--\n\n"
+             "Whether every leaf among these values that requires a gradient has the hook whose handle\n"
+             "is kept here under its id. False as well where a value may be a tensor of another type.");
+
+static PyObject *all_hooked(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *values, *handles;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &values, &PyDict_Type, &handles))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++) {
+        PyObject *value = PyTuple_GetItem(values, i);
+        if ((PyObject *)Py_TYPE(value) != plain && (PyObject *)Py_TYPE(value) != parameter) {
+            if (PyLong_CheckExact(value) || PyFloat_CheckExact(value) || value == Py_None)
+                continue;
+            Py_RETURN_FALSE;
+        }
+        const int found = has_hook(value, handles);
+        if (found < 0)
+            return NULL;
+        if (!found && attribute_is(value, requires_grad, Py_True) &&
+            attribute_is(value, is_leaf, Py_True))
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 /* cuLaunchKernel of the CUDA driver: a function, numbers of programs and threads in three
  * dimensions, shared memory, a stream, the places of the arguments, and nothing. */
 typedef int (*starter)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -572,8 +760,12 @@ static PyMethodDef METHODS[] = {
     {"bind_observers", bind_observers, METH_VARARGS, bind_observers_doc},
     {"reading_or", reading_or, METH_O, reading_or_doc},
     {"reading_dense_or", reading_dense_or, METH_O, reading_dense_or_doc},
+    {"below", below, METH_VARARGS, below_doc},
     {"packed", packed, METH_O, packed_doc},
     {"all_finite", all_finite, METH_O, all_finite_doc},
+    {"state_of", state_of, METH_O, state_of_doc},
+    {"any_filled", any_filled, METH_VARARGS, any_filled_doc},
+    {"all_hooked", all_hooked, METH_VARARGS, all_hooked_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -73,8 +73,8 @@ class Finite(Generic[T]):
         if 0 < high < self.largest:  # most gradients are like this one
             return
         self.largest = max(self.largest, high)
-        if severity := Severity.of(high):
-            self._found.append((what, severity))
+        if not math.isfinite(high):
+            self._found.append((what, Severity.of(high)))
         elif not high:
             self.zero.append(what)
 
@@ -111,6 +111,11 @@ class Finite(Generic[T]):
             found = range_of(tensor)
             if isinstance(found, Range) and found.severity:
                 self._found.append((what, found.severity))
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether no tensor is known to be bad, and none waits to be measured."""
+        return not self._found and not self._waiting and not self._together
 
     def measure(self) -> None:
         """Measure what waits."""

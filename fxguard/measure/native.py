@@ -21,6 +21,9 @@ from fxguard.torch_names import FakeTensor, dispatch_mode_count, func_level
 __all__ = [
     "abs_min_max",
     "all_finite",
+    "all_hooked",
+    "any_filled",
+    "below",
     "is_built",
     "is_dense",
     "is_observed",
@@ -28,6 +31,7 @@ __all__ = [
     "packed",
     "reading_dense_or",
     "reading_or",
+    "state_of",
 ]
 
 LIBRARY = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
@@ -75,10 +79,20 @@ class _NotBuilt:
     packed = abs_min_max
 
     @staticmethod
+    def state_of(references: object) -> None:
+        return None
+
+    @staticmethod
     def reading_or(otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return otherwise
 
     reading_dense_or = reading_or
+
+    @staticmethod
+    def below(
+        known: list[tuple[int, float]], number_of_run: Callable[[], int]
+    ) -> Callable[[Any], bool]:
+        return lambda tensor: False
 
     @staticmethod
     def all_finite(numbers: bytearray) -> bool:
@@ -131,14 +145,33 @@ reading_or: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = _functions.
 reading_dense_or: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 reading_dense_or = getattr(_functions, "reading_dense_or", _functions.reading_or)
 
+# Given a list of one pair, the number of a run and a magnitude, and a function that gives the
+# number of the run of now, returns a function that tells whether the largest magnitude of a tensor
+# is above 0 and below this one, in this run. It says no where C cannot read the tensor.
+below: Callable[[list[tuple[int, float]], Callable[[], int]], Callable[[Any], bool]]
+below = getattr(_functions, "below", _NotBuilt.below)
+
 # The numbers of a list of such pairs as doubles, or None if it holds anything else.
 packed: Callable[[object], bytearray | None] = _functions.packed
 
 # Whether no second number of a pair is NaN or inf.
 all_finite: Callable[[bytearray], bool] = _functions.all_finite
 
+# How often each tensor of a tuple of weak references was written, and where its elements lie; None
+# where that has to be asked otherwise.
+state_of: Callable[[object], tuple[tuple[int | None, ...], tuple[int, ...]] | None]
+state_of = getattr(_functions, "state_of", _NotBuilt.state_of)
+
 # Starts a kernel through the CUDA driver and returns its answer, 0 where all is well; None if the
 # extension is not built.
 launch: Callable[..., int] | None = _functions.launch
+
+# Whether anything is in a container that one of some weakly referenced objects has under one of
+# some names; and whether each leaf among some values has the hook whose handle is kept under its
+# id. None where the extension lacks them: who asks goes through them in Python.
+any_filled: Callable[[list[Any], tuple[str, ...]], bool] | None
+any_filled = getattr(_functions, "any_filled", None)
+all_hooked: Callable[[tuple[Any, ...], dict[int, Any]], bool] | None
+all_hooked = getattr(_functions, "all_hooked", None)
 
 is_built = _functions is not _NotBuilt

@@ -67,9 +67,13 @@ def source_of_caller() -> Source | None:
     return None if place is None else source_at(place)
 
 
-def calling_line() -> Place | None:
-    """The same without the text of the line, which costs more."""
-    frame = _user_frame()
+def calling_line(inner: int = 0) -> Place | None:
+    """The same without the text of the line, which costs more.
+
+    Args:
+        inner: how many frames further out to begin, if it is known that so many are not the user's.
+    """
+    frame = _user_frame(inner)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
@@ -105,9 +109,9 @@ def warn_user(message: str) -> None:
     )
 
 
-def _user_frame() -> FrameType | None:
+def _user_frame(inner: int = 0) -> FrameType | None:
     """The innermost Python frame outside torch and fxguard."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1 + inner)
     while frame is not None and is_internal(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

@@ -81,6 +81,9 @@ class BackwardPasses:
         self.count = 0  # of passes that have ended
         # The pass that was asked for last.
         self._last: tuple[int, Callable[[], Pass | None]] = (-1, lambda: None)
+        # The graph task of a pass, and the largest gradient that a leaf has had in it.
+        self._largest = [(-1, 0.0)]
+        self._is_small = native.below(self._largest, graph_task)
         self._lock = threading.Lock()
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)
@@ -116,8 +119,9 @@ class BackwardPasses:
             return  # under torch.func.grad or vmap: gradients there are values of the transform
         if keep(run, outputs, batch_number, index, self._came_in) is None:
             return
-        for position, leaf in self._unheard_leaves(run.live):
-            self._listen_to(leaf, name_of_leaf(run, position))
+        if native.all_hooked is None or not native.all_hooked(run.live, self._hooks):
+            for position, leaf in self._unheard_leaves(run.live):
+                self._listen_to(leaf, name_of_leaf(run, position))
 
     def tape_left(
         self,
@@ -183,21 +187,15 @@ class BackwardPasses:
             running = self._pass()
             return running is not None and running.is_alone and _stays(where(), handle.id)
 
-        @traced_hooks.never_compiled
-        def listen(gradient: Tensor | None) -> None:
+        def hear(gradient: Tensor | None) -> None:
             if gradient is None:  # the backward of a function of the script gives none
-                return
-            if traced_hooks.in_compiled_autograd():
-                if torch.compiler.is_compiling():
-                    traced_hooks.hand_over(gradient, number, name)
-                else:
-                    self.reached(name, gradient)
                 return
             task, last = self._last
             if task == graph_task() and (running := last()) is not None:
                 found = _read(gradient)
                 if found is not None:
                     running.leaves.note(name, found[1])
+                    self._largest[0] = task, running.leaves.largest
                     return
             if not has_levels(gradient) and (running := self._pass()) is not None:
                 running.leaves.look_at(name, gradient, stays)
@@ -205,7 +203,9 @@ class BackwardPasses:
         if len(self._hooks) >= self._most_hooks:  # hooks of inputs that are gone
             live = {key: x for key, x in self._hooks.items() if x.hooks_dict_ref() is not None}
             self._hooks, self._most_hooks = live, 2 * len(live) + MOST_HOOKS
-        self._hooks[id(leaf)] = handle = leaf.register_hook(listen)
+        self._hooks[id(leaf)] = handle = leaf.register_hook(
+            traced_hooks.hook_of_leaf(self._is_small, hear, number, name)
+        )
 
     def reached(self, name: str, gradient: Tensor) -> None:
         """Called when a compiled backward is about to accumulate a gradient into a leaf."""
@@ -243,7 +243,9 @@ class BackwardPasses:
             leaves: the gradients that reached leaves.
             functions: autograd functions outside every graph that returned gradients.
         """
-        bad = [BadLeaf(name, severity) for name, severity in leaves.bad()]
+        bad: list[BadLeaf] = []
+        if not leaves.is_fine:
+            bad += [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
         self.count += 1
         kept = list(runs) if bad or self.tells_of_all else None
@@ -251,6 +253,11 @@ class BackwardPasses:
             self.zero(runs if kept is None else iter(kept), leaves.zero)
         if kept is not None:
             self.ended(Ended(kept, bad, self._unseen(kept), functions))
+
+    def forget(self, ended: Pass) -> None:
+        """Forget a backward that has ended; the next one forgets one that raised."""
+        with self._lock:
+            self._passes.pop(ended.task, None)
 
     def _pass(self) -> Pass | None:
         """The backward that this thread is running."""
@@ -265,7 +272,7 @@ class BackwardPasses:
             running = None if known is None else known()
             if running is None:
                 others = {key: each for key, x in self._passes.items() if (each := x()) is not None}
-                running = Pass(self)
+                running = Pass(self, task)
                 self._passes = {key: self._passes[key] for key in others}
                 self._passes[task] = weakref.ref(running)
                 for each in others.values():  # one inside the other: both reach the same leaves
@@ -280,8 +287,9 @@ class BackwardPasses:
 class Pass:
     """One backward."""
 
-    def __init__(self, passes: BackwardPasses) -> None:
+    def __init__(self, passes: BackwardPasses, task: int) -> None:
         self.passes = passes
+        self.task = task  # of autograd
         self.kept: list[Kept] = []
         self.functions: list[KeptFunction] = []
         self.leaves: Finite[str] = Finite()
@@ -306,10 +314,13 @@ class Pass:
     @traced_hooks.never_compiled
     def end(self) -> None:
         """Called when the backward has ended."""
-        kept = {id(each): each for each in self.kept}.values()
+        kept = self.kept.copy()
+        if len(kept) > 1:  # gradients of several outputs of a run
+            kept = [*{id(each): each for each in kept}.values()]
         try:
             self.passes.has_ended(runs_of(kept), self.leaves, self.functions)
         finally:
+            self.passes.forget(self)
             for each in kept:
                 each.let_go()
             self.kept.clear()

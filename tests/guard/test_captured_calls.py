@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +16,12 @@ import fxguard
 from fxguard.batch import active
 from fxguard.batch.brief import BriefBatch
 from fxguard.capture.captured_only import NotCaptured, captured_only
+from fxguard.install._hooks import hook_state, hooked_parts
+from fxguard.measure import native
 
 CALLS = 4
+
+HOOK_KINDS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
 
 
 class Policy(nn.Module):
@@ -177,6 +183,126 @@ def test_a_hook_that_comes_later_is_heard() -> None:
     handle.remove()
     model(LOW)
     assert calls == [1]
+
+
+def test_hooks_in_a_new_dictionary_are_heard() -> None:
+    """A script may clear hooks by replacing what holds them."""
+    model = guarded(Policy())
+    for _ in range(CALLS):
+        model(LOW)
+    calls: list[int] = []
+    model.first._forward_hooks = OrderedDict()
+    model.first.register_forward_hook(lambda *_: calls.append(1))
+    model(LOW)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("kind", HOOK_KINDS)
+@pytest.mark.parametrize("is_built", [True, False])
+def test_every_kind_of_hook_is_noticed(
+    kind: str, is_built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the C extension and without it, on a module and on all of them."""
+    if not is_built:
+        monkeypatch.setattr(native, "any_filled", None)
+    model = Policy()
+    references = list(map(weakref.ref, hooked_parts(model)))
+    assert hook_state(references, 0) == ()
+    handle = getattr(model.last, f"register_{kind}")(lambda *_: None)
+    assert hook_state(references, 0) == ((1, (handle.id,)),)
+    handle.remove()
+    handle = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *_: None)
+    try:
+        assert [keys for _, keys in hook_state(references, 0)] == [(handle.id,)]
+    finally:
+        handle.remove()
+
+
+def brief_and_full(*calls: Callable[[nn.Module], Any]) -> list[tuple[Any, ...]]:
+    """What a brief model and one whose calls are all written down show after some calls."""
+    shown = []
+    for is_brief in True, False:
+        reports: list[fxguard.types.Report] = []
+        model = guarded(Policy(), is_brief=is_brief, on_detect=reports.append)
+        for call in (*[lambda model: model(LOW)] * CALLS, *calls):
+            call(model)
+        guard = fxguard.guard_of(model)
+        numbers = [(each.batch_number, repr(each.frames), repr(each.origins)) for each in reports]
+        shown.append((repr(guard.frames()), str(guard.coverage()), numbers))
+    return shown
+
+
+def with_other_module(model: nn.Module) -> None:
+    model.first = nn.Linear(4, 8)
+    model(LOW)
+
+
+def with_other_weight(model: nn.Module) -> None:
+    model.first.weight = nn.Parameter(torch.full((8, 4), torch.nan))
+    model(LOW)
+
+
+def without_weights(model: nn.Module) -> None:
+    model.requires_grad_(False)
+    model(LOW)
+    model.requires_grad_(True)
+    (model(LOW) * torch.inf).sum().backward()
+
+
+def without_gradients(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(LOW)
+    (model(LOW) * torch.inf).sum().backward()
+
+
+def by_keyword(model: nn.Module) -> None:
+    for _ in range(CALLS):
+        model(x=LOW)
+    model(LOW, scale=torch.ones(()))
+    model(scale=torch.ones(()), x=LOW)
+
+
+def in_double(model: nn.Module) -> None:
+    model.double()
+    model(LOW.double() * 1e308)
+
+
+CHANGES = [
+    *(with_other_module, with_other_weight, without_weights, without_gradients, by_keyword),
+    in_double,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_of_the_model_is_noticed(change: Callable[[nn.Module], Any]) -> None:
+    """Frames, coverage and reports are those of a model whose calls are all written down."""
+    torch.manual_seed(0)
+    brief, full = brief_and_full(change, lambda model: model(LOW.to(model.last.weight)))
+    assert brief == full
+
+
+def test_weights_in_a_new_place_have_their_gradients_heard() -> None:
+    """Also one that has the hooks of nobody, in a form of the model that was called before."""
+    reports: list[fxguard.types.Report] = []
+    model = guarded(Policy(), on_detect=reports.append)
+    for _ in range(CALLS):
+        model(LOW).sum().backward()
+    model.last.bias = nn.Parameter(torch.zeros(2))
+    model.requires_grad_(False)
+    model.last.bias.requires_grad_()
+    (model(LOW) * torch.inf).sum().backward()
+    assert len(reports) == 1
+
+
+def test_the_line_of_a_call_is_the_users() -> None:
+    """However the model is called: by its class, or by the method."""
+    model = guarded(Policy())
+    for call in (model, model.forward):
+        for _ in range(CALLS):
+            call(LOW)
+        assert was_brief(model)
+        file, _ = fxguard.guard_of(model)._recorder._last.caller
+        assert file == __file__
 
 
 def test_a_brief_call_keeps_no_tensor() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,89 @@ def test_autograd_and_modes_do_not_notice() -> None:
 class _Raises(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} was called")
+
+
+class Holder:
+    """Something with two containers."""
+
+    def __init__(self, *items: int) -> None:
+        self.first: list[int] = []
+        self.last = dict.fromkeys(items)
+
+
+def test_a_container_with_something_is_found() -> None:
+    """In any object, under any of the names; what is gone has nothing, and each has to have all."""
+    assert native.any_filled is not None
+    holders = [Holder(), Holder(), Holder(1)]
+    references = list(map(weakref.ref, holders))
+    assert native.any_filled(references, ("first", "last"))
+    assert not native.any_filled(references, ("first",))
+    assert not native.any_filled(references[:2], ("first", "last"))
+    del holders[2]
+    assert not native.any_filled(references, ("first", "last"))
+    with pytest.raises(KeyError, match="other"):
+        native.any_filled(references, ("first", "other"))
+
+
+def test_a_state_tells_of_each_write() -> None:
+    """As torch tells it; what is gone, or does not count its writes, is left to others."""
+    tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3)), torch.empty(0), torch.eye(2)[1:]]
+    references = tuple(map(weakref.ref, tensors))
+    tensors[0].add_(1)
+    versions, places = tuple(x._version for x in tensors), tuple(x.data_ptr() for x in tensors)
+    assert versions[0] == 1
+    assert native.state_of(references) == (versions, places)
+    with torch.inference_mode():
+        uncounted = torch.ones(1)
+    for other in uncounted, torch.eye(2).to_sparse():
+        assert native.state_of((*references, weakref.ref(other))) is None
+    del tensors[0]
+    assert native.state_of(references) is None
+
+
+class Other(Tensor):
+    """A type of tensor that C leaves to others."""
+
+
+def test_leaves_without_a_hook_are_noticed() -> None:
+    """A leaf that requires a gradient has to have the hook that was noted, and not another one."""
+    assert native.all_hooked is not None
+    leaf, fixed = torch.ones(2, requires_grad=True), torch.ones(2)
+    values = (leaf, fixed, leaf * 2, 3, None)
+    handle = leaf.register_hook(lambda gradient: None)
+    assert native.all_hooked(values, {id(leaf): handle})
+    assert not native.all_hooked(values, {})
+    assert not native.all_hooked((*values, fixed.as_subclass(Other)), {id(leaf): handle})
+    fixed.requires_grad_()
+    assert not native.all_hooked(values, {id(leaf): handle})
+    handle.remove()
+    other = leaf.register_hook(lambda gradient: None)
+    assert not native.all_hooked(values[:1], {id(leaf): handle})
+    assert native.all_hooked(values[:1], {id(leaf): other})
+
+
+def test_a_tensor_is_below_the_largest_of_the_same_run() -> None:
+    """One that is 0, or not finite, is below nothing, and neither is what C cannot read."""
+    now = [1]
+    known = [(1, 4.0)]
+    is_below = native.below(known, lambda: now[0])
+    numbers = [1.0, 4.0, 0.0, math.inf, math.nan]
+    assert [is_below(torch.tensor([number])) for number in numbers] == [True] + [False] * 4
+    assert not is_below(None)
+    assert not is_below(torch.eye(2).to_sparse())
+    assert torch.func.vmap(lambda x: x * is_below(x))(torch.ones(2)).tolist() == [0, 0]
+    known[0] = 1, 0.5
+    assert not is_below(torch.ones(1))
+    known[0] = 1, 2.0
+    now[0] = 2
+    assert not is_below(torch.ones(1))
+
+
+def test_what_gives_the_number_of_the_run_may_raise() -> None:
+    """Its error is the caller's."""
+    is_below = native.below([(1, 4.0)], lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        is_below(torch.ones(1))
 
 
 def test_many_threads_at_once() -> None:
