@@ -7,7 +7,8 @@ one with an operation that is not torch's, which may ask for the variable when i
 
 The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
-- ``UserDefinedObjectVariable.call_method``: traces the call of a method of an object.
+- ``UserDefinedObjectVariable.call_method``: traces the call of a method of an object. Torch 2.15
+  has ``ContextVarVariable`` for variables, which follows ``get`` alone.
 - ``CallFunctionNoArgsSource``: where a value comes from that a function without arguments returns.
 - ``OutputGraph.compile_subgraph``: ends a graph, at a break or behind the function.
 - ``exc.SkipFrame``: leaves a function to Python.
@@ -16,13 +17,14 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from torch._dynamo.exc import SkipFrame
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+from torch._dynamo.variables import misc
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
@@ -33,6 +35,11 @@ from fxguard.graph import marks
 from fxguard.graph.operations import is_custom
 
 __all__ = ["follow_context_vars"]
+
+# How TorchDynamo traces a variable, in this version of torch or another.
+TRACED_AS: tuple[Any, ...] = tuple(
+    filter(None, (UserDefinedObjectVariable, getattr(misc, "ContextVarVariable", None)))
+)
 
 STILL_SET = "a ContextVar that is set and not set back"
 ASKED_FOR = "a ContextVar that is set, and an operation that may ask for it"
@@ -57,19 +64,8 @@ class TracedToken(VariableTracker):
 @functools.cache
 def follow_context_vars() -> None:
     """Teach TorchDynamo the methods of a ``ContextVar``; done once."""
-    call_method = UserDefinedObjectVariable.call_method
-
-    @functools.wraps(call_method)
-    def call(
-        self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> VariableTracker:
-        if type(self.value) is ContextVar and getattr(backend_of(tx), "follows_python", False):
-            result = _called(self, tx, name, args, kwargs)
-            if result is not None:
-                return result
-        return call_method(self, tx, name, args, kwargs)  # type: ignore[arg-type]
-
-    UserDefinedObjectVariable.call_method = call  # type: ignore[method-assign]
+    for kind in TRACED_AS:
+        kind.call_method = _followed(kind.call_method)
     compile_subgraph = OutputGraph.compile_subgraph
 
     @functools.wraps(compile_subgraph)
@@ -81,6 +77,23 @@ def follow_context_vars() -> None:
         return compile_subgraph(self, *args, **kwargs)
 
     OutputGraph.compile_subgraph = compile_unless_set  # type: ignore[method-assign]
+
+
+def _followed(call_method: Callable[..., VariableTracker]) -> Callable[..., VariableTracker]:
+    """What traces the call of a method, also of a variable."""
+
+    @functools.wraps(call_method)
+    def call(
+        self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> VariableTracker:
+        context_var = getattr(self, "cv_obj", None) or getattr(self, "value", None)
+        if type(context_var) is ContextVar and getattr(backend_of(tx), "follows_python", False):
+            result = _called(context_var, self.source, tx, name, args, kwargs)
+            if result is not None:
+                return result
+        return call_method(self, tx, name, args, kwargs)
+
+    return call
 
 
 def _may_ask(node: Node) -> bool:
@@ -99,10 +112,15 @@ def _set_in(output: Any) -> dict[ContextVar[Any], VariableTracker]:
 
 
 def _called(
-    variable: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    context_var: ContextVar[Any],
+    source: Any,
+    tx: Any,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> VariableTracker | None:
     """What a method returns; None if it cannot be followed."""
-    context_var, values = variable.value, _set_in(tx.output)
+    values = _set_in(tx.output)
     match name, [each.realize() for each in args], kwargs:
         case "set", [value], {} if not kwargs:
             token = TracedToken(context_var, values.get(context_var))
@@ -119,18 +137,18 @@ def _called(
         case "get", _, {} if not kwargs:
             if context_var in values:
                 return values[context_var]
-            return _value_outside(variable, tx) if not args else None
+            return None if args else _value_outside(context_var, source, tx)
     return None
 
 
-def _value_outside(variable: Any, tx: Any) -> VariableTracker | None:
+def _value_outside(context_var: ContextVar[Any], source: Any, tx: Any) -> VariableTracker | None:
     """What was set before the stretch of code began."""
-    if variable.source is None:
+    if source is None:
         return None
     try:
-        value = variable.value.get()
+        value = context_var.get()
     except LookupError:
         return None
-    source = CallFunctionNoArgsSource(AttrSource(variable.source, "get"))
-    built: VariableTracker = VariableTracker.build(tx, value, source)
+    asked = CallFunctionNoArgsSource(AttrSource(source, "get"))
+    built: VariableTracker = VariableTracker.build(tx, value, asked)
     return built
