@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 __all__ = ["lines_set_back", "undoes"]
@@ -30,7 +31,7 @@ def undoes(block: ast.Try, before: Sequence[ast.stmt]) -> bool:
     """
     if block.handlers or not block.finalbody:
         return False
-    done = set(_done_by(before, _names_bound([*before, *block.body, *block.orelse])))
+    done = set(_done_by(before, [*block.body, *block.orelse]))
     return all(ast.unparse(each) in done for each in _unconditional(block.finalbody))
 
 
@@ -54,11 +55,11 @@ def _attributes_set(block: Sequence[ast.stmt]) -> Iterator[ast.Attribute]:
             yield node
 
 
-def _names_bound(block: Sequence[ast.stmt]) -> list[str]:
-    """The names that statements give a value to, each as often as they do."""
+def _set_in(block: Sequence[ast.stmt]) -> Counter[str]:
+    """The names and attributes that statements give a value to, with the number of times."""
     nodes = [node for statement in block for node in ast.walk(statement)]
-    names = (each for each in nodes if isinstance(each, ast.Name))
-    return [each.id for each in names if not isinstance(each.ctx, ast.Load)]
+    targets = (each for each in nodes if isinstance(each, (ast.Name, ast.Attribute)))
+    return Counter(ast.unparse(each) for each in targets if not isinstance(each.ctx, ast.Load))
 
 
 def _unconditional(block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -73,22 +74,25 @@ def _unconditional(block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
 
 
-def _done_by(block: Sequence[ast.stmt], bound: Sequence[str]) -> Iterator[str]:
+def _done_by(before: Sequence[ast.stmt], tried: Sequence[ast.stmt]) -> Iterator[str]:
     """For each statement that can be set back, the one that does it.
 
     Args:
-        block: the statements.
-        bound: the names that have been given a value, each as often as it was.
+        before: the statements before a ``try`` block.
+        tried: those of the block.
     """
-    for statement in _unconditional(block):
+    times, so_far = _set_in([*before, *tried]), Counter[str]()
+    for statement in _unconditional(before):
         match statement:
             case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(variable, "set"))):
-                if bound.count(name) == 1:
+                if times[name] == 1:
                     yield f"{ast.unparse(variable)}.reset({name})"
             case ast.Assign([ast.Name(name)], ast.Attribute() as kept):
-                if bound.count(name) == 1:
+                if times[name] == 1 and not so_far[ast.unparse(kept)]:
                     yield f"{ast.unparse(kept)} = {name}"
             case ast.Assign([ast.Attribute() as changed]):
                 yield f"del {ast.unparse(changed)}"
             case ast.AugAssign(ast.Attribute() as changed, ast.Add(), value):
-                yield f"{ast.unparse(changed)} -= {ast.unparse(value)}"
+                if times[ast.unparse(changed)] == 1:
+                    yield f"{ast.unparse(changed)} -= {ast.unparse(value)}"
+        so_far += _set_in([statement])
