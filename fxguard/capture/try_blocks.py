@@ -11,12 +11,14 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 - ``exc.SkipFrame``: a backend raises it to leave a function to Python.
 - ``InstructionTranslator.current_tx().f_code``: the code of the function that is captured.
 - ``tx.output.root_tx.f_code``: the same, from the tracer of a function that it calls.
+- ``InstructionTranslatorBase.inline_user_function_return``: traces a function that is called.
 - ``SubgraphTracer.create_proxy``: puts an operation into the graph.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -24,7 +26,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import SkipFrame
 from torch._dynamo.output_graph import SubgraphTracer
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
@@ -39,6 +43,9 @@ from fxguard.source.lines import Place, is_internal, lines_of_trace
 from fxguard.torch_names import HigherOrderOperator
 
 __all__ = ["leave_early", "leave_try_block_of_last", "leave_try_blocks"]
+
+# What runs a module. Layers of Keras have a ``call`` in place of a ``forward``.
+CALLS_OF_MODULES = ("forward", "__call__", "_wrapped_call_impl", "_call_impl", "call")
 
 TRY_BLOCK = "an operation in a try block, whose handlers TorchDynamo leaves out"
 
@@ -72,6 +79,46 @@ def leave_early() -> None:
         return original(self, kind, *args, **kwargs)
 
     SubgraphTracer.create_proxy = create_proxy  # type: ignore[method-assign]
+    inline = InstructionTranslatorBase.inline_user_function_return
+
+    @functools.wraps(inline)
+    def inline_unless_tried(self: Any, fn: Any, args: Any, *rest: Any, **more: Any) -> Any:
+        if _is_call_of_module(fn, args) and getattr(backend_of(self), "follows_python", False):
+            _leave_try_block_around(self)
+        return inline(self, fn, args, *rest, **more)
+
+    InstructionTranslatorBase.inline_user_function_return = (  # type: ignore[method-assign]
+        inline_unless_tried
+    )
+
+
+def _is_call_of_module(function: Any, args: Sequence[Any]) -> bool:
+    """Whether a function that is about to be traced runs a module."""
+    if not args or not isinstance(function, UserFunctionVariable):
+        return False
+    return function.get_code().co_name in CALLS_OF_MODULES and isinstance(
+        args[0], UnspecializedNNModuleVariable
+    )
+
+
+def _leave_try_block_around(tx: Any) -> None:
+    """Leave a function to Python that is about to run a module in a ``try`` block.
+
+    Nearly all modules contain operations. Without this, a module is traced up to its first one.
+    """
+    calls = list(_calls_to(tx))
+    places = [(each.f_code.co_filename, each.lineno) for each in reversed(calls)]
+    tried = [each.f_code for each in calls if _is_covered(places, each.f_code)]
+    if calls[-1].f_code in tried:
+        backend_of(tx).left.update(tried)
+        _leave()
+
+
+def _calls_to(tx: Any) -> Iterator[Any]:
+    """The tracers of a function and of those that lead to it, innermost first."""
+    while tx is not None:
+        yield tx
+        tx = tx.parent
 
 
 def _leave() -> NoReturn:
@@ -156,8 +203,15 @@ def _is_tried(trace: str | None, root: CodeType, may_fail: bool, may_raise_other
         may_fail: whether there may be no kernel for it.
         may_raise_others: whether it may raise an exception that another package has defined.
     """
+    return _is_covered(lines_of_trace(trace), root, may_fail, may_raise_others)
+
+
+def _is_covered(
+    places: Iterable[Place], root: CodeType, may_fail: bool = False, may_raise_others: bool = False
+) -> bool:
+    """The same for the lines of calls, outermost first."""
     inside = False
-    for file, line in lines_of_trace(trace):
+    for file, line in places:
         in_root = file == root.co_filename and _holds(root, line)
         inside = inside or in_root
         if not inside or is_internal(file):

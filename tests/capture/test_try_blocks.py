@@ -264,6 +264,53 @@ def test_a_forward_is_left_at_its_first_operation_in_a_try_block(
     assert "checked 6 of 6 operations" in fxguard.guard_of(guarded).coverage()
 
 
+TRACED: list[str] = []
+
+
+@torch._dynamo.assume_constant_result
+def note() -> float:
+    """Called when it is traced, and not when the graph runs."""
+    TRACED.append("traced")
+    return 2.0
+
+
+class Notes(nn.Module):
+    """Notes that it is traced before its first operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = note()
+        return x * factor
+
+
+class Tries(nn.Module):
+    """Calls a module in a `try` block of a function that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = Notes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.safe(x.tanh()) + 1
+
+    def safe(self, x: Tensor) -> Tensor:
+        """Its place."""
+        try:
+            found: Tensor = self.notes(x)
+        except RuntimeError:
+            return x
+        return found
+
+
+def test_a_module_in_a_try_block_is_traced_once() -> None:
+    """What calls it is left to Python before it is traced."""
+    TRACED.clear()
+    guarded = fxguard.instrument(Tries())
+    for _ in range(2):
+        assert torch.equal(guarded(X), X.tanh() * 2 + 1)
+    assert TRACED == ["traced"]
+    assert "checked 3 of 3 operations in 1 graph and 2" in fxguard.guard_of(guarded).coverage()
+
+
 class Deep(nn.Module):
     """Has an operation in a ``try`` block of a function that others call."""
 
