@@ -17,6 +17,7 @@ from fxguard.batch.tape import Tape
 from fxguard.batch.tape_graph import Made
 from fxguard.graph.random_state import RandomState
 from fxguard.graph.torch_settings import settings_now
+from fxguard.measure import native
 from fxguard.measure.at_hand import VERSION, has_memory, version_of
 from fxguard.measure.finite import is_plain
 from fxguard.measure.func_levels import has_levels
@@ -277,6 +278,8 @@ def _let_go(value: Any) -> Any:
 
 def versions_of(values: Sequence[Any]) -> tuple[int | None, ...]:
     """How often each tensor among some arguments was written."""
+    if (found := native.versions_of(values)) is not None:
+        return found
     try:
         return tuple(map(VERSION, values))
     except (AttributeError, RuntimeError):  # not a tensor, or an inference tensor

@@ -22,6 +22,7 @@ KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 # The dictionaries of global hooks, with their positions.
 GLOBAL = [(i - len(KINDS), getattr(module_hooks, f"_global{kind}")) for i, kind in enumerate(KINDS)]
+OF_ALL = [of_all for _, of_all in GLOBAL]
 
 # Position of a module, or of a dictionary of global hooks, and the keys of its hooks. Torch gives
 # each hook its own key.
@@ -42,8 +43,10 @@ def hook_state(modules: list[weakref.ref[Module]], ours: int) -> HookState:
         ours: the key of fxguard's own hooks on all modules.
     """
     state = []
-    has_any = native.any_filled is None or native.any_filled(modules, KINDS)
-    for position, reference in enumerate(modules if has_any else ()):
+    has_any = native.any_filled
+    if has_any is not None and not any(OF_ALL) and not has_any(modules, KINDS):
+        return ()  # for nearly all forwards
+    for position, reference in enumerate(modules):
         # Written out: this runs at each forward.
         module = reference()
         if module is None:

@@ -631,6 +631,31 @@ static PyObject *any_filled(PyObject *module, PyObject *args) {
     Py_RETURN_FALSE;
 }
 
+PyDoc_STRVAR(versions_of_doc,
+             "versions_of(tensors)\n--\n\n"
+             "How often each tensor of a tuple was written. None where anything does not tell.");
+
+static PyObject *versions_of(PyObject *module, PyObject *tensors) {
+    (void)module;
+    if (!PyTuple_Check(tensors))
+        Py_RETURN_NONE;
+    const Py_ssize_t count = PyTuple_Size(tensors);
+    PyObject *versions = PyTuple_New(count);
+    for (Py_ssize_t i = 0; versions != NULL && i < count; i++) {
+        PyObject *written = PyObject_GetAttr(PyTuple_GetItem(tensors, i), version);
+        if (written == NULL)
+            Py_CLEAR(versions);
+        else
+            PyTuple_SetItem(versions, i, written);
+    }
+    if (versions != NULL)
+        return versions;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return NULL; /* an interrupt */
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(state_of_doc,
              "state_of(references)\n--\n\n"
              "How often each of these weakly referenced tensors was written, and the addresses of their\n"
@@ -763,6 +788,7 @@ static PyMethodDef METHODS[] = {
     {"below", below, METH_VARARGS, below_doc},
     {"packed", packed, METH_O, packed_doc},
     {"all_finite", all_finite, METH_O, all_finite_doc},
+    {"versions_of", versions_of, METH_O, versions_of_doc},
     {"state_of", state_of, METH_O, state_of_doc},
     {"any_filled", any_filled, METH_VARARGS, any_filled_doc},
     {"all_hooked", all_hooked, METH_VARARGS, all_hooked_doc},

@@ -32,6 +32,7 @@ __all__ = [
     "reading_dense_or",
     "reading_or",
     "state_of",
+    "versions_of",
 ]
 
 LIBRARY = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
@@ -81,6 +82,8 @@ class _NotBuilt:
     @staticmethod
     def state_of(references: object) -> None:
         return None
+
+    versions_of = state_of
 
     @staticmethod
     def reading_or(otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -161,6 +164,10 @@ all_finite: Callable[[bytearray], bool] = _functions.all_finite
 # where that has to be asked otherwise.
 state_of: Callable[[object], tuple[tuple[int | None, ...], tuple[int, ...]] | None]
 state_of = getattr(_functions, "state_of", _NotBuilt.state_of)
+
+# How often each tensor of a tuple was written; None where that has to be asked otherwise.
+versions_of: Callable[[object], tuple[int | None, ...] | None]
+versions_of = getattr(_functions, "versions_of", _NotBuilt.versions_of)
 
 # Starts a kernel through the CUDA driver and returns its answer, 0 where all is well; None if the
 # extension is not built.

@@ -38,7 +38,7 @@ Place = tuple[str, int]  # file and line
 ENTRY = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?P<code>[^\n]*))?')
 
 
-@functools.lru_cache(maxsize=4096)  # called for each frame of the stack, for each operation
+@functools.cache  # called for each frame of the stack, for each operation
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch or fxguard, or is not a file at all."""
     return file.startswith("<") or file.startswith(INTERNAL)

@@ -300,10 +300,12 @@ def test_a_state_tells_of_each_write() -> None:
     versions, places = tuple(x._version for x in tensors), tuple(x.data_ptr() for x in tensors)
     assert versions[0] == 1
     assert native.state_of(references) == (versions, places)
+    assert native.versions_of(tuple(tensors)) == versions
     with torch.inference_mode():
         uncounted = torch.ones(1)
     for other in uncounted, torch.eye(2).to_sparse():
         assert native.state_of((*references, weakref.ref(other))) is None
+    assert [native.versions_of((*tensors, other)) for other in (uncounted, 3)] == [None, None]
     del tensors[0]
     assert native.state_of(references) is None
 
