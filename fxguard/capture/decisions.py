@@ -40,7 +40,7 @@ from fxguard.torch_names import DisableTorchFunction, HigherOrderOperator
 
 __all__ = ["follow_decisions"]
 
-MOST_OPERATIONS = 32
+MOST_OPERATIONS = 64
 MOST_ELEMENTS = 2**18  # of all values together: they are computed once more at each call
 MOST_GUARDS = 3  # in one stretch of code: each may double the captures
 
@@ -84,7 +84,7 @@ def _answer_of(node: Node, output: Any) -> bool | None:
     if output.current_tracer is not output.root_tracer or are_levels_open():
         return None
     steps = _steps_to(node)
-    if steps is None or _is_written(steps):
+    if steps is None:
         return None
     inputs: list[Any] = [each.meta.get("grapharg") for each in steps if each.op == "placeholder"]
     if any(getattr(each, "source", None) is None for each in inputs):
@@ -145,14 +145,23 @@ def _add_guard(question: Question, expected: bool, builder: Any, guard: Any) -> 
 
 
 def _steps_to(node: Node) -> list[Node] | None:
-    """The nodes that compute a value, in their order; None if they are not few and cheap."""
+    """The nodes that compute a value, in their order; None if they are not few and cheap.
+
+    What writes to a tensor that the graph has made itself is one of them.
+    """
+    writes = [(each, written) for each in node.graph.nodes if (written := _memory_written(each))]
     needed, left = {node}, [node]
     while left:
         new = set(left.pop().all_input_nodes) - needed
+        memory = _memory_of(needed | new)
+        new |= {each for each, written in writes if not memory.isdisjoint(written)} - needed
         needed |= new
         left += new
         if len(needed) > MOST_OPERATIONS:
             return None
+    inputs = _memory_of(each for each in needed if each.op == "placeholder")
+    if not all(inputs.isdisjoint(_memory_written(each)) for each in needed):
+        return None
     elements = sum(value.numel() for value in _values(needed))
     if elements > MOST_ELEMENTS or not all(map(_is_cheap, needed)):
         return None
@@ -175,12 +184,7 @@ def _is_cheap(node: Node) -> bool:
     if isinstance(node.target, HigherOrderOperator) or is_custom(node.target):
         return False
     call = read_node(node)
-    return not (
-        call.random
-        or call.written
-        or call.kind in UNINITIALISED
-        or any(map(_is_cast, _values([node])))
-    )
+    return not (call.random or call.kind in UNINITIALISED or any(map(_is_cast, _values([node]))))
 
 
 def _is_cast(value: Tensor) -> bool:
@@ -188,17 +192,16 @@ def _is_cast(value: Tensor) -> bool:
     return value.is_floating_point() and torch.is_autocast_enabled(value.device.type)
 
 
-def _is_written(steps: Sequence[Node]) -> bool:
-    """Whether the graph has written to one of these values by now."""
-    memory = set(map(nodes.memory_of, _values(steps)))
-    return any(
-        nodes.memory_of(value) in memory
-        for node in steps[-1].graph.nodes
-        if node.op in ("call_function", "call_method") and node.target not in marks.MARKS
-        for written in read_node(node).written
-        if isinstance(written, Node)
-        for value in _values([written])
-    )
+def _memory_of(steps: Iterable[Node]) -> set[int | None]:
+    """Keys of the memory that the fake results of nodes lie in."""
+    return set(map(nodes.memory_of, _values(steps)))
+
+
+def _memory_written(node: Node) -> set[int | None]:
+    """Keys of the memory that a node writes to."""
+    if node.op not in ("call_function", "call_method") or node.target in marks.MARKS:
+        return set()
+    return _memory_of(each for each in read_node(node).written if isinstance(each, Node))
 
 
 def _is_value_of(argument: Any, value: Any) -> bool:

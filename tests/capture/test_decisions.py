@@ -17,6 +17,9 @@ X = torch.linspace(-1, 1, 8).reshape(2, 4)
 ALL, SOME, NONE = (torch.tensor(row) for row in ([1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0]))
 
 
+BOTH = [(X, ALL), (X, SOME), (X, ALL), (X, NONE), (X, SOME)]
+
+
 class Masked(nn.Module):
     """Applies a mask only if it masks something, as models of transformers do."""
 
@@ -82,6 +85,18 @@ class Writes(nn.Module):
         return x * 3
 
 
+class WritesAfterwards(nn.Module):
+    """Writes to a mask that it has made, between two questions."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        lengths = torch.zeros(1, 4, dtype=torch.int64)
+        if lengths.any():
+            x = x * 7
+        lengths[torch.arange(1), mask.sum()[None] - 1] = 1
+        lengths = lengths.flip(1).cumsum(1).flip(1)
+        return x * 2 if lengths.bool().all() else x * 3
+
+
 class WritesInput(nn.Module):
     """Writes to the argument that it asks afterwards."""
 
@@ -143,15 +158,14 @@ def follow(model: nn.Module, *calls: tuple[Any, ...]) -> fxguard.types.Guard:
     return fxguard.guard_of(guarded)
 
 
-BOTH = [(X, ALL), (X, SOME), (X, ALL), (X, NONE), (X, SOME)]
-
-
 @pytest.mark.parametrize(
     ("model", "calls"),
     [
         (Masked, BOTH),
         (Positions, [(torch.ones(2, length),) for length in (4, 5, 6, 7, 1)]),
         (Pixels, [(X,), (X * 200,), (X,)]),
+        (Writes, BOTH),
+        (WritesAfterwards, BOTH),
     ],
 )
 def test_each_way_is_one_graph(model: Callable[[], nn.Module], calls: list[Any]) -> None:
@@ -173,7 +187,7 @@ def test_what_is_checked_is_what_python_computes() -> None:
     assert kinds == ["Linear", "masked_fill", "mul", "add", "Masked"]
 
 
-@pytest.mark.parametrize("model", [Writes, WritesInput, Draws, Or, Recomputes, Five])
+@pytest.mark.parametrize("model", [WritesInput, Draws, Or, Recomputes, Five])
 def test_what_more_decides_is_as_in_python(model: Callable[[], nn.Module]) -> None:
     """There is a graph break, or none, and always the same result."""
     follow(model(), *([(X,)] * 3 if model is Draws else BOTH))
