@@ -15,6 +15,11 @@ from fxguard.install.captures import MOST_ANEW
 
 X = torch.ones(2, 8)
 
+KEEPS_APART = pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="this torch leaves a function to Python for everybody",
+)
+
 
 @pytest.fixture(autouse=True)
 def fallback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +75,7 @@ def test_functions_around_an_operation_that_fails_are_not_traced_to_it_in_turn(
     assert "checked 4 of 4 operations in 0 graphs and 4" in fxguard.guard_of(guarded).coverage()
 
 
-@pytest.mark.skipif(
-    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
-    reason="this torch leaves a function to Python for everybody",
-)
+@KEEPS_APART
 def test_a_model_that_was_given_a_wrong_argument_is_captured_with_a_right_one() -> None:
     """The failure of a call is none of the next."""
     guarded = fxguard.instrument(nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.ReLU()))
@@ -83,6 +85,7 @@ def test_a_model_that_was_given_a_wrong_argument_is_captured_with_a_right_one() 
     assert "checked 2 of 2 operations in 1 graph" in fxguard.guard_of(guarded).coverage()
 
 
+@KEEPS_APART
 def test_a_model_that_always_raises_is_not_always_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
