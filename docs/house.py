@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),
     *((name,) for name in ("advice", "verdict", "install", "steps", "guard")),
     # Tools, side by side.
-    ("comparison", "forecasting", "reproduce", "tracing", "underflow", "why"),
+    ("comparison", "forecasting", "patch", "reproduce", "tracing", "underflow", "why"),
     ("api",),
     ("debug_utils", "netcheck", "types"),  # names that documents give
     ("__init__",),  # gives out the names of those to its left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fxguard.records import Frame, Role, Row, Source
 
@@ -46,6 +46,13 @@ class Fix:
     # "advice": a change of the data or the set-up, or one that changes the function.
     kind: str
     text: str  # "scale q before the product"
+    # How an expression of the program becomes another, the letters being its operands; the first
+    # that fits is meant: "log(1 - sigmoid(x)) -> logsigmoid(-x)". Or operations of one expression,
+    # the failing one first, and their dtype: "pow, mean -> float32".
+    rewrites: tuple[str, ...] = field(default=(), compare=False)
+    # The line and the operation that are rewritten, if they are not those of the origin.
+    at: Source | None = field(default=None, compare=False)
+    of: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.text} ({self.kind})"

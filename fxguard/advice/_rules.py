@@ -24,6 +24,8 @@ class Rule:
     text: str  # `c` is the case: "{c.name}"
     fits: Callable[[Case], bool] = lambda case: True
     last: bool = False  # used only if nothing else applies
+    # The same for the program's text, see :class:`~fxguard.findings.Fix`; `c` as above.
+    rewrites: tuple[str, ...] = ()
 
     def applies(self, case: Case) -> bool:
         """Whether the rule applies to an origin."""
@@ -32,7 +34,8 @@ class Rule:
 
     def fix(self, case: Case) -> Fix:
         """The fix, worded for that origin."""
-        return Fix(self.kind, self.text.format(c=case))
+        rewrites = tuple(filter(None, (each.format(c=case) for each in self.rewrites)))
+        return Fix(self.kind, self.text.format(c=case), rewrites)
 
 
 def names_in(text: str) -> frozenset[str]:

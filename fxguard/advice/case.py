@@ -165,6 +165,18 @@ class Case:
         return f"{sign} {step.literals[-1]:.4g}" if step.literals else f"{sign} scale"
 
     @property
+    def log(self) -> str:
+        """The logarithm; ``log`` of 1 + x for ``log1p``."""
+        return "log" if self.name == "log1p" else self.name
+
+    @property
+    def scaled_before(self) -> str:
+        """``(a @ b) * s -> (a * s) @ b``; "" where the factor may be more than one number."""
+        step = next(filter(self.is_scale, self.around.read_by))
+        sign = "*" if plain(step.kind) == "mul" else "/"
+        return f"(a @ b) {sign} s -> (a {sign} s) @ b" if is_scaling(step) else ""
+
+    @property
     def per_log(self) -> str:
         """``" / log(2)"``: what turns a natural logarithm into that of the operation."""
         return {"log2": " / log(2)", "log10": " / log(10)"}.get(self.name, "")
@@ -302,6 +314,20 @@ class Case:
     def near_one(self) -> str:
         """An eps that the dtype can subtract from 1."""
         return f"{4 * FORMATS[self.dtype].eps:.0e}" if self.dtype in FORMATS else "eps"
+
+    @property
+    def safe(self) -> str:
+        """A number at which the operation has a value and a finite derivative."""
+        return "0" if self.name in ("acos", "asin", "atanh", "erfinv", "log1p") else "1"
+
+    @property
+    def without_infinity(self) -> str:
+        """The product ``a * b`` with 0 in place of the operand's -inf."""
+        operands = () if self.evidence is None else self.evidence.operands
+        filled = '{0}.masked_fill({0} == float("-inf"), 0)'
+        if operands and math.isinf(operands[0].low):
+            return f"{filled.format('a')} * b"
+        return f"a * {filled.format('b')}"
 
     # Signs in the graph around the operand.
 

@@ -24,6 +24,7 @@ from fxguard.graph.poles import (
 )
 from fxguard.graph.tables import CASTS
 from fxguard.records import Role
+from fxguard.source.suspects import Suspected
 
 __all__ = [
     "GREW",
@@ -85,7 +86,7 @@ def fixes_of_given(
     written: str = "",
     has_nan: bool = False,
     largest: float = 0.0,
-    suspects: str = "",
+    suspects: Suspected | None = None,
 ) -> tuple[Fix, ...]:
     """What to do about a weight or an input that was already bad when the model got it.
 
@@ -112,8 +113,9 @@ def fixes_of_given(
             text = f"look at `{written}` on this line, which is {name}"
         if is_log and "log" in written:
             text += ": log(0) is -inf"
-        elif suspects:
-            text = f"{suspects}; fxguard has not seen it run"
+        elif suspects is not None:
+            text = f"{suspects.text}; fxguard has not seen it run"
+            return (Fix("advice", text, suspects.rewrites, suspects.at, suspects.of),)
         elif is_log:
             text += "; -inf is what log(0), log1p(-1) and atanh(-1) give; of a count take log1p"
         elif is_inf and not written:
@@ -180,6 +182,12 @@ _SMOOTHED = {
     "rsqrt": "rsqrt({c.bare} + {c.near_zero}): the derivative at 0 is infinite",
 }
 
+_WITH_EPS = {
+    "pow": ("a ** y -> (a + {c.near_zero}) ** y",),
+    "rsqrt": ("rsqrt(a) -> rsqrt(a + {c.near_zero})",),
+    "sqrt": ("sqrt(a) -> sqrt(a + {c.near_zero})",),
+}
+
 # How to give a decomposition a gradient.
 _SEPARATED = {
     "eig": "add different small numbers to the diagonal: where eigenvalues are equal, eig's "
@@ -242,7 +250,8 @@ RULES = (
     Rule("overflow", _EXPS, "advice",
          "bound the argument in place of the result, {c.name}({c.x}.clamp(max="
          "{c.exponent_with_room})): then its gradient is finite, too",
-         lambda c: signs.is_free_exponent(c) and becomes.is_bounded_after(c)),
+         lambda c: signs.is_free_exponent(c) and becomes.is_bounded_after(c),
+         rewrites=("{c.name}(a) -> {c.name}(a.clamp(max={c.exponent_with_room}))",)),
     Rule("overflow", _TAKE_DTYPE, "advice",
          "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
     Rule("overflow", _REDUCED - _TAKE_DTYPE, "advice",
@@ -261,10 +270,12 @@ RULES = (
     # Divisors that are 0, and the eps that should have prevented that.
     Rule("zero divisor, underflow", _DIVISIONS | {"pow", "rsqrt"}, "advice",
          "take {c.counted}.clamp(min=1): it counts a mask, or edges, of which there may be none",
-         signs.is_count_of_mask),
+         signs.is_count_of_mask,
+         rewrites=("a / clamp(b, min=n) -> a / clamp(b, min=1)", "a / b -> a / b.clamp(min=1)",
+                   "a ** y -> a.clamp(min=1) ** y", "rsqrt(a) -> rsqrt(a.clamp(min=1))")),
     Rule("zero divisor", _LOG, "advice",
          "take log1p(n), or log(n.clamp(min=1)), where n counts: a count may be 0",
-         signs.is_count_of_mask),
+         signs.is_count_of_mask, rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
     Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
          "add an eps to the variance, {c.name}(v + {c.near_zero})",
          lambda c: signs.is_variance(c) and c.eps_has_gradient()),
@@ -341,9 +352,12 @@ RULES = (
     # Infinite derivatives at finite numbers.
     Rule("singular gradient, domain", None, "exact",
          "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
-         "gradient, and 0 * inf is NaN", signs.is_chosen_after),
+         "gradient, and 0 * inf is NaN", signs.is_chosen_after,
+         rewrites=("where(c, {c.name}(a), b) -> where(c, {c.name}(where(c, a, {c.safe})), b)",
+                   "where(c, b, {c.name}(a)) -> where(c, b, {c.name}(where(c, {c.safe}, a)))")),
     *(Rule("singular gradient", _names(name), "advice", smoothed,
-           lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient())
+           lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient(),
+           rewrites=_WITH_EPS.get(name, ()))
       for name, smoothed in _SMOOTHED.items()),
     *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
            lambda c: not signs.is_chosen_after(c))
@@ -355,12 +369,16 @@ RULES = (
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
          "put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is NaN",
-         signs.is_masked_log),
+         signs.is_masked_log, rewrites=("a * b -> {c.without_infinity}",)),
     Rule("domain", _names("mul"), "exact",
          "mask after this product, not before it: 0 * -inf is NaN", signs.is_masked_score),
     Rule("domain", _names("mul"), "exact",
          "take masked_fill(mask, -inf) instead of a product with inf: 0 * inf is NaN",
-         lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c))),
+         lambda c: c.reads_mask() and not (signs.is_masked_log(c) or signs.is_masked_score(c)),
+         rewrites=(
+             'a * b + (1 - b) * float("-inf") -> a.masked_fill(b != 1, float("-inf"))',
+             'a + (1 - b) * float("-inf") -> a.masked_fill(b != 1, float("-inf"))',
+             'a + b * float("-inf") -> a.masked_fill(b != 0, float("-inf"))')),
     Rule("domain", _names("add sub"), "exact",
          "join masks by where or a boolean or, not by addition: inf - inf is NaN",
          Case.reads_mask),
@@ -375,13 +393,18 @@ RULES = (
     # Empty operands.
     Rule("empty", SPREADS, "advice",
          "take {c.name}(..., correction=0), or more than one element: where the last batch has one "
-         "sample, drop_last=True leaves it out"),
+"sample, drop_last=True leaves it out",
+         rewrites=("{c.name}(...) -> {c.name}(..., correction=0)",)),
     Rule("empty", LOSSES_OF_TARGETS, "advice",
-         'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)'),
+         'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)',
+         rewrites=(
+             'cross_entropy(a, b) -> cross_entropy(a, b, reduction="sum") / '
+             '(b != -100).sum().clamp(min=1)',)),
     Rule("empty", None, "advice",
          "skip what is empty, or divide the sum by max(n, 1)", last=True),
     Rule("no alignment", None, "advice",
-         "take zero_infinity=True, or drop samples with labels + repeats > frames"),
+         "take zero_infinity=True, or drop samples with labels + repeats > frames",
+         rewrites=("ctc_loss(...) -> ctc_loss(..., zero_infinity=True)",)),
     Rule("memory", None, "advice",
          "take zeros instead of {c.name}, or write all of it before it is read"),
 )  # fmt: skip

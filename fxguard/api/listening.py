@@ -11,6 +11,7 @@ from fxguard.guard.guard import GuardedModel
 from fxguard.guard.listeners import Listener, Recorded
 from fxguard.guard.plugins import Plugins
 from fxguard.options import Options
+from fxguard.patch.patches import Patches
 from fxguard.reproduce.kept import Reproducers
 from fxguard.why.reasons import Reasons
 
@@ -31,7 +32,7 @@ def listeners_for(recorder: Recorded) -> Sequence[Listener]:
         from fxguard.underflow.underflows import Underflows
 
         found.append(Underflows(recorder, options.underflow))
-    return [*found, Reasons(recorder), Reproducers(recorder)]
+    return [*found, Reasons(recorder), Reproducers(recorder), Patches(recorder)]
 
 
 def guard_with_tools(

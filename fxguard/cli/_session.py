@@ -119,6 +119,11 @@ class Session:
         return found
 
     @property
+    def last_report(self) -> Report | None:
+        """The last report of this process."""
+        return self._last_report
+
+    @property
     def trace_files(self) -> list[Path]:
         """The files that this process has traced to."""
         return [guard.trace_path for guard in self.outermost.guards if guard.trace_path is not None]

@@ -14,10 +14,18 @@ from typing import Any
 from fxguard.errors import UsageError
 from fxguard.options import Options
 
-__all__ = ["NAMES", "UnreadError", "nearest", "options_of", "settings_of_project"]
+__all__ = [
+    "NAMES",
+    "UnreadError",
+    "nearest",
+    "options_as_words",
+    "options_of",
+    "settings_of_project",
+]
 
 NAMES = (*(option.name for option in fields(Options)), "report")
 PATHS = ("report", "trace_to", "reproduce_to")
+NOT_REPEATED = (*PATHS, "reproduce_ranges_only", "trace_batch_nums", "abort_after_batch_num")
 
 
 class UnreadError(UsageError):
@@ -31,6 +39,26 @@ def options_of(settings: Mapping[str, Any]) -> Options:
         FxguardError: when the options cannot work.
     """
     return Options(**{name: value for name, value in settings.items() if name != "report"})
+
+
+def options_as_words(settings: Mapping[str, Any]) -> list[str]:
+    """The settings as a command line has them, without what writes files or prints traces.
+
+    Example:
+        >>> options_as_words({"strict": True, "ignore": ["*:log"], "trace_to": "traces"})
+        ['--strict', '--ignore=*:log']
+    """
+    words = []
+    for name, value in settings.items():
+        option = "--" + name.replace("_", "-")
+        if name in NOT_REPEATED or value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(option if value else option.replace("--", "--no-", 1))
+        else:
+            each = [value] if isinstance(value, (str, int, float)) else value
+            words += [f"{option}={item}" for item in each]
+    return words
 
 
 def settings_of_project(start: Path) -> dict[str, Any]:

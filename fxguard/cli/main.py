@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -24,7 +25,13 @@ from fxguard.cli._run_record import (
     write_record,
 )
 from fxguard.cli._script import find_module, run_any
-from fxguard.cli._settings import NAMES, UnreadError, nearest, settings_of_project
+from fxguard.cli._settings import (
+    NAMES,
+    UnreadError,
+    nearest,
+    options_as_words,
+    settings_of_project,
+)
 from fxguard.cli._statuses import Status
 from fxguard.cli._traces import add_commands
 from fxguard.forgiving import theirs
@@ -88,6 +95,18 @@ def parser() -> argparse.ArgumentParser:
         "--json",
         metavar="FILE",
         help="write what was checked and found into this file when the script ends",
+    )
+    run.add_argument(
+        "--patch",
+        metavar="FILE",
+        help="write the fix as a unified diff of your own file here, where one expression of it "
+        "has to change",
+    )
+    run.add_argument(
+        "--try-patch",
+        action="store_true",
+        help="with --patch: run the script once more with the patch, in a copy of its folder and a "
+        "process of its own, for at most twice the time that the run took, and ten minutes",
     )
     run.add_argument(
         "--forecast",
@@ -191,16 +210,22 @@ def _start(given: argparse.Namespace, rest: list[str]) -> int:
     except fxguard.FxguardError as error:
         return _wrong(str(error))
     settings |= {name: value for name, value in vars(given).items() if name in NAMES}
-    if (problem := _cannot_write({**settings, "json": given.json})) is not None:
+    if (problem := _cannot_write({**settings, **_files(given)})) is not None:
         return _wrong(problem)
+    if given.try_patch and given.patch is None:
+        return _wrong("--try-patch needs --patch FILE")
     if given.forecast is not None:
         return _forecast(given, settings.get("report"), rest)
     return _run(given, rest, settings)
 
 
+def _files(given: argparse.Namespace) -> dict[str, str | None]:
+    return {"json": given.json, "patch": given.patch}
+
+
 def _cannot_write(settings: Mapping[str, Any]) -> str | None:
     """What is wrong with the paths that a run would write to; None if nothing is."""
-    for name, what in (("report", "report"), ("json", "record")):
+    for name, what in (("report", "report"), ("json", "record"), ("patch", "patch")):
         if (given := settings.get(name)) is None:
             continue
         file = Path(given)
@@ -261,6 +286,7 @@ def _forecast(given: argparse.Namespace, report: str | None, rest: list[str]) ->
 
 
 def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -> int:
+    began = time.monotonic()
     os.environ.pop(SWITCH, None)  # or importing torch would also watch this process
     from fxguard.cli._session import Session
 
@@ -268,6 +294,11 @@ def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -
         session = Session(settings)
     except fxguard.FxguardError as refusal:
         return _wrong(str(refusal))
+    program = None
+    if given.patch is not None:
+        from fxguard.cli._patch import RunOfProgram
+
+        program = RunOfProgram(given.module, rest, options_as_words(settings), began)
     error: BaseException | None = None
     own_end: SystemExit | None = None
     try:
@@ -284,6 +315,11 @@ def _run(given: argparse.Namespace, rest: list[str], settings: dict[str, Any]) -
     if given.json is not None:
         ends_with = status_of(own_end or error) if status is None else status
         write_record(given.json, record_of_run(note, ends_with))
+    if program is not None and owns:
+        from fxguard.cli._patch import write_patch
+
+        ended = program.ended() if given.try_patch else None
+        write_patch(session.last_report, Path(given.patch), ended)
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *shown: None
         raise error  # Python ends by the signal then

@@ -59,6 +59,8 @@ class Report(Displayed):
     why: tuple[str, ...] = ()
     # Writes the first origin as a test; None if the report was read from a file.
     kept: Callable[..., Path] | None = field(default=None, compare=False, repr=False)
+    # Makes a patch of the user's file; None likewise.
+    patcher: Callable[[Report], str] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return "\n".join([*self.verdict, "", self._frames_text])
@@ -217,8 +219,8 @@ class Report(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, strings and numbers; with phase, fix and verdict."""
-        data = plain_data(replace(self, kept=None))
-        del data["kept"]
+        data = plain_data(replace(self, kept=None, patcher=None))
+        del data["kept"], data["patcher"]
         more = {"phase": self.phase, "fix": self.fix, "verdict": self.verdict}
         return recorded("report", {**data, **more})
 
@@ -261,6 +263,43 @@ class Report(Displayed):
         # The rest of a summary contains single numbers of the model.
         story = self.one_line.split("; ") if ranges_only else self.summary.splitlines()
         return self.kept(folder, story, ranges_only=ranges_only)
+
+    def patch(self) -> str:
+        """The first fix that can be written into your own file, as a unified diff.
+
+        Only a fix that is exact, or that was tried, becomes a patch. It changes one expression and
+        keeps comments and layout. The lines above the diff name the fix, and say on what it was
+        tried. ``patch -p1`` and ``git apply`` skip them. Nothing is written.
+
+        Returns:
+            The text of the diff.
+
+        Raises:
+            FxguardError: why there is none: no fix of the report rewrites one expression; the line
+                is not in a file of yours, or was changed since it ran; or it is not certain which
+                expression failed, or what it means.
+
+        Example:
+            >>> try:
+            ...     model(**batch)
+            ... except fxguard.NonFiniteError as error:
+            ...     print(error.report.patch())
+            fix: take logsigmoid(-x) instead of log(1 - sigmoid(x)) (exact)
+            the same function and gradient in exact arithmetic; it was not run
+            --- a/train.py
+            +++ b/train.py
+            @@ -9,3 +9,3 @@
+             def loss(x, y):
+                 p = torch.sigmoid(x)
+            -    return -torch.log(1 - p).mean()  # of the others
+            +    return -F.logsigmoid(-x).mean()  # of the others
+        """
+        if self.patcher is None:
+            raise UsageError(
+                "no patch: this report does not know the program; neither does any that was read "
+                "from a file, nor one of an underflow, or of an optimizer's step"
+            )
+        return self.patcher(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no network: the verdict, a chart, the modules, the frames.

@@ -14,7 +14,7 @@ from fxguard.records import Source
 from fxguard.source.assigned import function_called_in, statement_node
 from fxguard.source.named import called_name, operand_text
 
-__all__ = ["Bad", "suspects_in"]
+__all__ = ["Bad", "Suspected", "suspects_in"]
 
 LONGEST = 50  # characters of one of them
 MOST_NAMED = 2
@@ -28,6 +28,17 @@ class Bad:
     has_plus: bool  # +inf
     has_minus: bool  # -inf
     count: int  # of its elements
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """What may have made a value."""
+
+    text: str  # "a.std() of a single element is NaN: take more elements, or std(correction=0)"
+    of: str = ""  # the operation that a rewrite is about, if one certainly helps
+    line: int = 0  # its line
+    at: Source | None = None  # likewise, with its text
+    rewrites: tuple[str, ...] = ()  # as in :class:`~fxguard.findings.Fix`
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,8 @@ _INVERSES = ("acos", "asin", "arccos", "arcsin", "atanh", "arctanh", "erfinv", "
 _KNOWN = (*_LOGS, *_ROOTS, *_SPREADS, *_EXPONENTIALS, *_INVERSES, "div")
 
 
-def suspects_in(assigned: Source, bad: Bad) -> str:
-    """What may have made a value, with the reason; "" if the statement holds no candidate.
+def suspects_in(assigned: Source, bad: Bad) -> Suspected | None:
+    """What may have made a value, with the reason; None if the statement holds no candidate.
 
     Args:
         assigned: the statement that gave the value.
@@ -54,7 +65,7 @@ def suspects_in(assigned: Source, bad: Bad) -> str:
 
     Example:
         >>> line = assignment_of("a", read_at)  # a = (a - a.mean()) / a.std()
-        >>> suspects_in(line, Bad(has_nan=True, has_plus=False, has_minus=False, count=1))
+        >>> suspects_in(line, Bad(has_nan=True, has_plus=False, has_minus=False, count=1)).text
         'a.std() of a single element is NaN: take more elements, or std(correction=0)'
     """
     statement = statement_node(assigned)
@@ -65,18 +76,22 @@ def suspects_in(assigned: Source, bad: Bad) -> str:
     spread = next((by_name[name] for name in _SPREADS if name in by_name), None)
     is_single = bad.has_nan and bad.count == 1 and called is None
     if spread is not None and is_single and statement is not None and _scales(statement, spread):
-        return (
+        name = spread.name
+        return Suspected(
             f"{spread.text} of a single element is NaN: take more elements, or "
-            f"{spread.name}(correction=0)"
+            f"{name}(correction=0)",
+            name,
+            spread.line,
+            rewrites=(f"{name}(...) -> {name}(..., correction=0)",),
         )
     reasons = list(_reasons(by_name, bad))
     if not reasons:
-        return ""
+        return None
     names, why = reasons[0]
     told = [by_name[name] for name in names if name in by_name][:MOST_NAMED]
     places = [Source(assigned.file, each.line, "").place for each in told]
     texts = [f"{each.text} ({place})" for each, place in zip(told, places, strict=True)]
-    return f"look at {' and '.join(texts)}: {why}"
+    return Suspected(f"look at {' and '.join(texts)}: {why}")
 
 
 def _reasons(found: dict[str, _Suspect], bad: Bad) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -31,8 +31,8 @@ from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
 from fxguard.source.assigned import assignment_of
 from fxguard.source.call_site import variable_given
-from fxguard.source.lines import source_of_caller
-from fxguard.source.suspects import Bad, suspects_in
+from fxguard.source.lines import source_at, source_of_caller
+from fxguard.source.suspects import Bad, Suspected, suspects_in
 from fxguard.source.written import operand_in
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
@@ -343,14 +343,18 @@ class _Description:
         found = assignment_of(name, source)
         return None if found is None or found.line == source.line else (name, found)
 
-    def suspects(self, blame: Blame, detail: Detail) -> str:
+    def suspects(self, blame: Blame, detail: Detail) -> Suspected | None:
         """What may have made an input that nobody saw being made."""
         found = or_else(None, self.assigned, blame)
         if found is None:
-            return ""
+            return None
         has_nan, has_plus = detail.nan_count > 0, detail.posinf_count > 0
         bad = Bad(has_nan, has_plus, detail.neginf_count > 0, detail.numel)
-        return or_else("", suspects_in, found[1], bad)
+        nothing: Suspected | None = None
+        suspected = or_else(nothing, suspects_in, found[1], bad)
+        if suspected is None or not suspected.line:
+            return suspected
+        return replace(suspected, at=source_at((found[1].file, suspected.line)))
 
     def around(self, blame: Blame) -> Surroundings:
         """The graph around an operation to blame."""

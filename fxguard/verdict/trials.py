@@ -9,6 +9,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.findings import Fix
 from fxguard.forgiving import theirs
+from fxguard.graph.poles import plain
 from fxguard.plan.plan import Step
 from fxguard.rerun.trial import Trial, in_float32
 
@@ -47,7 +48,8 @@ def fix_of(trial: Trial) -> Fix:
         kept = ", ".join([kept, *names])
     else:
         kept += f" and {len(others)} operations after it"
-    return Fix("tried", f"keep {kept} in float32: finite, error {trial.error:.1g}")
+    text = f"keep {kept} in float32: finite, error {trial.error:.1g}"
+    return Fix("tried", text, (f"{', '.join(plain(x.kind) for x in trial.steps)} -> float32",))
 
 
 def with_tried(fixes: Sequence[Fix], trial: Fix | None) -> tuple[Fix, ...]:

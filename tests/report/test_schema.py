@@ -44,7 +44,7 @@ def test_it_is_a_schema() -> None:
         (types.Fix, set()),
         (types.Growth, set()),
         (types.Origin, set()),
-        (types.Report, {"kept"}),
+        (types.Report, {"kept", "patcher"}),
         (types.ForecastRow, set()),
         (types.Forecast, {"frames", "planner"}),
         (types.PrecisionPlan, set()),
