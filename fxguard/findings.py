@@ -48,7 +48,8 @@ class Fix:
     text: str  # "scale q before the product"
     # How an expression of the program becomes another, the letters being its operands; the first
     # that fits is meant: "log(1 - sigmoid(x)) -> logsigmoid(-x)". Or operations of one expression,
-    # the failing one first, and their dtype: "pow, mean -> float32".
+    # the failing one first, and their dtype: "pow, mean -> float32". Or an optimizer's step that a
+    # GradScaler has to make, with what belongs to it: "o.step() -> s.step(o)".
     rewrites: tuple[str, ...] = field(default=(), compare=False)
     # The line and the operation that are rewritten, if they are not those of the origin.
     at: Source | None = field(default=None, compare=False)

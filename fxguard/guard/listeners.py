@@ -64,7 +64,7 @@ class Listener:
     """A tool, beside one guarded model. Each method does nothing here.
 
     Threads that call the model share it. What a method raises reaches the script, except in
-    :meth:`reports` and :meth:`reports_backward`.
+    :meth:`reports`, :meth:`reports_backward` and :meth:`reports_rest`.
 
     Args:
         recorder: the batches of the model. A listener does not keep them alive.
@@ -107,6 +107,10 @@ class Listener:
 
     def reports_backward(self, report: Report, first: FirstGradient) -> Report:
         """The report on a backward, likewise."""
+        return report
+
+    def reports_rest(self, report: Report) -> Report:
+        """Any other report: on an optimizer's step, or on lost gradients."""
         return report
 
     def ended(self, finished: Finished) -> None:

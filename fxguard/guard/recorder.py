@@ -24,6 +24,7 @@ from fxguard.batch.model_reference import reference_to
 from fxguard.batch.weights import StandingTensors, WeightGrowth
 from fxguard.errors import UsageError
 from fxguard.findings import LOSS, Origin
+from fxguard.forgiving import or_else
 from fxguard.guard.last_frames import LastFrames
 from fxguard.guard.listeners import Listener, MakeListeners
 from fxguard.guard.measured_in_full import MeasuredInFull
@@ -290,7 +291,11 @@ class Recorder:
             origin: what was found.
         """
         frames = (*self.earlier_frames(self.options.max_frames_to_save - 1), origin.frame)
-        return Report(number, frames, (origin,), current_rank(), optimizer_step=self.optimizer_step)
+        step = self.optimizer_step
+        report = Report(number, frames, (origin,), current_rank(), optimizer_step=step)
+        for listener in self.listeners:
+            report = or_else(report, listener.reports_rest, report)
+        return report
 
     def _judged(self, judge: Judge, batch: Batch, error: Exception | None) -> Finished:
         judged = judge(batch, error, functools.partial(self.earlier_frames, but=batch))

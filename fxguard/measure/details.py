@@ -10,7 +10,7 @@ from torch import Tensor
 from fxguard.measure.traceable import inside, magnitudes, numbers
 from fxguard.records import Severity
 
-__all__ = ["Detail", "describe", "not_finite_in"]
+__all__ = ["Detail", "are_logs_of_counts", "describe", "not_finite_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Detail:
 
 
 MOST_ROWS = 3  # named
+LEAST_COUNTS, MOST_COUNTS = 16, 4096  # elements from which they are known as counts
+LARGEST_LOG = 9.0  # above it float32 does not tell logarithms of whole numbers from others
 
 
 def not_finite_in(value: Tensor) -> str:
@@ -55,6 +57,23 @@ def not_finite_in(value: Tensor) -> str:
     real = infinite.real if infinite.is_complex() else infinite
     signs = (("inf", real > 0), ("-inf", real < 0))
     return " and ".join(sign for sign, found in signs if bool(found.any()))
+
+
+def are_logs_of_counts(value: Tensor) -> bool:
+    """Whether the finite elements of a tensor are natural logarithms of whole numbers.
+
+    Args:
+        value: a dense tensor of real numbers.
+    """
+    finite = value.detach().flatten()[:MOST_COUNTS].double()
+    finite = finite[finite.isfinite()]
+    if (
+        finite.numel() < LEAST_COUNTS
+        or not 0 <= float(finite.min()) <= float(finite.max()) < LARGEST_LOG
+    ):
+        return False
+    counts = finite.exp()
+    return bool(((counts - counts.round()).abs() <= 1e-5 * counts).all())
 
 
 def describe(value: Tensor) -> Detail:

@@ -195,7 +195,7 @@ def _in_order(name: str, args: list[ast.expr], keywords: dict[str, ast.expr]) ->
 def number_in(node: ast.expr | None, imports: Imports) -> float | None:
     """The number that an expression is: ``1e-6``, ``-2``, ``float("-inf")``, ``-math.inf``."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return float(node.value)
+        return float(ast.literal_eval(node))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = number_in(node.operand, imports)
         return None if inner is None else -inner

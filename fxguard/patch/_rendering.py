@@ -15,16 +15,17 @@ from fxguard.patch._operations import OF_RULES, PARAMETERS, Imports, number_in
 __all__ = ["CannotRender", "Renderer"]
 
 FUNCTIONAL = ("cross_entropy", "ctc_loss", "logsigmoid", "softplus")  # no method, and not in torch
-ATOM, POWER, UNARY, PRODUCT, SUM, LOOSE = 9, 5, 4, 3, 2, 0
+ATOM, POWER, UNARY, PRODUCT, SUM, BITS, LOOSE = 9, 5, 4, 3, 2, 1, 0
 SIGNS: dict[type[ast.AST], tuple[str, int]] = {
     ast.Add: ("+", SUM),
+    ast.BitAnd: ("&", BITS),
     ast.Div: ("/", PRODUCT),
     ast.MatMult: ("@", PRODUCT),
     ast.Mult: ("*", PRODUCT),
     ast.Pow: ("**", POWER),
     ast.Sub: ("-", SUM),
 }
-COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.LtE: "<=", ast.GtE: ">="}
+COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 ATOMS = (ast.Attribute, ast.Call, ast.Constant, ast.List, ast.Name, ast.Subscript, ast.Tuple)
 
 

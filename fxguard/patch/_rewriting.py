@@ -15,9 +15,11 @@ from fxguard.patch._operations import OF_RULES, Imports, plain_name
 from fxguard.patch._rendering import ATOM, CannotRender, Renderer, precedence_of
 from fxguard.patch._text import Change, FileText
 
-__all__ = ["Refused", "Rewriter", "sides_of"]
+__all__ = ["SCALED_STEP", "Refused", "Rewriter", "sides_of"]
 
 ARROW = " -> "
+# An optimizer's step that a scaler has to make, with what belongs to it.
+SCALED_STEP = "o.step() -> s.step(o)"
 IN_FLOAT32 = " -> float32"
 PROMOTED = ("matmul", "linear", "conv1d", "conv2d", "conv3d")  # these do not promote an operand
 
@@ -67,6 +69,8 @@ class Rewriter:
         Raises:
             Refused: when it is not certain which expression it is, or what it means.
         """
+        if rule == SCALED_STEP:
+            return self.scaled_step(line)
         scope = self.definitions.scope_at(line)
         blamed = [
             node
@@ -79,11 +83,13 @@ class Rewriter:
             return self.in_float32(rule.removesuffix(IN_FLOAT32).split(", "), blamed)
         old, new = sides_of(rule)
         matcher = Matcher(self.definitions, self.imports)
-        found = [
+        matches = [
             each
             for node in self.definitions.expressions_in(scope)
-            if (each := matcher.found(old, node)) and self._is_about(each, blamed)
+            if (each := matcher.found(old, node))
         ]
+        tests = self._is_of, self._is_in, self._is_read_by
+        found = next((x for test in tests if (x := [y for y in matches if test(y, blamed)])), [])
         if not found:
             return None
         if len(found) > 1:
@@ -133,6 +139,44 @@ class Rewriter:
             raise Refused(f"`{text}` may be another value when the dtype is taken back")
         return [inner, outer]
 
+    def scaled_step(self, line: int) -> list[Change] | None:
+        """The changes that let a scaler make the optimizer's step of a line.
+
+        Raises:
+            Refused: where the file does more with the scaler than to scale a loss.
+        """
+        scope = self.definitions.scope_at(line)
+        calls = [x for x in self.definitions.expressions_in(scope) if isinstance(x, ast.Call)]
+        steps = [
+            x for x in calls if x.lineno == line and _method_of(x) == "step" and not x.args
+            and isinstance(self.definitions.parents[x], ast.Expr)
+        ]  # fmt: skip
+        scaled = [x for x in calls if _method_of(x) == "scale" and len(x.args) == 1]
+        scalers = {ast.unparse(x.func.value) for x in scaled if isinstance(x.func, ast.Attribute)}
+        if len(steps) != 1 or len(scalers) != 1:
+            return None
+        [step], [scaler] = steps, scalers
+        assert isinstance(step.func, ast.Attribute)
+        optimizer = self.text.of(step.func.value)
+        others = {
+            x.func.attr
+            for x in calls
+            if isinstance(x.func, ast.Attribute) and ast.unparse(x.func.value) == scaler
+        }
+        if others != {"scale"}:
+            raise Refused(f"the program calls {scaler}.{min(others - {'scale'})} itself")
+        statement = self.definitions.statement_of(step)
+        changes = [Change(statement, f"{scaler}.step({optimizer})\n{scaler}.update()")]
+        clips = [self.definitions.statement_of(x) for x in calls if _method_of(x) in CLIPS]
+        for each in clips:
+            if self.definitions.parents[each] is not self.definitions.parents[statement]:
+                raise Refused(f"line {each.lineno} clips gradients, perhaps of another step")
+            unscaled = f"{scaler}.unscale_({optimizer})\n{self.text.of(each)}"
+            changes.append(Change(each, unscaled))
+        if len(clips) > 1:
+            raise Refused("the program clips gradients more than once")
+        return changes
+
     def _outermost(self, node: ast.expr, names: list[str]) -> ast.expr | None:
         """The last of some operations, each of which reads the one before; None if they do not."""
         parents, names = self.definitions.parents, list(names)
@@ -159,13 +203,18 @@ class Rewriter:
         found = self.imports.operation(node)
         return found is not None and found.name == plain_name(name)
 
-    def _is_about(self, found: Found, blamed: list[ast.expr]) -> bool:
-        """Whether the failing operation is in an expression, or reads it."""
-        if any(node in blamed for _, node in found.operations):
-            return True
-        around = {found.root, *self.definitions.around(found.root)}
-        if any(each in around for each in blamed):
-            return True
+    @staticmethod
+    def _is_of(found: Found, blamed: list[ast.expr]) -> bool:
+        """Whether the failing operation is one of a rule's expression."""
+        return any(node in blamed for _, node in found.operations)
+
+    def _is_in(self, found: Found, blamed: list[ast.expr]) -> bool:
+        """Whether the expression stands in the failing operation."""
+        return any(each in blamed for each in self.definitions.around(found.root))
+
+    def _is_read_by(self, found: Found, blamed: list[ast.expr]) -> bool:
+        """Whether the failing operation reads a variable that the expression gave its value."""
+        around = set(self.definitions.around(found.root))
         names = (x for each in blamed for x in ast.walk(each) if isinstance(x, ast.Name))
         given = (self.definitions.definition(x) for x in names if isinstance(x.ctx, ast.Load))
         return any(each is not None and each in around for each in given)
@@ -296,6 +345,13 @@ class Rewriter:
                 if called is None or of_self or not self.is_pure(called.name):
                     return False
         return True
+
+
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+
+
+def _method_of(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
 
 def _is_self(node: ast.expr) -> bool:

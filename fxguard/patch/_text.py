@@ -12,6 +12,7 @@ import itertools
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Change", "FileText", "changed", "unified"]
 
@@ -21,7 +22,7 @@ class Change:
     """One expression or statement of a file, and what comes in its place."""
 
     node: ast.expr | ast.stmt
-    text: str  # "" takes a whole statement out
+    text: str  # statements for a statement, each without indentation; "" takes it out
 
 
 class FileText:
@@ -63,7 +64,9 @@ class FileText:
         """The span of the lines of a statement; None if they hold anything else."""
         assert node.end_lineno is not None
         begin, end = self._starts[node.lineno - 1], self._starts[node.end_lineno]
-        return (begin, end) if self.text[begin:end].strip() == self.of(node) else None
+        first, last = self.span(node)
+        rest = self.text[begin:first] + self.text[last:end].partition("#")[0]
+        return None if rest.strip() else (begin, end)
 
     def _offset(self, line: int, column: int) -> int:
         """The ast counts columns in UTF-8."""
@@ -102,7 +105,9 @@ def _applied(old: FileText, changes: Sequence[tuple[Change, str]]) -> str | None
             lines = old.whole_lines(change.node)
             if lines is None:
                 return None
-            spans.append((*lines, ""))
+            indent = old.text[lines[0] : old.span(change.node)[0]]
+            text = change.text.replace("\n", f"\n{indent}")
+            spans.append((*old.span(change.node), text) if text else (*lines, ""))
             continue
         begin, end = old.span(change.node)
         text = f"({change.text})" if way == "held" else change.text
@@ -128,13 +133,10 @@ def _key(node: ast.expr | ast.stmt) -> _Key:
 
 def _wanted(text: str, changes: Sequence[Change]) -> str:
     """The syntax tree of the new text."""
-    new: dict[_Key, ast.expr | None] = {
-        _key(x.node): ast.parse(f"({x.text}\n)", mode="eval").body if x.text else None
-        for x in changes
-    }
+    new = {_key(x.node): _parsed(x) for x in changes}
 
     class Exchange(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST | None:
+        def visit(self, node: ast.AST) -> Any:
             if isinstance(node, (ast.expr, ast.stmt)) and (key := _key(node)) in new:
                 return new[key]
             return self.generic_visit(node)
@@ -142,6 +144,12 @@ def _wanted(text: str, changes: Sequence[Change]) -> str:
     tree = ast.parse(text)
     Exchange().visit(tree)
     return ast.dump(tree)
+
+
+def _parsed(change: Change) -> ast.expr | list[ast.stmt]:
+    if isinstance(change.node, ast.stmt):
+        return ast.parse(change.text).body
+    return ast.parse(f"({change.text}\n)", mode="eval").body
 
 
 def _comments(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from fxguard.graph.evidence import Evidence, Operand
 from fxguard.patch._matching import without_rest
 from fxguard.patch._operations import OF_RULES, Imports
 from fxguard.patch._rendering import ATOM, Renderer
-from fxguard.patch._rewriting import Refused, sides_of
+from fxguard.patch._rewriting import SCALED_STEP, Refused, sides_of
 
 __all__ = ["is_pure", "tried"]
 
@@ -31,23 +31,33 @@ def is_pure(name: str) -> bool:
 
 ON_NUMBERS = "tried on the numbers of the first bad element"
 ON_SMALLEST = {
+    "div": "tried on 0 / 0",
+    "log": "tried on 0",
     "cross_entropy": "tried on a batch without a valid target",
     "ctc_loss": "tried on a target that is too long for its input",
     "std": "tried on a single element",
     "var": "tried on a single element",
 }
+# Operands at which an operation fails whose own ones are not known.
+SMALLEST = {
+    "div": (Operand(0.0, 0.0, dtype="float32"), Operand(0.0, 0.0, dtype="float32")),
+    "log": (Operand(0.0, 0.0, dtype="float32"),),
+}
 
 
-def tried(rule: str, evidence: Evidence | None) -> str:
+def tried(rule: str, evidence: Evidence | None, *, in_step: bool = False) -> str:
     """On what a rule's new expression was tried where the old one failed, and what it gives.
 
     Args:
         rule: ``sqrt(a) -> sqrt(a + 1e-12)``.
         evidence: the operation at the first bad element, if that is known.
+        in_step: whether it is in an optimizer's step, where nothing has a gradient.
 
     Raises:
         Refused: when it is not finite there, or its gradient is not; or when it was not run.
     """
+    if rule == SCALED_STEP:
+        return _skipped()
     old, new = sides_of(rule)
     try:
         value, gradients = _run(old, new, evidence)
@@ -55,10 +65,12 @@ def tried(rule: str, evidence: Evidence | None) -> str:
         raise Refused(f"the new expression could not be tried: {error}") from None
     if not bool(value.isfinite().all()):
         raise Refused(f"where the old expression failed, the new one is {value.flatten()[0]}")
+    gradients = [] if in_step else gradients
     if not all(bool(each.isfinite().all()) for each in gradients):
         raise Refused("where the old expression failed, the gradient of the new one is not finite")
     wanted = OF_RULES.operation(old)
-    where = ON_NUMBERS if wanted is None else ON_SMALLEST.get(wanted.name, ON_NUMBERS)
+    is_known = wanted is None or (evidence is not None and wanted.name in SMALLEST)
+    where = ON_NUMBERS if wanted is None or is_known else ON_SMALLEST.get(wanted.name, ON_NUMBERS)
     text = f"{where}: it is {value.flatten()[0].item():.4g} there"
     if gradients:
         text += f", its gradient {gradients[0].flatten()[0].item():.4g}"
@@ -72,13 +84,14 @@ def _run(old: ast.expr, new: ast.expr, evidence: Evidence | None) -> tuple[Tenso
     if has_rest:
         leaves, value = _sample(wanted.name, new)
     else:
-        if evidence is None:
+        operands = SMALLEST.get(wanted.name, ()) if evidence is None else evidence.operands
+        if not operands:
             raise Refused("the numbers of the operation are not known to try it on")
         letters = dict[str, Any]()
         for position, rule in enumerate(wanted.operands):
             letter = _letter(rule)
-            if letter and position < len(evidence.operands):
-                letters[letter] = _of(evidence.operands[position])
+            if letter and position < len(operands):
+                letters[letter] = _of(operands[position])
         if wanted.name == "cross_entropy":
             letters = {"a": torch.zeros(2, 3, requires_grad=True), "b": torch.full((2,), -100)}
         value = _evaluated(new, letters)
@@ -88,6 +101,20 @@ def _run(old: ast.expr, new: ast.expr, evidence: Evidence | None) -> tuple[Tenso
         return value, []
     found = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     return value.detach(), [x for x in found if x is not None]
+
+
+def _skipped() -> str:
+    """What a scaler does with a step on a gradient that is not finite."""
+    weight = torch.ones(1, requires_grad=True)
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD([weight], lr=1.0)
+    (scaler.scale(weight.sum()) * torch.inf).backward()
+    before = scaler.get_scale()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    if weight.item() != 1.0 or scaler.get_scale() >= before:
+        raise Refused("this scaler does not skip a step on a gradient that is not finite")
+    return "tried on a gradient that is inf: the step is left out, and the scale is halved"
 
 
 def _letter(rule: ast.expr | None) -> str:

@@ -139,7 +139,8 @@ class Patcher:
                 continue
             was_tried = ON_BATCH if fix.kind == "tried" else NOT_RUN
             if fix.kind == "advice":
-                was_tried = tried(rule, self.evidence)
+                in_step = origin.phase == "optimizer"
+                was_tried = tried(rule, self.evidence, in_step=in_step)
             new = changed(text, changes)
             if new is None:
                 raise Refused("a comment or a layout in the expression would be lost")

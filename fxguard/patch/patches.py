@@ -28,6 +28,10 @@ class Patches(Listener):
         seen = None if first.began is None else first.began.seen
         return _with(report, [] if seen is None else [seen.forward, seen.gradient])
 
+    def reports_rest(self, report: Report) -> Report:
+        """The same of an optimizer's step, whose numbers at one element are not kept."""
+        return _with(report, [])
+
 
 def _with(report: Report, seen: Sequence[Evidence | None]) -> Report:
     evidence = next((each for each in seen if each is not None), None)

@@ -297,7 +297,7 @@ class Report(Displayed):
         if self.patcher is None:
             raise UsageError(
                 "no patch: this report does not know the program; neither does any that was read "
-                "from a file, nor one of an underflow, or of an optimizer's step"
+                "from a file, nor one of an underflow"
             )
         return self.patcher(self)
 

@@ -28,6 +28,7 @@ class Bad:
     has_plus: bool  # +inf
     has_minus: bool  # -inf
     count: int  # of its elements
+    of_counts: bool = False  # whether its finite elements are logarithms of whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,22 @@ def suspects_in(assigned: Source, bad: Bad) -> Suspected | None:
         return None
     names, why = reasons[0]
     told = [by_name[name] for name in names if name in by_name][:MOST_NAMED]
+    if bad.of_counts and names[0] == "log" and called is None and len(_logs(found)) == 1:
+        line = by_name["log"].line
+        return Suspected(
+            f"take log1p in place of {by_name['log'].text}: the numbers are counts, and log(0) is "
+            "-inf",
+            "log",
+            line,
+            rewrites=("log(a) -> log1p(a)",),
+        )
     places = [Source(assigned.file, each.line, "").place for each in told]
     texts = [f"{each.text} ({place})" for each, place in zip(told, places, strict=True)]
     return Suspected(f"look at {' and '.join(texts)}: {why}")
+
+
+def _logs(found: list[_Suspect]) -> list[_Suspect]:
+    return [each for each in found if each.name in _LOGS]
 
 
 def _reasons(found: dict[str, _Suspect], bad: Bad) -> Iterator[tuple[tuple[str, ...], str]]:

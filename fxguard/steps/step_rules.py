@@ -124,6 +124,13 @@ class StepFinding:
     place: tuple[str, int] | None = None  # file and line of the operation to blame
 
 
+RATIO_OF_NORMS = Fix(
+    "advice",
+    "take 1 for this ratio where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)",
+    ("a / b -> where((a > 0) & (b > 0), a / b, 1.0)",),
+    of="div",
+)
+
 Rule = Callable[[StepCase], StepFinding | None]
 
 
@@ -161,7 +168,7 @@ def _excused(case: StepCase) -> StepFinding | None:
     if excused.by:
         text += f": {excused.by}"
     if excused.has_scaler:
-        fixes = _advice(STEPS_DIRECTLY)
+        fixes: tuple[Fix, ...] = (Fix("advice", STEPS_DIRECTLY, ("o.step() -> s.step(o)",)),)
         if math.isnan(case.gradient) and case.scaled_by > 1:
             fixes += _advice("call scaler.unscale_(optimizer) first, where gradients are clipped")
     else:
@@ -229,9 +236,7 @@ def _inside(case: StepCase) -> StepFinding | None:
     around = Surroundings.of_nothing(evidence.kind, evidence.dtype, source)
     fixes = fixes_for(cause, evidence, around)
     if cause == "zero divisor" and found.made_by == ("norm", "norm"):
-        fixes = _advice(
-            "take 1 for this ratio where a norm is 0: torch.where((a > 0) & (b > 0), a / b, 1.0)"
-        )
+        fixes = (RATIO_OF_NORMS,)
     if cause == "domain" and found.is_of_variance:
         fixes = _advice(VARIANCE)
     if cause == "overflow" and any(abs(x.low) == case.lr for x in evidence.operands if not x.dtype):

@@ -21,7 +21,7 @@ from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
-from fxguard.measure.details import Detail
+from fxguard.measure.details import Detail, are_logs_of_counts
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
@@ -349,7 +349,10 @@ class _Description:
         if found is None:
             return None
         has_nan, has_plus = detail.nan_count > 0, detail.posinf_count > 0
-        bad = Bad(has_nan, has_plus, detail.neginf_count > 0, detail.numel)
+        is_log = detail.neginf_count > 0 and not (has_nan or has_plus)
+        tensor = self.judgment.batch.tensor_of(self.flow.keys[blame.value]) if is_log else None
+        counts = tensor is not None and or_else(False, are_logs_of_counts, tensor)
+        bad = Bad(has_nan, has_plus, detail.neginf_count > 0, detail.numel, counts)
         nothing: Suspected | None = None
         suspected = or_else(nothing, suspects_in, found[1], bad)
         if suspected is None or not suspected.line:

@@ -146,6 +146,71 @@ def test_a_tried_fix_becomes_a_patch(here: Path, code: str, inputs: Tensor, line
         assert inputs.grad.isfinite().all()
 
 
+COUNTS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+counts = torch.poisson(torch.full((16, 4), 2.0))
+features = torch.log(counts)
+model = nn.Linear(4, 2)
+with fxguard.watch(model):
+    model(features)
+"""
+RATIO = """
+import torch
+from torch import nn
+
+
+class Lars(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            ratio = p.norm() / p.grad.norm()
+            p.add_(p.grad * ratio, alpha=-0.1)
+
+
+model = nn.Linear(2, 2, bias=False)
+nn.init.zeros_(model.weight)
+optimizer = Lars(model.parameters(), {})
+with fxguard.watch(model):
+    model(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (COUNTS, "+features = torch.log1p(counts)\n"),
+        (
+            RATIO,
+            "+            ratio = torch.where((p.norm() > 0) & (p.grad.norm() > 0), "
+            "p.norm() / p.grad.norm(), 1.0)\n",
+        ),
+    ],
+)
+def test_what_a_script_computed_itself_becomes_a_patch(here: Path, code: str, line: str) -> None:
+    """Numbers that it gave to a model, and the step of its own optimizer."""
+    file = here / "train.py"
+    file.write_text("import fxguard\n" + code, encoding="utf-8")
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        module_of(file, f"train_{next(names)}")
+    diff = caught.value.report.patch()
+    assert "\ntried on 0" in diff
+    assert line in diff
+    applied(here, diff)
+
+
+def test_logarithms_of_other_numbers_are_not_taken_for_counts(here: Path) -> None:
+    code = COUNTS.replace("torch.poisson(", "2.3 * torch.poisson(")
+    (here / "train.py").write_text("import fxguard\n" + code, encoding="utf-8")
+    with pytest.raises(fxguard.NonFiniteError) as caught:
+        module_of(here / "train.py", f"train_{next(names)}")
+    with pytest.raises(FxguardError, match="does not rewrite one expression"):
+        caught.value.report.patch()
+
+
 def test_a_fix_in_words_only_is_refused(here: Path) -> None:
     code = LOG.replace("torch.log(1 - p)", "torch.softmax(x + torch.log(x * 0), 0)")
     with pytest.raises(FxguardError, match="no patch: "):

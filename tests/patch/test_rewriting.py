@@ -10,7 +10,7 @@ import pytest
 
 from fxguard.patch._definitions import Definitions
 from fxguard.patch._operations import Imports
-from fxguard.patch._rewriting import Refused, Rewriter
+from fxguard.patch._rewriting import SCALED_STEP, Refused, Rewriter
 from fxguard.patch._text import FileText, changed, unified
 
 HEAD = "import math\nimport torch\nimport torch.nn.functional as F\n"
@@ -108,6 +108,12 @@ def is_pure(name: str) -> bool:
             "log2",
             "where(c, log2(a), b) -> where(c, log2(where(c, a, 1)), b)",
             "y = torch.where(x > 2, torch.log2(torch.where(x > 2, x, 1)), 2 * x)",
+        ),
+        (
+            "r = p.norm() / update.norm()",
+            "div",
+            "a / b -> where((a > 0) & (b > 0), a / b, 1.0)",
+            "r = torch.where((p.norm() > 0) & (update.norm() > 0), p.norm() / update.norm(), 1.0)",
         ),
         # In float32 and back.
         (
@@ -258,6 +264,57 @@ def f(x):
     return x * torch.rsqrt(mean_square + 1e-6).to(x.dtype)
 """
     )
+
+
+STEP = """
+for x in data:
+    loss = model(x)
+    scaler.scale(loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()  # of all
+"""
+
+
+def test_a_scaler_makes_the_step(tmp_path: Path) -> None:
+    """The gradients are unscaled before they are clipped."""
+    assert (
+        patched(tmp_path, STEP, "SGD", SCALED_STEP)
+        == """
+for x in data:
+    loss = model(x)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()  # of all
+"""
+    )
+    tabs = STEP.replace("    ", "\t")
+    assert "\n\tscaler.step(optimizer)\n\tscaler.update()" in str(
+        patched(tmp_path, tabs, "SGD", SCALED_STEP)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("    nn.utils", "    scaler.unscale_(optimizer)\n    nn.utils", "calls scaler.unscale_"),
+        ("    nn.utils", "    if x:\n        nn.utils", "perhaps of another step"),
+        ("1.0)\n", "1.0)\n    nn.utils.clip_grad_value_(p, 1.0)\n", "more than once"),
+    ],
+)
+def test_a_scaler_that_does_more_is_refused(
+    tmp_path: Path, before: str, after: str, reason: str
+) -> None:
+    with pytest.raises(Refused, match=reason):
+        patched(tmp_path, STEP.replace(before, after), "SGD", SCALED_STEP)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("scaler.scale(loss)", "loss"), ("optimizer.step()", "optimizer.step(f)")]
+)
+def test_a_step_without_a_scaler_is_none_of_it(tmp_path: Path, before: str, after: str) -> None:
+    assert patched(tmp_path, STEP.replace(before, after), "SGD", SCALED_STEP) is None
 
 
 @pytest.mark.parametrize(
