@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxguard.batch.dataflow import DataFlow, ranges_of
+from fxguard.batch.draws import Draws
 from fxguard.batch.keys import Key
 from fxguard.errors import InternalError
 from fxguard.graph import nodes
@@ -136,6 +137,8 @@ class GraphRun(Event):
     # How often each item of `args` was written when the graph had run; None if nobody looked.
     # `EXCHANGED` where other ranks have sent it something since.
     versions: tuple[int | None, ...] | None = None
+    # What the compiled graph drew; None if it draws nothing, or draws in every run as Python does.
+    draws: Draws | None = None
 
     @property
     def statistics(self) -> Tensor:
@@ -205,6 +208,8 @@ class GraphRun(Event):
         """Release its arguments, so that it cannot run again."""
         self.args, self.live = None, ()
         self.random_state = None
+        if self.draws is not None:
+            self.draws.let_go()
 
     def running_name(self, name: str) -> str:
         """The name of the module that runs in place of one that the graph was captured with.

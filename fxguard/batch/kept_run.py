@@ -97,6 +97,8 @@ class KeptRun:
         """
         self.incoming.clear()
         self.samples.clear()
+        if self.event.draws is not None:
+            self.event.draws.let_go()
         args, plan = list(self.args), self.event.plan
         for position, _ in plan.inputs:
             args[position] = _let_go(args[position])

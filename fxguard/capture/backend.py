@@ -17,10 +17,12 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.fx import GraphModule
 
 from fxguard.batch import active, observer
+from fxguard.batch.draws import Draws
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import versions_of
 from fxguard.capture import dynamo
 from fxguard.capture._copies import Copies, Spare
+from fxguard.capture._drawing import Drawing
 from fxguard.capture._leaving import Unchecked
 from fxguard.capture.float32_weights import Float32Weights
 from fxguard.capture.full_batches import FullBatches
@@ -150,6 +152,9 @@ class CheckingBackend:
                 unchecked.prepare(example_inputs)
         self.plans.append(plan)
         self.graphs.append(graph_module)
+        drawing: Drawing | None = None
+        if self.way.is_traceable and plan.random and not waits:
+            drawing = Drawing(graph_module, plan, self.way, self._compiled)
         let_source_go(graph_module)
         copies = Copies(plan, self.spare)
         gathers, is_compiled = not self.way.is_traceable, self.way.is_traceable
@@ -180,6 +185,7 @@ class CheckingBackend:
                 live=args,
                 not_again="" if kept is not None else NOT_COPIED,
                 is_compiled=is_compiled,
+                draws=None if drawing is None else Draws(drawing.compiled),
             )
             if forward is not None and any(x.reads_inputs for x in forward.batch.watchers):
                 forward.measure_now(args[at] for at, _ in plan.inputs)
@@ -198,6 +204,8 @@ class CheckingBackend:
                     graph_run.measured = gathered(measured) if gathers else measured
                 else:
                     graph_run.postponed = unchecked.measure(outputs)
+                if graph_run.draws is not None:
+                    graph_run.draws.has_returned(outputs)
                 self.report(graph_run, outputs)
             return outputs
 

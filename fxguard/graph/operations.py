@@ -185,13 +185,38 @@ def read_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
 
 def _draws(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of an operation that may draw random numbers does so."""
-    if name != "scaled_dot_product_attention":
+    parameters = DROPS.get("dropout" if name in tables.DROPOUTS else name)
+    if parameters is None:
         return True
-    dropout = args[DROPOUT] if len(args) > DROPOUT else kwargs.get("dropout_p", 0.0)
-    return not isinstance(dropout, (int, float)) or dropout > 0
+    (p, unless_given), training = parameters
+    if _is_zero(_argument(p, args, kwargs, unless_given)):
+        return False
+    return training is None or _argument(training, args, kwargs, True) is not False
 
 
-DROPOUT = 4  # position of its dropout_p
+# Operations that drop elements: position and names of the parameters for the probability, with its
+# default, and for training.
+DROPS: dict[str, tuple[tuple[tuple[Any, ...], float], tuple[Any, ...] | None]] = {
+    "dropout": (((1, "p"), 0.5), (2, "training", "train")),
+    "scaled_dot_product_attention": (((4, "dropout_p"), 0.0), None),
+    "multi_head_attention_forward": (((10, "dropout_p"), 0.5), (13, "training")),
+}
+
+
+def _argument(
+    parameter: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any], default: Any
+) -> Any:
+    """What a call was given for a parameter with this position and these names."""
+    position, *names = parameter
+    if len(args) > position:
+        return args[position]
+    return next((kwargs[name] for name in names if name in kwargs), default)
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 0
+
+
 WRITES = frozenset({"out", "inplace"})  # keywords that make any operation write
 
 

@@ -104,6 +104,8 @@ class EdgeHooks(EdgeWatcher):
                     when_it_has_come(value, self._looked(position))
         if found.edges:
             self.gradients.operations.append(found)
+        if walk.drawn is not None and found.place in walk.drawn.anew:
+            self.gradients.anew.add(found.place)
         return result
 
     def aliased(self, found: BackwardOf, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -190,7 +192,10 @@ class EdgeHooks(EdgeWatcher):
         before = RandomState.now((args, kwargs)) if found.call.random else None
         args, kwargs = trees.tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
         call = replace(found.call, args=args, kwargs=kwargs)
-        look.ran = Ran(call, target, target, args, kwargs, None, before)
+        run = target
+        if walk.drawn is not None and walk.knows_drawn(node):
+            run = walk.drawn.function(walk.place(node), found.call)
+        look.ran = Ran(call, target, run, args, kwargs, None, before)
 
     def run_writing(self, walk: Walk, found: BackwardOf, args: Any, kwargs: Any) -> Any:
         """Run a writing operation on its original operands, with hooks on autograd nodes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,10 @@ from fxguard.batch.events import GraphRun
 from fxguard.forgiving import theirs
 from fxguard.measure import traceable
 from fxguard.measure.details import Detail, describe
-from fxguard.records import Range, Role, Severity
+from fxguard.plan.plan import Check, Place
+from fxguard.records import Range, Severity
 from fxguard.rerun.at_checks import AtChecks
-from fxguard.rerun.differences import same_magnitude
+from fxguard.rerun.differences import comparable, same_magnitude
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
 
@@ -60,12 +61,16 @@ class Details(AtChecks):
         checks |= {slot: plan.later[~slot] for slot in laters}
         self.wanted = {slot: v for slot, v in (slots | laters).items() if slot in checks}
         super().__init__(checks.items(), self.look)
+        self.places = {_end_of(checks[slot]) for slot in self.wanted}
         self.names = {slot: check.node for slot, check in checks.items()}
         self.expected = run.statistics.tolist()
-        # Neither integers nor inputs: a cache that the graph wrote has changed.
-        self.compared = {v.slot for v in plan.values if v.can_be_bad and v.role is Role.MADE}
+        self.compared = comparable(plan)
         self.grown: dict[int, _Grown] = {slot: _Grown() for slot in self.wanted}
         self.found: dict[int, Detail] = {}
+
+    @property
+    def last_places(self) -> Collection[Place]:
+        return self.places
 
     def look(self, walk: Walk, slot: int, value: Any) -> None:
         """Look at the value of a check."""
@@ -83,6 +88,11 @@ class Details(AtChecks):
                 raise Ended
         if not self.wanted:
             raise Ended
+
+
+def _end_of(check: Check) -> Place:
+    """The place after which the number of a check is known."""
+    return check.place if check.region_end is None else (check.inside, check.region_end)
 
 
 class _Grown:

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxguard.graph.tables import UNINITIALISED
 from fxguard.graph.wide_form import is_float
 from fxguard.measure.func_levels import without_levels
+from fxguard.plan.plan import Plan
+from fxguard.records import Role
 
 __all__ = [
     "TOLERANCE",
     "Difference",
     "are_close",
     "are_equal",
+    "comparable",
     "difference_of",
     "real_numbers",
     "relative_error",
@@ -129,6 +133,23 @@ def _gap(low: Tensor, other: Tensor) -> Tensor:
 def _largest(value: Tensor) -> float:
     finite = value.detach()[value.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def comparable(plan: Plan) -> set[int]:
+    """The rows of a graph's statistics that a second run has to repeat.
+
+    These are what the graph makes. Integers are left out, inputs, because a cache that the graph
+    wrote has changed, and memory that nobody has written.
+    """
+    unwritten = {value for s in plan.steps if s.kind in UNINITIALISED for value in s.outputs}
+    return {
+        value.slot
+        for index, value in enumerate(plan.values)
+        if value.slot is not None
+        and value.can_be_bad
+        and value.role is Role.MADE
+        and index not in unwritten
+    }
 
 
 def same_magnitude(one: float, other: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +56,13 @@ class Gradients:
     # Samples that the second run has to reproduce for other values; reproduced ones are removed.
     samples: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)  # value to the weight's name
+    # Places of operations whose gradient is that of other random numbers than the model's.
+    anew: set[Place] = field(default_factory=set)
+
+    def drawn_anew(self, operation: BackwardOf) -> str:
+        """The operation, of this one and those after it, that drew other random numbers; or ""."""
+        later = itertools.dropwhile(lambda each: each is not operation, self.operations)
+        return next((each.call.kind for each in later if each.place in self.anew), "")
 
 
 @dataclass(slots=True, eq=False)

@@ -24,12 +24,12 @@ from fxguard.measure import traceable
 from fxguard.measure.details import Detail
 from fxguard.measure.func_levels import without_levels
 from fxguard.plan.plan import Check, Place
-from fxguard.records import Role
 from fxguard.rerun.details import Details
-from fxguard.rerun.differences import same_magnitude
+from fxguard.rerun.differences import comparable, same_magnitude
 from fxguard.rerun.other_ways import Outcome, check_in, up_to
 from fxguard.rerun.start import Start, look_through
 from fxguard.rerun.walk import Ended, Walk
+from fxguard.rerun.whole_graph import OTHER_NUMBERS
 from fxguard.rerun.wide_run import WideForm
 
 __all__ = ["Look", "Seen", "evidence_in", "samples_of"]
@@ -94,13 +94,10 @@ def _compared_in(run: GraphRun) -> dict[Place, list[tuple[Check, float]]]:
     """The values that a second run must repeat, with their largest magnitudes."""
     compared: dict[Place, list[tuple[Check, float]]] = {}
     highs = run.statistics[:, 1].tolist()
-    for value in run.plan.values:
-        # Neither integers nor inputs: a cache that the graph wrote has changed.
-        if value.slot is None or not value.can_be_bad or value.role is not Role.MADE:
-            continue
-        check = run.plan.checks[value.slot]
+    for slot in sorted(comparable(run.plan)):
+        check = run.plan.checks[slot]
         if check.region_end is None and not check.inside:
-            compared.setdefault(check.place, []).append((check, highs[value.slot]))
+            compared.setdefault(check.place, []).append((check, highs[slot]))
     return compared
 
 
@@ -135,6 +132,10 @@ class _Looks(WideForm):
         self.found: dict[int, Look] = {}
         self.begun: dict[Place, _Before] = {}
 
+    @property
+    def last_places(self) -> Collection[Place]:
+        return self.wanted
+
     def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return walk.place(node) in self.wanted or super().wants(walk, node, differs)
 
@@ -159,7 +160,7 @@ class _Looks(WideForm):
             if check.node in nodes and not _repeats(walk.env[nodes[check.node]], check, high):
                 if begun is not None and self.is_compiled:
                     self.note_unlike(walk, node, nodes, begun)
-                raise Ended  # such as other random numbers: all later tensors differ
+                raise NotJudged(OTHER_NUMBERS)  # all later tensors differ
         if begun is None:
             return
         for value, check in self.wanted[place].items():

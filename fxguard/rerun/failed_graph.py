@@ -33,13 +33,14 @@ def run_until_it_raises(run: GraphRun) -> GraphRun:
 
     look = _UntilItRaises(list(enumerate(checks)), visit)
     try:
-        Start(run, to_the_end=False).again(look)
+        Start(run, to_the_end=False, draws_itself=True).again(look)
     except theirs():  # raised like the first run; where it stopped is the question
         walk, look.walk = look.walk, None  # or each would keep the other alive
         if walk is not None:
             run = replace(run, stopped_at=tuple(_read_by(walk, run)[0]))
             run = replace(run, raised=_frame_of(walk.innermost, run))
-    return replace(run, measured=statistics)
+    # These are the numbers of a run that drew for itself, and so do all that follow.
+    return replace(run, measured=statistics, draws=None)
 
 
 class _UntilItRaises(AtChecks):

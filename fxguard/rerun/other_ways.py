@@ -7,7 +7,7 @@ operation is compared, element by element, with its result in the model's own fo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.details import not_finite_in
 from fxguard.measure.free_memory import has_room
 from fxguard.measure.func_levels import without_levels
-from fxguard.plan.plan import Check
+from fxguard.plan.plan import Check, Place
 from fxguard.records import Role, Severity
 from fxguard.rerun.consequences import Replay
 from fxguard.rerun.other_values import AsTheModel
@@ -211,6 +211,10 @@ class UpTo(Watcher):
         self.check = check
         self.outcome: Outcome | None = None
         self.infinite: list[Tensor] = []  # where operands are infinite
+
+    @property
+    def last_places(self) -> Collection[Place]:
+        return (self.check.place,)
 
     def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return walk.place(node) == self.check.place

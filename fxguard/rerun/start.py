@@ -25,9 +25,11 @@ from fxguard.graph.wide_form import NotJudged
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import has_memory, own_arithmetic, range_of
 from fxguard.measure.func_levels import levels_restored
+from fxguard.passes.draws import draws_from
 from fxguard.passes.unmark import without_marks
 from fxguard.records import Range, Role
 from fxguard.rerun.differences import TOLERANCE
+from fxguard.rerun.drawn import Drawn, drawn_in
 from fxguard.rerun.walk import Walk, Watcher, Watchers
 
 __all__ = ["Start", "look_through", "written_since"]
@@ -47,10 +49,13 @@ class Start:
         run: the first run, still open.
         to_the_end: whether the whole graph has to run. A look at its beginning ends where the
             first operation would wait for other ranks.
+        draws_itself: whether the random operations of a compiled graph may draw other numbers than
+            they drew in the first run.
     """
 
     run: GraphRun
     to_the_end: bool = True
+    draws_itself: bool = False
 
     def why_not(self) -> str:
         """Why no second run may begin; "" if one may.
@@ -84,15 +89,22 @@ class Start:
         return _copies_of(self.run)
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[list[Any]]:
+    def begun(self, watchers: Watchers | None = None) -> Iterator[list[Any]]:
         """The graph's inputs, in a block with the random state and the settings of the first run.
 
         Everything that the graph may write is a copy. The block has no visible side effects.
 
+        Args:
+            watchers: those of :meth:`walk`, if they may end it early.
+
         Raises:
             NotJudged: when no second run may begin, and in place of a collective.
         """
-        copies, run = self.copies(), self.run
+        run = self.run
+        asks = run.draws is not None and not self.draws_itself and self._will_draw(watchers)
+        if asks and run.draws is not None and not self.why_not():
+            drawn_in(run, run.draws, Start(run, draws_itself=True).begun)
+        copies = self.copies()
         assert run.args is not None
         with random_state_kept(run.args), own_arithmetic(), levels_restored():
             if run.random_state is not None:
@@ -121,7 +133,7 @@ class Start:
             NotJudged: when that is not possible.
             Exception: whatever the operations or the watchers raise.
         """
-        with self.begun() as given:
+        with self.begun(Watchers(watchers)) as given:
             return self.walk(given, *watchers, others=None if others is None else others(given))
 
     def walk(
@@ -134,8 +146,30 @@ class Start:
             watchers: see :meth:`again`.
             others: the arguments of the second form; None if nothing differs.
         """
-        graph = without_marks(self.run.graph_module)
-        return Walk(graph, Watchers(watchers)).run_both(given, others)
+        return self.walk_of(Watchers(watchers)).run_both(given, others)
+
+    def walk_of(self, watchers: Watchers) -> Walk:
+        """A walk through the graph in such a block."""
+        run, drawn = self.run, None
+        if run.draws is not None and not self.draws_itself:
+            drawn = Drawn({} if run.draws.found is None else run.draws.found)
+        return Walk(without_marks(run.graph_module), watchers, drawn=drawn)
+
+    def _will_draw(self, watchers: Watchers | None) -> bool:
+        """Whether a walk reaches an operation that may draw random numbers."""
+        graph_module = self.run.graph_module
+        first = draws_from(graph_module)
+        if first is None or watchers is None:
+            return first is not None
+        order = {node.name: i for i, node in enumerate(graph_module.graph.nodes)}
+        ends = [
+            max((order[inside[0][0] if inside else name] for inside, name in places), default=0)
+            for each in watchers.watching
+            if (places := each.last_places) is not None
+        ]
+        if watchers.apart:  # it ends with the last of them
+            return len(ends) < len(watchers.watching) or max(ends, default=0) >= order[first]
+        return min(ends, default=len(order)) >= order[first]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -158,8 +192,8 @@ def look_through(run: GraphRun, *watchers: Watcher) -> dict[Watcher, str]:
     """
     start, watching = Start(run, to_the_end=False), Watchers(watchers, apart=True)
     try:
-        with start.begun() as given:
-            Walk(without_marks(run.graph_module), watching).run_both(given)
+        with start.begun(watching) as given:
+            start.walk_of(watching).run_both(given)
     except theirs() as error:  # no memory, or an operation that does not run twice
         watching.stop(watching.watching, error)
     return watching.stopped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -53,6 +53,10 @@ class _Look(Watcher):
         self.count = len(checks)
         self.turned: dict[int, bool] = {}
         self.infinite: list[Tensor] = []  # where operands of the running operation are infinite
+
+    @property
+    def last_places(self) -> Collection[Place]:
+        return self.wanted
 
     def wants(self, walk: Walk, node: Node, differs: bool) -> bool:
         return walk.place(node) in self.wanted

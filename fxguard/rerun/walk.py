@@ -13,7 +13,7 @@ import abc
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,7 @@ from fxguard.graph.wide_form import NotJudged, Ran
 from fxguard.measure.func_levels import levels_opened_by
 from fxguard.plan.plan import Place
 from fxguard.rerun._regions import Regions
+from fxguard.rerun.drawn import Drawn
 from fxguard.rerun.two_forms import TwoForms, joined, parts, stacked
 
 __all__ = ["EdgeWatcher", "Ended", "SecondForm", "Walk", "Watcher", "Watchers"]
@@ -47,6 +48,11 @@ class Watcher:
 
     keeps_values = False
     whole_functions = False
+
+    @property
+    def last_places(self) -> Collection[Place] | None:
+        """Where it looks, if it has seen enough after that; None if it may see the whole run."""
+        return None
 
     def begins(self, walk: Walk) -> None:
         """Called when a graph or a body begins to run."""
@@ -164,6 +170,7 @@ class Walk(TwoForms):
         module: the graph.
         watchers: whoever looks at it.
         inside: the bodies around it, see :class:`~fxguard.plan.plan.Check`.
+        drawn: what its random operations give; None if they draw.
 
     Attributes:
         node: the running node.
@@ -180,8 +187,10 @@ class Walk(TwoForms):
         module: GraphModule,
         watchers: Watchers,
         inside: tuple[tuple[str, int], ...] = (),
+        drawn: Drawn | None = None,
     ) -> None:
         super().__init__(module)
+        self.drawn = drawn
         self.watchers = watchers
         self.inside = inside
         self.calls: dict[Node, Call] = {}
@@ -291,8 +300,8 @@ class Walk(TwoForms):
         self.keep(node, low, low)
         if not wanting:
             return
-        if before is not None and before.is_same(RandomState.now((args, kwargs))):
-            before = None
+        if before is not None and not self.knows_drawn(node):
+            before = None if before.is_same(RandomState.now((args, kwargs))) else before
         ran = self.ran(node, args, kwargs, low, before)
         if form is not None and form is self.form:
             self.follow(form, node, ran)
@@ -332,7 +341,7 @@ class Walk(TwoForms):
         """A node that has run, as an operation that can run again."""
 
         def run(*given: Any, **named: Any) -> Any:
-            return self.run_alone(node, given, named)
+            return self.run_alone(node, given, named, is_the_models=False)
 
         return Ran(self.call_of(node), node.target, run, args, kwargs, low, before)
 
@@ -341,13 +350,41 @@ class Walk(TwoForms):
         self.levels += levels_opened_by(node.target)
         edges = self.watchers.edges
         run = self.run_alone if edges is None else functools.partial(edges.run, self)
-        result = run(node, args, kwargs)
+        with self.drawing_nothing_else(node, (args, kwargs)):
+            result = run(node, args, kwargs)
         self.regions.passed(node.target, result)
         return result
 
-    def run_alone(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Compute an operation on given arguments, and nothing else."""
+    def run_alone(self, node: Node, args: Any, kwargs: Any, *, is_the_models: bool = True) -> Any:
+        """Compute an operation on given arguments, and nothing else.
+
+        Args:
+            node: the operation.
+            args: its arguments.
+            kwargs: likewise.
+            is_the_models: whether these are the arguments of the model's form.
+        """
+        if self.drawn is not None and self.knows_drawn(node):
+            again = functools.partial(self.computed, node, args, kwargs) if is_the_models else None
+            return self.drawn.again(self.place(node), self.call_of(node), args, kwargs, again)
+        return self.computed(node, args, kwargs)
+
+    def computed(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Compute an operation, which may draw random numbers."""
         return getattr(self, node.op)(node.target, args, kwargs)
+
+    def knows_drawn(self, node: Node) -> bool:
+        """Whether it is known what a node drew in the first run."""
+        return self.drawn is not None and self.drawn.knows(self.place(node))
+
+    def drawing_nothing_else(
+        self, node: Node, given: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """A block in which a node runs, and draws nothing but what is known."""
+        if self.drawn is None or self.knows_drawn(node):
+            return contextlib.nullcontext()
+        may_draw = self.call_of(node).random or higher_order.is_higher_order(node)
+        return self.drawn.nothing_else(given) if may_draw else contextlib.nullcontext()
 
     def run_bodies(self, node: Node, kind: higher_order.HigherOrder, args: Any, kwargs: Any) -> Any:
         """Run a higher-order operation, with its bodies in two forms as well."""
@@ -361,7 +398,8 @@ class Walk(TwoForms):
                 if reason := waits_in(module):
                     raise NotJudged(reason)
                 return module(*low)
-            self.body = Walk(module, self.watchers, (*self.inside, (node.name, position)))
+            inside = (*self.inside, (node.name, position))
+            self.body = Walk(module, self.watchers, inside, self.drawn)
             self.body.repeats = self.repeats or kind.runs_many_times
             self.body.loop, self.body.iteration = self.loop, self.iteration
             if kind.runs_many_times:

@@ -7,14 +7,17 @@ before.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.draws import Draws
 from fxguard.batch.events import GraphRun, Postponed, expect_rows
 from fxguard.forgiving import theirs
 from fxguard.measure import eager, traceable
@@ -22,6 +25,7 @@ from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
 from fxguard.records import NOT_MEASURED, Range, Role
 from fxguard.rerun.differences import same_magnitude
+from fxguard.rerun.drawn import UNLIKE, run_as_compiled
 from fxguard.rerun.start import Start, written_since
 
 __all__ = ["OTHER_NUMBERS", "measure_postponed", "measure_run"]
@@ -48,20 +52,40 @@ def measure_run(run: GraphRun) -> None:
     if run.not_again:  # perhaps nothing was copied
         lost = _entered(run.plan, (*run.plan.overwritten, *written_since(run)))
         postponed.overwritten = (*postponed.overwritten, *lost)
-    for second in () if run.not_again else postponed.ways():
+    for second in () if run.not_again else _second_runs(run, postponed):
         try:
-            with Start(run).begun() as given:
-                *_, statistics = second(*given)
+            numbers = second()
         except theirs():  # it could not be captured again, or ran out of memory
             continue
-        numbers = statistics.cpu()
-        expect_rows(numbers, len(run.plan.checks))
         if _repeats(run.plan, numbers, postponed):
             run.statistics = numbers
             _forget_overwritten(run, postponed.overwritten)
             return
-    run.not_again = run.not_again or OTHER_NUMBERS
+    run.not_again = run.not_again or (OTHER_NUMBERS if run.draws is None else UNLIKE)
     _stand_alone(run, postponed)
+
+
+def _second_runs(run: GraphRun, postponed: Postponed) -> Iterator[Callable[[], Tensor]]:
+    """Second runs with all checks, best first; each returns the numbers."""
+    if run.draws is not None:  # Python would draw other numbers
+        yield functools.partial(_as_compiled, run, run.draws)
+        return
+    for second in postponed.ways():
+        yield functools.partial(_with_checks, run, second)
+
+
+def _with_checks(run: GraphRun, checked: Callable[..., Any]) -> Tensor:
+    with Start(run).begun() as given:
+        *_, statistics = checked(*given)
+    numbers: Tensor = statistics.cpu()
+    expect_rows(numbers, len(run.plan.checks))
+    return numbers
+
+
+def _as_compiled(run: GraphRun, draws: Draws) -> Tensor:
+    repeated = run_as_compiled(run, draws, Start(run, draws_itself=True).begun)
+    draws.found = repeated.drawn
+    return repeated.statistics
 
 
 def _entered(plan: Plan, positions: Iterable[int]) -> Iterator[int]:

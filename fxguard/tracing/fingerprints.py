@@ -138,7 +138,7 @@ def _second_run(run: GraphRun, measured: dict[int, int], found: dict[int, Finger
         taken = fingerprint_of(tensor)
         found[index] = replace(taken, of_eager_run=run.is_compiled and not taken.note)
 
-    start = Start(run, to_the_end=False)
+    start = Start(run, to_the_end=False, draws_itself=True)
     with start.begun() as given:
         start.walk(given, AtChecks(enumerate(run.plan.checks), visit))
         # A compiler may have drawn from its own generator, which ranges cannot reveal.

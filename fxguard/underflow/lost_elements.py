@@ -49,7 +49,7 @@ def lost_elements_in(run: GraphRun, share: float) -> LostElements:
     suspects = _suspects(run)
     if not suspects:
         return LostElements()
-    start = Start(run, to_the_end=False)
+    start = Start(run, to_the_end=False, draws_itself=True)
     if reason := start.why_not():
         return LostElements(not_judged=dict.fromkeys(suspects, reason))
     look = _SameOperands(share, suspects, samples_of(run))

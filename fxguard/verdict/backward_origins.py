@@ -42,6 +42,9 @@ __all__ = [
 
 MOST_NAMES = 3  # of leaves
 
+# The operands of an origin whose numbers are not those of the model's backward.
+DRAWN_ANEW = "no cause: in a second run the backward of {} has other random numbers"
+
 
 @dataclass(frozen=True, slots=True)
 class BadLeaf:
@@ -80,6 +83,8 @@ def seen_of(
         return None
     nothing: BackwardEvidence | None = None
     kept, gradients = backward.kept, backward.gradients
+    if gradients.drawn_anew(found[0]):
+        return None
     return or_else(nothing, evidence_of_backward, kept, gradients, *found, scale or 1.0)
 
 
@@ -133,7 +138,8 @@ class Description:
             spread_count=len(reached),
         )
         if seen is None:
-            return origin
+            drawn = self.backward.gradients.drawn_anew(operation)
+            return replace(origin, operands=DRAWN_ANEW.format(drawn)) if drawn else origin
         origin = replace(
             with_counts(origin, seen.detail),
             operands=or_else("", _operands, self.backward, seen, edge.label),

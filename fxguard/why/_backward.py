@@ -53,10 +53,15 @@ def why_of_compiled(kept: Sequence[KeptRun], most: float) -> tuple[str, ...]:
     """
     compiled = [each for each in kept if each.event.is_compiled]
     # It may have drawn other numbers, and the effect of a user's hook is unknown.
-    is_plain = not any(each.random_state is not None or _has_hooks(each) for each in kept)
+    is_plain = not any(_draws_anew(each) or _has_hooks(each) for each in kept)
     if not compiled or not is_plain:
         return ()
     return (f"eager mode makes gradients of at most {most:.3g}: the compiler",)
+
+
+def _draws_anew(kept: KeptRun) -> bool:
+    """Whether a second run may have drawn other random numbers."""
+    return kept.random_state is not None and kept.event.draws is None
 
 
 def _precision(began: Began, origin: Origin) -> Iterator[str]:

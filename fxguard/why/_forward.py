@@ -112,7 +112,7 @@ class Why:
             yield f"eager mode agrees ({self.eager.made} in {self.origin.what}): not the compiler"
         elif made:
             yield f"eager mode makes {self.eager.made} of {self.origin.what}: not the compiler"
-        elif run.random_state is None:  # otherwise it may have drawn other numbers
+        elif run.random_state is None or run.draws is not None:  # it has the same random numbers
             yield f"eager mode makes at most {self.eager.most:.3g}: the compiler"
 
     def data(self) -> Iterator[str]:

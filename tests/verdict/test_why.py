@@ -188,13 +188,30 @@ def test_what_eager_mode_does_too_is_not_the_compiler(backend: Any) -> None:
 
 
 def test_other_random_numbers_are_no_proof_against_a_compiler() -> None:
-    """Where a graph draws, what is finite in eager mode may have been drawn so."""
+    """A graph that draws is a proof if the same numbers were drawn, and not if others were."""
+    runs = []
 
     def noisy(x: Tensor) -> Tensor:
         return torch.erf(x * torch.rand_like(x))
 
+    def drawing_anew(graph: GraphModule, given: list[Tensor]) -> Callable[..., Any]:
+        compiled = compiling_wrongly(graph, given)
+
+        def run(*args: Any) -> Any:
+            runs.append(torch.rand(len(runs)))
+            return compiled(*args)
+
+        return run
+
     report = compiled_report(noisy, compiling_wrongly, torch.ones(4))
     assert report.origins[0].what == "erf"
+    [line] = report.why
+    assert line.startswith("eager mode makes at most 0.")
+    assert line.endswith(": the compiler")
+    torch._dynamo.reset()
+    report = compiled_report(noisy, drawing_anew, torch.ones(4))
+    assert report.origins[0].what == "erf"
+    assert len(runs) == 2
     assert report.why == ()
 
 
