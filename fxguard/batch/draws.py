@@ -12,7 +12,9 @@ from torch import Tensor
 from fxguard.measure.at_hand import version_of
 from fxguard.plan.plan import Place
 
-__all__ = ["Again", "Draws", "Found", "Repeated"]
+__all__ = ["RANDOM", "Again", "Draws", "Found", "Repeated", "Result"]
+
+RANDOM = "its graph draws random numbers under a compiler"
 
 # What a random operation returned; of a dropout, which elements it keeps.
 Result = Tensor | tuple[Tensor | None, ...]
@@ -25,7 +27,7 @@ class Repeated(NamedTuple):
     """A second run of a graph as it was compiled."""
 
     outputs: Sequence[Any]  # what the graph of the model returns
-    drawn: Mapping[Place, Result]
+    drawn: Found
     statistics: Tensor  # the numbers of its checks
 
 
@@ -40,7 +42,8 @@ class Draws:
     A compiler has random numbers of its own: a second run in Python draws others.
     """
 
-    compiled: Callable[[Sequence[Any]], Again]  # for arguments like these
+    # The graph for arguments like these, and whether the numbers of its checks are needed.
+    compiled: Callable[[Sequence[Any], bool], Again]
     found: Found | None = None  # once a second run has told
     # What the first run returned, while it lives, with versions. Nothing is kept alive.
     _returned: Sequence[tuple[weakref.ref[Tensor], int | None] | None] = ()

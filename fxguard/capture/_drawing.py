@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxguard.batch.draws import Again, Repeated, Result
+from fxguard.batch.draws import RANDOM, Again, Found, Repeated, Result
 from fxguard.capture import dynamo
+from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.random_state import random_state_kept
 from fxguard.graph.wide_form import NotJudged
 from fxguard.measure.at_hand import own_arithmetic
@@ -19,18 +20,23 @@ from fxguard.measure.free_memory import has_room
 from fxguard.measure.ways import Way
 from fxguard.passes.checks import with_checks
 from fxguard.passes.draws import Drawn, with_draws
+from fxguard.passes.unmark import without_marks
 from fxguard.plan.plan import Place, Plan
 
 __all__ = ["Drawing"]
 
+MOST = 4  # sizes of inputs
+
 NO_ROOM = "there was no memory for what its graph drew"
+NOT_COMPILED = f"{RANDOM}, and could not be compiled again"
+TOO_MANY = f"{RANDOM}, and was compiled again for {MOST} sizes of its inputs"
 
 
 class Drawing:
     """A compiled graph that draws random numbers, and can tell which in another run.
 
     It is compiled once more when that is first asked, with its checks and with what it draws among
-    its outputs, and again when the sizes of its inputs change.
+    its outputs. The forms for the last few sizes of its inputs are kept.
 
     Args:
         graph_module: the graph.
@@ -50,31 +56,46 @@ class Drawing:
         self.plan = plan
         self.way = way
         self.compile_graph = compile_graph
-        self._again: Again | None = None
-        self._form: Any = None  # of the arguments that it was compiled for
+        self._forms: dict[Any, Again | None] = {}  # by form of the arguments; None if that failed
+        self._count = 0  # of compilations
         self._lock = threading.Lock()
 
-    def compiled(self, args: Sequence[Any]) -> Again:
+    def compiled(self, args: Sequence[Any], needed: bool) -> Again:
         """The graph for arguments like these.
 
+        Args:
+            args: the arguments.
+            needed: whether the numbers of the checks are needed too. If not, it is not compiled for
+                many sizes, nor when there is no room for what it draws.
+
         Raises:
-            NotJudged: when there is no memory for what it draws.
-            Exception: whatever the compiler raises.
+            NotJudged: when it is not compiled, or could not be.
         """
         form = tuple(map(_form_of, args))
         with self._lock:
-            if self._again is None or self._form != form:
-                self._again = None
-                with random_state_kept(args), own_arithmetic():
-                    dynamo.compiling(self._compile, args)
-                self._form = form
-            assert self._again is not None
-            return self._again
+            if form not in self._forms:
+                if self._count >= MOST and not needed:
+                    raise NotJudged(TOO_MANY)
+                again = None
+                with random_state_kept(args), own_arithmetic(), where_theirs_may_raise():
+                    # A compiler that has compiled the same graph with fewer outputs.
+                    again = dynamo.compiling(self._compile, args, needed)
+                self._count += 1
+                self._forms[form] = again
+                while len(self._forms) > MOST:
+                    del self._forms[next(iter(self._forms))]
+            again = self._forms[form]
+        if again is None:
+            raise NotJudged(NOT_COMPILED)
+        return again
 
-    def _compile(self, args: Sequence[Any]) -> None:
+    def _compile(self, args: Sequence[Any], needed: bool) -> Again:
         drawing, drawn = with_draws(self.graph_module)
-        if not has_room(each.example for each in drawn):
-            raise NotJudged(NO_ROOM)
+        has_space = has_room(each.example for each in drawn)
+        if not has_space:
+            if not needed:
+                return _without_room
+            drawing, drawn = without_marks(self.graph_module), ()
         checked = with_checks(drawing, self.plan, self.way)
         with dynamo.cached_with(self.way.cache_keys()):
             compiled = self.compile_graph(checked, list(args))
@@ -82,9 +103,14 @@ class Drawing:
         def again(given: Sequence[Any]) -> Repeated:
             *made, statistics = compiled(*given)
             outputs, tensors = made[: len(made) - len(drawn)], made[len(made) - len(drawn) :]
-            return Repeated(outputs, _by_place(drawn, tensors), statistics)
+            found: Found = _by_place(drawn, tensors) if has_space else NO_ROOM
+            return Repeated(outputs, found, statistics)
 
-        self._again = again
+        return again
+
+
+def _without_room(given: Sequence[Any]) -> Repeated:
+    raise NotJudged(NO_ROOM)
 
 
 def _by_place(drawn: Sequence[Drawn], tensors: Sequence[Tensor]) -> dict[Place, Result]:

@@ -45,7 +45,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch._inductor.config as inductor_config
@@ -109,6 +109,8 @@ RECOMPILE_LIMIT = 64
 NO_LIMIT = 1 << 30
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+
+Made = TypeVar("Made")
 
 
 class Entry(NamedTuple):
@@ -256,12 +258,12 @@ def compile_forward(
     return Compiled(function, captured_only(compiled))
 
 
-def compiling(function: Callable[..., Any], *args: Any) -> None:
+def compiling(function: Callable[..., Made], *args: Any) -> Made:
     """Call a function that compiles a graph, in the middle of a forward."""
     with compile_lock:
         state = random.getstate()
         try:
-            preserve_global_state(function)(*args)
+            return preserve_global_state(function)(*args)  # type: ignore[no-any-return]
         finally:
             random.setstate(state)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.batch.draws import Draws, Found, Repeated, Result
+from fxguard.batch.draws import RANDOM, Draws, Found, Repeated, Result
 from fxguard.batch.events import GraphRun, expect_rows
 from fxguard.forgiving import theirs
 from fxguard.graph import nodes, tables
@@ -28,8 +28,7 @@ from fxguard.rerun.differences import TOLERANCE, comparable, same_magnitude
 
 __all__ = ["UNLIKE", "Drawn", "drawn_in", "run_as_compiled"]
 
-RANDOM = "its graph draws random numbers under a compiler"
-NOT_COMPILED = f"{RANDOM}, and could not be compiled again"
+NOT_RUN = f"{RANDOM}, and a second compiled run failed"
 UNLIKE = f"{RANDOM}, and a second compiled run did not repeat its numbers"
 
 Begin = Callable[[], AbstractContextManager[list[Any]]]
@@ -53,20 +52,26 @@ def _found_in(run: GraphRun, draws: Draws, begin: Begin) -> Found:
         repeated = run_as_compiled(run, draws, begin)
     except NotJudged as reason:
         return str(reason)
-    except theirs():  # a compiler that has compiled the same graph with fewer outputs
-        return NOT_COMPILED
+    except theirs():  # no memory for more outputs
+        return NOT_RUN
     return repeated.drawn if _repeats(run, repeated.statistics) else UNLIKE
 
 
-def run_as_compiled(run: GraphRun, draws: Draws, begin: Begin) -> Repeated:
+def run_as_compiled(run: GraphRun, draws: Draws, begin: Begin, *, needed: bool = False) -> Repeated:
     """Run a graph again as it was compiled.
+
+    Args:
+        run: the graph run, still open.
+        draws: its draws.
+        begin: begins a second run, and gives the arguments.
+        needed: whether the numbers of its checks are needed too.
 
     Raises:
         NotJudged: when no second run may begin, or when it has returned something else.
-        Exception: whatever the compiler raises, or the graph.
+        Exception: whatever the graph raises.
     """
     assert run.args is not None
-    again = draws.compiled(run.args)
+    again = draws.compiled(run.args, needed)
     with begin() as given:
         repeated = again(given)
         for position, output in draws.returned():

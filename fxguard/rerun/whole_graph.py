@@ -20,6 +20,7 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.draws import Draws
 from fxguard.batch.events import GraphRun, Postponed, expect_rows
 from fxguard.forgiving import theirs
+from fxguard.graph.wide_form import NotJudged
 from fxguard.measure import eager, traceable
 from fxguard.measure.at_hand import range_of
 from fxguard.plan.plan import WHOLE_GRAPH, FramePlan, Plan, RowPlan, Step
@@ -52,16 +53,20 @@ def measure_run(run: GraphRun) -> None:
     if run.not_again:  # perhaps nothing was copied
         lost = _entered(run.plan, (*run.plan.overwritten, *written_since(run)))
         postponed.overwritten = (*postponed.overwritten, *lost)
+    other = OTHER_NUMBERS if run.draws is None else UNLIKE
     for second in () if run.not_again else _second_runs(run, postponed):
         try:
             numbers = second()
+        except NotJudged as reason:
+            other = str(reason)
+            continue
         except theirs():  # it could not be captured again, or ran out of memory
             continue
         if _repeats(run.plan, numbers, postponed):
             run.statistics = numbers
             _forget_overwritten(run, postponed.overwritten)
             return
-    run.not_again = run.not_again or (OTHER_NUMBERS if run.draws is None else UNLIKE)
+    run.not_again = run.not_again or other
     _stand_alone(run, postponed)
 
 
@@ -83,7 +88,8 @@ def _with_checks(run: GraphRun, checked: Callable[..., Any]) -> Tensor:
 
 
 def _as_compiled(run: GraphRun, draws: Draws) -> Tensor:
-    repeated = run_as_compiled(run, draws, Start(run, draws_itself=True).begun)
+    begin = Start(run, draws_itself=True).begun
+    repeated = run_as_compiled(run, draws, begin, needed=True)
     draws.found = repeated.drawn
     return repeated.statistics
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxguard
 from fxguard.batch import draws
+from fxguard.capture import _drawing
 from fxguard.rerun import drawn
 
 X = torch.linspace(0.1, 3, 64).view(4, 16)
@@ -282,7 +283,7 @@ def test_numbers_that_do_not_come_again_give_no_cause(options: dict[str, Any]) -
 
 def test_a_compiler_that_gives_up_gives_no_cause() -> None:
     seen = Seen(built(), X, compiler=Compiler(most=1))
-    assert seen.origin.operands == f"no cause: {drawn.NOT_COMPILED}"
+    assert seen.origin.operands == f"no cause: {_drawing.NOT_COMPILED}"
     assert seen.origin.first_index is None
 
 
@@ -306,6 +307,33 @@ def test_other_sizes_are_compiled_for_themselves() -> None:
     called = torch.compile(seen.model, backend=seen.compiler)
     for rows in (3, 2, 4):
         assert_of_this_run_after(seen, called, X[:rows])
+
+
+def test_it_is_not_compiled_for_each_of_many_sizes() -> None:
+    """After four sizes a report has no cause, and says why; a size that is known has one."""
+    seen = Seen(built(), X)
+    called = torch.compile(seen.model, backend=seen.compiler)
+    wide = torch.cat([X, X, X])
+    for rows in (5, 6, 7, 8):  # of a graph for all sizes
+        assert_of_this_run_after(seen, called, wide[:rows])
+    compiled = len(seen.compiler.graphs)
+    for rows in (9, 10, 11):
+        called(wide[:rows])
+        assert seen.origin.operands == f"no cause: {_drawing.TOO_MANY}"
+    assert_of_this_run_after(seen, called, wide[:7])
+    assert len(seen.compiler.graphs) == compiled
+
+
+@pytest.mark.parametrize("options", [{}, {"replay": True}])
+def test_without_room_for_what_is_drawn(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation is named, with the reason why there is no cause."""
+    monkeypatch.setattr(_drawing, "has_room", lambda tensors: False)
+    seen = Seen(built(), X, **options)
+    assert seen.origin.what == "log"
+    assert seen.origin.operands == f"no cause: {_drawing.NO_ROOM}"
+    assert seen.origin.first_index is None
 
 
 def assert_of_this_run_after(seen: Seen, called: Any, x: Tensor) -> None:
