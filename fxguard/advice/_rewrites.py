@@ -127,7 +127,7 @@ REWRITES = (
     Rule("zero divisor, underflow", _LOG, "exact",
          "take xlogy(p, q){c.per_log} instead of p * {c.name}(q): it is 0 where p is",
          becomes.is_weighted_given,
-         rewrites=("p * log(q) -> xlogy(p, q)",)),
+         rewrites=("{c.weighted_log}",)),
     Rule("zero divisor, underflow", _LOG, "advice",
          "take p * {c.name}(q.clamp(min={c.near_zero})): the product is 0 where p is",
          lambda c: becomes.is_weighted(c) and not becomes.is_weighted_given(c)

@@ -14,6 +14,7 @@ from fxguard.advice.surroundings import Surroundings, is_scaling, names_of
 from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import SOFTMAXES, plain
+from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
 from fxguard.source.assigned import comes_from, statement_at
 from fxguard.source.named import operand_text, other_text, variable_in, variables_in
@@ -175,6 +176,29 @@ class Case:
         step = next(filter(self.is_scale, self.around.read_by))
         sign = "*" if plain(step.kind) == "mul" else "/"
         return f"(a @ b) {sign} s -> (a {sign} s) @ b" if is_scaling(step) else ""
+
+    @property
+    def weighted_log(self) -> str:
+        """``p * log(q) -> xlogy(p, q)``; "" where q has a gradient, which is NaN if both are 0."""
+        culprit = self.around.culprit
+        is_given = culprit is not None and self.around.maker_of(culprit) is None
+        if culprit is None or not is_given or self.around.is_differentiated(culprit):
+            return ""
+        return f"p * {self.name}(q) -> xlogy(p, q){self.per_log}"
+
+    @property
+    def bounded_exponent(self) -> str:
+        """A rewrite that bounds an exponential's argument; "" where not all that reads it is."""
+        todo, bound = [self.around.made], self.exponent_with_room
+        for value in todo:
+            readers = self.around.readers_of(value)
+            if not readers or len(todo) > MOST_STEPS:
+                return ""
+            for step in readers:
+                if step.kind not in LIMITERS and plain(step.kind) not in ("add", "neg", "sub"):
+                    return ""
+                todo += [] if step.kind in LIMITERS else step.outputs
+        return f"{self.name}(a) -> {self.name}(a.clamp(max={bound}))"
 
     @property
     def per_log(self) -> str:

@@ -251,7 +251,7 @@ RULES = (
          "bound the argument in place of the result, {c.name}({c.x}.clamp(max="
          "{c.exponent_with_room})): then its gradient is finite, too",
          lambda c: signs.is_free_exponent(c) and becomes.is_bounded_after(c),
-         rewrites=("{c.name}(a) -> {c.name}(a.clamp(max={c.exponent_with_room}))",)),
+         rewrites=("{c.bounded_exponent}",)),
     Rule("overflow", _TAKE_DTYPE, "advice",
          "accumulate in float32: {c.name}(..., dtype=torch.float32)", Case.is_half),
     Rule("overflow", _REDUCED - _TAKE_DTYPE, "advice",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = ["OF_RULES", "PARAMETERS", "Imports", "Operation", "number_in", "plain_name"]
@@ -82,16 +82,19 @@ class Imports:
     # Dotted name in the file to the dotted name of the module: {"F": "torch.nn.functional"}.
     modules: dict[str, str]
     functions: dict[str, str]  # {"exp": "torch.exp"}
+    # What else it imports, and a method's own object: their methods are not those of tensors.
+    others: frozenset[str] = frozenset()
     of_rule: bool = False  # whether every name that is called is one of torch
 
     @classmethod
-    def of(cls, tree: ast.AST) -> Imports:
-        """Those that a file imports at its top, or anywhere."""
-        modules, functions = dict[str, str](), dict[str, str]()
-        for node in ast.walk(tree):
+    def of(cls, tree: ast.Module) -> Imports:
+        """Those that a file imports outside of its functions and classes."""
+        modules, functions, others = dict[str, str](), dict[str, str](), {"self", "cls"}
+        for node in _at_top(tree):
             if isinstance(node, ast.Import):
                 for each in node.names:
                     if each.name.partition(".")[0] not in ("torch", "math"):
+                        others.add(each.asname or each.name.partition(".")[0])
                         continue
                     if each.asname:
                         modules[each.asname] = each.name
@@ -100,12 +103,13 @@ class Imports:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 base = node.module or ""
                 if base.partition(".")[0] not in ("torch", "math"):
+                    others.update(each.asname or each.name for each in node.names)
                     continue
                 for each in node.names:
                     full = f"{base}.{each.name}"
                     is_module = full in ("torch.nn", "torch.nn.functional", "torch.special")
                     (modules if is_module else functions)[each.asname or each.name] = full
-        return cls(modules, functions)
+        return cls(modules, functions, frozenset(others))
 
     def module_of(self, node: ast.expr) -> str:
         """``torch.nn.functional`` of ``F`` or ``nn.functional``; "" if it is no such module."""
@@ -150,7 +154,8 @@ class Imports:
         called, args = node.func, list(node.args)
         if isinstance(called, ast.Attribute):
             name, module = called.attr, self.module_of(called.value)
-            if module == "math":
+            is_other = isinstance(called.value, ast.Name) and called.value.id in self.others
+            if module == "math" or is_other:
                 return None
             if not module:
                 args.insert(0, called.value)
@@ -169,6 +174,21 @@ class Imports:
         if len(keywords) != len(node.keywords) or any(isinstance(x, ast.Starred) for x in args):
             return None
         return _in_order(name, args, keywords)
+
+
+def _at_top(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a file that run when it is imported, without those of classes."""
+    todo: list[ast.AST] = [*tree.body]
+    while todo:
+        node = todo.pop(0)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if isinstance(node, ast.stmt):
+            yield node
+            todo += [x for x in ast.iter_child_nodes(node) if isinstance(x, _BLOCKS)]
+
+
+_BLOCKS = (ast.stmt, ast.ExceptHandler)
 
 
 def _in_order(name: str, args: list[ast.expr], keywords: dict[str, ast.expr]) -> Operation | None:

@@ -9,9 +9,11 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from fxguard.graph.poles import SPREADS
+from fxguard.graph.tables import CASTS
 from fxguard.patch._definitions import Definitions
 from fxguard.patch._matching import Found, Matcher
-from fxguard.patch._operations import OF_RULES, Imports, plain_name
+from fxguard.patch._operations import OF_RULES, Imports, Operation, number_in, plain_name
 from fxguard.patch._rendering import ATOM, CannotRender, Renderer, precedence_of
 from fxguard.patch._text import Change, FileText
 
@@ -21,6 +23,7 @@ ARROW = " -> "
 # An optimizer's step that a scaler has to make, with what belongs to it.
 SCALED_STEP = "o.step() -> s.step(o)"
 IN_FLOAT32 = " -> float32"
+BINARY = ("add", "div", "mul", "pow", "sub")
 PROMOTED = ("matmul", "linear", "conv1d", "conv2d", "conv3d")  # these do not promote an operand
 
 
@@ -55,13 +58,16 @@ class Rewriter:
     imports: Imports
     is_pure: Callable[[str], bool]
 
-    def changes(self, rule: str, operation: str, line: int) -> list[Change] | None:
+    def changes(
+        self, rule: str, operation: str, line: int, *, both_tensors: bool = False
+    ) -> list[Change] | None:
         """The changes that make a rule's old expression the new one, around a failing operation.
 
         Args:
             rule: ``log(sigmoid(x)) -> logsigmoid(x)``.
             operation: plain name of the operation that failed.
             line: the line that it stands in.
+            both_tensors: whether its operands are known to be tensors, and not numbers.
 
         Returns:
             None if no such expression stands there.
@@ -80,7 +86,8 @@ class Rewriter:
         if not blamed:
             raise Refused(f"the line has no expression that is certainly this {operation}")
         if rule.endswith(IN_FLOAT32):
-            return self.in_float32(rule.removesuffix(IN_FLOAT32).split(", "), blamed)
+            names = rule.removesuffix(IN_FLOAT32).split(", ")
+            return self.in_float32(names, blamed, both_tensors=both_tensors)
         old, new = sides_of(rule)
         matcher = Matcher(self.definitions, self.imports)
         matches = [
@@ -99,12 +106,15 @@ class Rewriter:
             )
         return self._changes(found[0], old, new, blamed)
 
-    def in_float32(self, names: list[str], blamed: list[ast.expr]) -> list[Change]:
+    def in_float32(
+        self, names: list[str], blamed: list[ast.expr], *, both_tensors: bool
+    ) -> list[Change]:
         """The changes that run operations of one expression, or of two statements, in float32.
 
         Args:
             names: of the operations; the first is the one that failed.
             blamed: the expressions that may be that one.
+            both_tensors: whether the operands of the failing one are all tensors.
 
         Raises:
             Refused: where the operations are not of one expression, or that is not certain.
@@ -120,9 +130,11 @@ class Rewriter:
         [(failing, top)] = tops
         first = self.imports.operation(failing)
         assert first is not None
-        operand = next(x for x in first.operands if x is not None)
+        operand = self._tensor_of(first, both_tensors=both_tensors)
         if first.name in PROMOTED or any(name in PROMOTED for name in others):
             raise Refused("these operations take no operands of different dtypes")
+        if any(name in CASTS for name in others):
+            raise Refused("one of these operations is a cast")
         if not self._computes(operand):
             raise Refused(f"`{self.text.of(operand)}` may be another value if it is run again")
         text, binds = self.text.of(operand), precedence_of(operand)
@@ -138,6 +150,19 @@ class Rewriter:
         if self.definitions.are_written_between(read, begin, end):
             raise Refused(f"`{text}` may be another value when the dtype is taken back")
         return [inner, outer]
+
+    def _tensor_of(self, operation: Operation, *, both_tensors: bool) -> ast.expr:
+        """The operand of an operation that is certainly a tensor."""
+        if operation.name not in BINARY:
+            found = [x for x in operation.operands[:1] if x is not None]
+        else:
+            known = [x for x in operation.operands[:2] if x is not None]
+            found = [x for x in known if number_in(x, self.imports) is None]
+            if len(found) > 1 and not both_tensors:
+                raise Refused("which of its operands is a tensor is not certain")
+        if not found:
+            raise Refused("it has no operand that is certainly a tensor")
+        return found[0]
 
     def scaled_step(self, line: int) -> list[Change] | None:
         """The changes that let a scaler make the optimizer's step of a line.
@@ -293,6 +318,8 @@ class Rewriter:
             raise Refused(f"the program does not write {ast.unparse(old)} itself")
         if one is not None and other is not None and one.name == other.name:
             if one.keywords != other.keywords and one.keywords.keys() < other.keywords.keys():
+                if one.name in SPREADS:
+                    self._expect_no_divisor(node)
                 yield self._with_keywords(node, other.keywords)
                 return
             are_alike = len(one.operands) == len(other.operands) and (
@@ -306,12 +333,34 @@ class Rewriter:
                 return
         yield Change(node, renderer.text(new))
 
+    def _expect_no_divisor(self, node: ast.expr) -> None:
+        """The deviation of one element is 0, and nothing must divide by it."""
+        parents, todo = self.definitions.parents, [node]
+        for each in todo:
+            above = parents[each]
+            while isinstance(above, (ast.Subscript, ast.Attribute)):
+                above = parents[above]
+            if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add):
+                continue
+            if isinstance(above, ast.Assign):
+                todo += self._loads(above)
+                continue
+            found = self.imports.operation(above) if isinstance(above, ast.Call) else None
+            if found is not None and found.name in ("add", "clamp"):
+                continue
+            is_divided = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div)
+            if is_divided or isinstance(above, (ast.Call, ast.AugAssign)):
+                raise Refused(f"`{self.text.of(node)}` would be 0, and may be a divisor")
+
     def _with_keywords(self, node: ast.expr, keywords: dict[str, ast.expr]) -> Change:
         """A call with more arguments by name."""
         text = self.text.of(node)
         got = self.imports.operation(node)
         known = {} if got is None else got.keywords
-        is_there = known.keys() & {*keywords, "unbiased"}
+        is_there = bool(known.keys() & {*keywords, "unbiased"})
+        operands = () if got is None else got.operands
+        # `std(dim, unbiased, keepdim)`, and the seventh argument of a loss, by position.
+        is_there = is_there or len(operands) > MOST_OPERANDS or any(map(_is_bool, operands))
         if not text.endswith(")") or is_there or not isinstance(node, ast.Call):
             raise Refused("the call has arguments that the fix would change")
         told = ", ".join(f"{name}={ast.unparse(value)}" for name, value in keywords.items())
@@ -347,11 +396,16 @@ class Rewriter:
         return True
 
 
+MOST_OPERANDS = 6  # by position, of a call that gets one more argument by name
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
 def _method_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _is_bool(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
 
 
 def _is_self(node: ast.expr) -> bool:

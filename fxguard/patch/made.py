@@ -15,6 +15,7 @@ from fxguard.errors import InternalError, UsageError
 from fxguard.findings import Fix, Origin
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import plain
+from fxguard.graph.tables import CASTS
 from fxguard.patch._definitions import Definitions
 from fxguard.patch._operations import Imports
 from fxguard.patch._rewriting import Refused, Rewriter
@@ -106,6 +107,21 @@ class Patcher:
                 reasons.append(str(reason))
         raise Refused(reasons[0])
 
+    def _expect_half(self, origin: Origin) -> None:
+        """A trial in float32 has looked at values, and not at gradients."""
+        operands = () if self.evidence is None else self.evidence.operands
+        dtypes = {each.dtype for each in operands if each.dtype}
+        if origin.what in CASTS or dtypes != {origin.dtype}:
+            raise Refused("a cast failed, and not what it casts")
+        if origin.cause != "overflow":
+            raise Refused("its gradient was not tried, and may be too large")
+
+    @property
+    def _has_only_tensors(self) -> bool:
+        """Whether the failing operation read tensors of one dtype, and no Python number."""
+        operands = () if self.evidence is None else self.evidence.operands
+        return len({each.dtype for each in operands}) == 1 and bool(operands[0].dtype)
+
     def _text(self, source: Source) -> FileText:
         """The user's file, which still is the one that ran."""
         if is_internal(source.file) or not os.path.isfile(source.file):
@@ -133,8 +149,12 @@ class Patcher:
         tree = ast.parse(text.text)
         rewriter = Rewriter(text, Definitions(source.file, tree), Imports.of(tree), is_pure)
         operation = fix.of or plain(origin.what)
+        if fix.kind == "tried":
+            self._expect_half(origin)
         for rule in fix.rewrites:
-            changes = rewriter.changes(rule, operation, source.line)
+            changes = rewriter.changes(
+                rule, operation, source.line, both_tensors=self._has_only_tensors
+            )
             if changes is None:
                 continue
             was_tried = ON_BATCH if fix.kind == "tried" else NOT_RUN

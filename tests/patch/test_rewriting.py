@@ -13,14 +13,21 @@ from fxguard.patch._operations import Imports
 from fxguard.patch._rewriting import SCALED_STEP, Refused, Rewriter
 from fxguard.patch._text import FileText, changed, unified
 
-HEAD = "import math\nimport torch\nimport torch.nn.functional as F\n"
+HEAD = "import math\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\n"
 SIGMOID = "log(1 - sigmoid(x)) -> logsigmoid(-x)"
 ROOT = "sqrt(a) -> sqrt(a + 1e-12)"
 SCALED = "(a @ b) * s -> (a * s) @ b"
 
 
 def patched(
-    folder: Path, code: str, operation: str, rule: str, *, line: int = 0, head: str = HEAD
+    folder: Path,
+    code: str,
+    operation: str,
+    rule: str,
+    *,
+    line: int = 0,
+    head: str = HEAD,
+    both_tensors: bool = False,
 ) -> str | None:
     """The code after the rule's changes; None if the rule's expression is not there.
 
@@ -31,6 +38,7 @@ def patched(
         rule: the rule.
         line: its line in the code, counted from 1; 0: the last.
         head: the imports.
+        both_tensors: whether the operands are tensors.
     """
     file, text = folder / "train.py", head + code
     file.write_text(text, encoding="utf-8", newline="")
@@ -38,7 +46,7 @@ def patched(
     tree, found = ast.parse(text), FileText(text)
     rewriter = Rewriter(found, Definitions(str(file), tree), Imports.of(tree), is_pure)
     number = head.count("\n") + (line or code.count("\n"))
-    changes = rewriter.changes(rule, operation, number)
+    changes = rewriter.changes(rule, operation, number, both_tensors=both_tensors)
     if changes is None:
         return None
     new = changed(found, changes)
@@ -343,10 +351,17 @@ def test_a_step_without_a_scaler_is_none_of_it(tmp_path: Path, before: str, afte
             "a * b -> a * b.masked_fill(b == 0, 0)",
             "may be another value",
         ),
+        ("y = a / a.std(0)\n", "std", "std(...) -> std(..., correction=0)", "may be a divisor"),
+        ("s = a.std(0)\ny = a / s\n", "std", "std(...) -> std(..., correction=0)", "a divisor"),
+        ("y = a.exp().half()\n", "exp", "exp, half -> float32", "is a cast"),
+        ("y = a.std(0, False)\n", "std", "std(...) -> std(..., correction=0)", "would change"),
+        ("y = (a * b).softmax(-1)\n", "mul", "mul, softmax -> float32", "which of its operands"),
+        ("y = self.sqrt(a)\n", "sqrt", ROOT, "no expression that is certainly this sqrt"),
+        ("y = np.sqrt(a)\n", "sqrt", ROOT, "no expression that is certainly this sqrt"),
         ("y = norm(a * 16.0 + x)\n", "mul", "mul, add, float -> float32", "one expression"),
         ("y = q @ k\n", "matmul", "matmul -> float32", "different dtypes"),
         ("e = torch.exp(x)\ny = torch.log(e.sum(1)) + e\n", "exp",
-         "log(sum(exp(x), d, k)) -> logsumexp(x, d, k)", "line 5 reads `e`, too"),
+         "log(sum(exp(x), d, k)) -> logsumexp(x, d, k)", "line 6 reads `e`, too"),
     ],
 )  # fmt: skip
 def test_it_is_refused_where_it_is_not_certain(
@@ -364,11 +379,23 @@ def test_it_is_refused_where_it_is_not_certain(
         ("from torch import nn\n", "nn.functional.logsigmoid(-x)"),
         ("from torch.nn import functional\n", "functional.logsigmoid(-x)"),
         ("from torch.nn.functional import logsigmoid\n", "logsigmoid(-x)"),
+        (
+            "import torch\ndef g():\n    import torch.nn.functional as F\n",
+            "torch.nn.functional.logsigmoid(-x)",
+        ),
     ],
 )
 def test_functions_are_called_as_the_file_can(tmp_path: Path, head: str, after: str) -> None:
     code = "y = (1 - x.sigmoid()).log()\n"
     assert patched(tmp_path, code, "log", SIGMOID, head=head) == f"y = {after}\n"
+
+
+def test_an_operand_that_is_a_number_has_no_dtype(tmp_path: Path) -> None:
+    """The other one is cast; of two tensors the first."""
+    rule, after = "mul, softmax -> float32", "y = (2 * a.float()).softmax(-1).to(a.dtype)\n"
+    assert patched(tmp_path, "y = (2 * a).softmax(-1)\n", "mul", rule) == after
+    code, after = "y = (a * b).softmax(-1)\n", "y = (a.float() * b).softmax(-1).to(a.dtype)\n"
+    assert patched(tmp_path, code, "mul", rule, both_tensors=True) == after
 
 
 def test_a_file_without_torch_has_only_methods(tmp_path: Path) -> None:

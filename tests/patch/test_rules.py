@@ -24,7 +24,8 @@ class AnyCase:
     per_log = ""
     near_zero = "1e-12"
     safe = "1"
-    exponent_with_room = 66
+    bounded_exponent = "exp(a) -> exp(a.clamp(max=66))"
+    weighted_log = "p * log(q) -> xlogy(p, q)"
     scaled_before = "(a @ b) * s -> (a * s) @ b"
     without_infinity = 'a * b.masked_fill(b == float("-inf"), 0)'
 
