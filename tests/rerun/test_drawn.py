@@ -441,3 +441,36 @@ def test_a_backward_under_inductor() -> None:
     zero = (seen.output == 0).nonzero()[0].tolist()
     seen.output.sum().backward()
     assert f"at {zero}: sqrt(0.0)" in seen.origin.operands
+
+
+class Branch(Net):
+    """A dropout in a branch, in front of a log."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def drops(y: Tensor) -> Tensor:
+            return nn.functional.dropout(y, 0.3)
+
+        return torch.cond(x.sum() > 0, drops, lambda y: y.sin(), (x,)).log()
+
+
+def test_behind_a_draw_in_a_branch_there_is_no_cause() -> None:
+    seen = Seen(built(Branch), X)
+    assert seen.origin.what == "log"
+    assert seen.origin.operands == f"no cause: {draws.RANDOM}"
+    assert seen.origin.first_index is None
+
+
+class Raising(Net):
+    """A decomposition of what a dropout leaves, which is not positive definite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(x[:, :4]) * torch.nan
+        return torch.linalg.cholesky(y) + 1
+
+
+def test_a_graph_that_raises_is_judged_as_before() -> None:
+    torch._dynamo.reset()
+    model = fxguard.instrument(built(Raising))
+    with pytest.raises(fxguard.NonFiniteError, match="mul made NaN") as caught:
+        torch.compile(model, backend=Compiler())(X)
+    assert caught.value.report.error
