@@ -17,7 +17,7 @@ from fxguard.patch._operations import OF_RULES, Imports, Operation, number_in, p
 from fxguard.patch._rendering import ATOM, CannotRender, Renderer, precedence_of
 from fxguard.patch._text import Change, FileText
 
-__all__ = ["SCALED_STEP", "Refused", "Rewriter", "sides_of"]
+__all__ = ["IN_FLOAT32", "SCALED_STEP", "Refused", "Rewriter", "sides_of"]
 
 ARROW = " -> "
 # An optimizer's step that a scaler has to make, with what belongs to it.

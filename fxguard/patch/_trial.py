@@ -14,9 +14,9 @@ from fxguard.graph.evidence import Evidence, Operand
 from fxguard.patch._matching import without_rest
 from fxguard.patch._operations import OF_RULES, Imports
 from fxguard.patch._rendering import ATOM, Renderer
-from fxguard.patch._rewriting import SCALED_STEP, Refused, sides_of
+from fxguard.patch._rewriting import IN_FLOAT32, SCALED_STEP, Refused, sides_of
 
-__all__ = ["is_pure", "tried"]
+__all__ = ["can_be_tried", "is_pure", "tried"]
 
 _IMPORTS = Imports({"torch": "torch"}, {})
 RANDOM = ("bernoulli", "dropout", "multinomial", "normal", "rand", "randn", "random")
@@ -43,6 +43,17 @@ SMALLEST = {
     "div": (Operand(0.0, 0.0, dtype="float32"), Operand(0.0, 0.0, dtype="float32")),
     "log": (Operand(0.0, 0.0, dtype="float32"),),
 }
+
+
+def can_be_tried(rule: str, evidence: Evidence | None) -> bool:
+    """Whether the numbers of the operation are those of all operands of a rule's new expression."""
+    if evidence is None or rule.endswith(IN_FLOAT32):
+        return False
+    old, new = sides_of(rule)
+    wanted = OF_RULES.operation(old)
+    given = () if wanted is None else wanted.operands
+    known = {x.id for x in given[: len(evidence.operands)] if isinstance(x, ast.Name)}
+    return {x.id for x in ast.walk(new) if isinstance(x, ast.Name) and len(x.id) == 1} <= known
 
 
 def tried(rule: str, evidence: Evidence | None, *, in_step: bool = False) -> str:

@@ -144,7 +144,7 @@ class Patcher:
         return text
 
     def _of_fix(self, fix: Fix, origin: Origin, source: Source, text: FileText) -> Patch:
-        from fxguard.patch._trial import is_pure, tried
+        from fxguard.patch._trial import can_be_tried, is_pure, tried
 
         tree = ast.parse(text.text)
         rewriter = Rewriter(text, Definitions(source.file, tree), Imports.of(tree), is_pure)
@@ -158,7 +158,7 @@ class Patcher:
             if changes is None:
                 continue
             was_tried = ON_BATCH if fix.kind == "tried" else NOT_RUN
-            if fix.kind == "advice":
+            if fix.kind == "advice" or can_be_tried(rule, self.evidence):
                 in_step = origin.phase == "optimizer"
                 was_tried = tried(rule, self.evidence, in_step=in_step)
             new = changed(text, changes)
