@@ -9,7 +9,6 @@ import sysconfig
 import tokenize
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType
 
 from fxguard.errors import InternalError, UsageError
 from fxguard.findings import Fix, Origin
@@ -24,7 +23,7 @@ from fxguard.records import Source
 from fxguard.report.report import Report
 from fxguard.source.frame_variables import is_of_library
 from fxguard.source.lines import is_internal
-from fxguard.source.running_code import STARTED, is_still
+from fxguard.source.running_code import STARTED, RunningCode, is_still
 
 __all__ = ["Patch", "Patcher", "patch_of"]
 
@@ -66,11 +65,11 @@ class Patcher:
 
     Args:
         evidence: the blamed operation at the first bad element, if it is known.
-        codes: the functions that hold the blamed line, as Python has loaded them.
+        codes: the functions that hold the lines to change, as Python has loaded them.
     """
 
     evidence: Evidence | None
-    codes: tuple[CodeType, ...] = ()
+    codes: tuple[RunningCode, ...] = ()
 
     def __call__(self, report: Report) -> str:
         """The text of the patch."""
@@ -136,7 +135,7 @@ class Patcher:
         except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
             raise Refused(f"{source.file} cannot be read: {error}") from None
         is_line = text.line(source.line) == source.code.strip() or not source.code
-        known = [code for code in self.codes if code.co_filename == source.file]
+        known = [code for code in self.codes if code.file == source.file]
         is_old = bool(known) or os.stat(source.file).st_mtime < STARTED
         if not (is_line and is_old and all(is_still(code, text.text) for code in known)):
             raise Refused(f"{source.file} was changed since it was run")

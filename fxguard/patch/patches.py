@@ -35,6 +35,7 @@ class Patches(Listener):
 
 def _with(report: Report, seen: Sequence[Evidence | None]) -> Report:
     evidence = next((each for each in seen if each is not None), None)
-    source = report.origins[0].frame.source
-    codes = () if source is None else codes_of(source)
+    origin = report.origins[0]
+    lines = {origin.frame.source, *(fix.at for fix in origin.fixes)} - {None}
+    codes = tuple(code for line in lines if line is not None for code in codes_of(line))
     return replace(report, patcher=Patcher(evidence, codes))

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from fxguard.records import Source
 from fxguard.source.frame_variables import script_frames
 
-__all__ = ["STARTED", "codes_of", "is_still"]
+__all__ = ["STARTED", "RunningCode", "codes_of", "is_still"]
 
 STARTED = time.time()  # about when this process began to look at the program
 MOST_OBJECTS = 5000  # of one module, looked at for functions
 
 
-def codes_of(source: Source) -> tuple[CodeType, ...]:
+@dataclass(frozen=True, slots=True)
+class RunningCode:
+    """One function, or the whole of a file, as Python has loaded it. It can be pickled."""
+
+    file: str
+    name: str
+    first_line: int
+    digest: str  # of its instructions, names, constants and lines
+
+    @classmethod
+    def of(cls, code: CodeType) -> RunningCode:
+        """The identity of some code."""
+        constants = [repr(x) for x in code.co_consts if not isinstance(x, CodeType)]
+        parts = code.co_code, code.co_names, constants, [*code.co_lines()]
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return cls(code.co_filename, code.co_name, code.co_firstlineno, digest)
+
+
+def codes_of(source: Source) -> tuple[RunningCode, ...]:
     """The functions that hold a line, as Python has loaded them; () if none is found.
 
     Args:
         source: the line.
     """
-    found = [each for each in _loaded(source.file) if _holds(each, source.line)]
-    return tuple(dict.fromkeys(found))
+    found = (each for each in _loaded(source.file) if _holds(each, source.line))
+    return tuple(dict.fromkeys(map(RunningCode.of, found)))
 
 
 def _loaded(file: str) -> Iterator[CodeType]:
@@ -67,27 +87,12 @@ def _holds(code: CodeType, line: int) -> bool:
     return any(each == line for *_, each in code.co_lines())
 
 
-def is_still(code: CodeType, text: str) -> bool:
+def is_still(code: RunningCode, text: str) -> bool:
     """Whether a file's text holds some code as it was loaded.
 
     Args:
         code: of a function, or of a whole file.
         text: the file now.
     """
-    compiled = compile(text, code.co_filename, "exec", dont_inherit=True)
-    return any(_is_same(code, each) for each in _with_inner(compiled))
-
-
-def _is_same(one: CodeType, other: CodeType) -> bool:
-    return (
-        one.co_name == other.co_name
-        and one.co_firstlineno == other.co_firstlineno
-        and one.co_code == other.co_code
-        and one.co_names == other.co_names
-        and _constants(one) == _constants(other)
-        and [*one.co_lines()] == [*other.co_lines()]
-    )
-
-
-def _constants(code: CodeType) -> list[Any]:
-    return [repr(x) for x in code.co_consts if not isinstance(x, CodeType)]
+    compiled = compile(text, code.file, "exec", dont_inherit=True)
+    return any(code == RunningCode.of(each) for each in _with_inner(compiled))

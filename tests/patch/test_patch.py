@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -231,6 +232,13 @@ def test_a_file_that_was_changed_since_is_refused(here: Path) -> None:
             report.patch()
         (here / "train.py").write_text(LOG, encoding="utf-8")
         report.patch()
+
+
+def test_a_report_is_pickled_with_what_it_needs(here: Path) -> None:
+    """A process hands it to another one."""
+    report = report_on(loaded(here, LOG), torch.tensor([40.0]))
+    again = pickle.loads(pickle.dumps(report))
+    assert again.patch() == report.patch()
 
 
 def test_a_file_that_is_gone_is_refused(here: Path) -> None:
