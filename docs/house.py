@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("torch_names", "trees")),  # what is private to torch
     *((name,) for name in ("measure", "report", "ranks", "source", "graph", "trace")),
     *((name,) for name in ("plan", "options", "passes", "batch", "rerun", "capture")),
-    *((name,) for name in ("advice", "verdict", "install", "steps", "guard")),
+    *((name,) for name in ("advice", "verdict", "install", "steps", "guard", "script")),
     # Tools, side by side.
     ("comparison", "forecasting", "patch", "reproduce", "tracing", "underflow", "why"),
     ("api",),

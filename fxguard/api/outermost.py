@@ -7,6 +7,7 @@ copies or scripts its models.
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 import sys
 import threading
@@ -21,9 +22,10 @@ from torch.fx import GraphModule
 from torch.nn import Module
 
 from fxguard.api.listening import guard_with_tools
+from fxguard.api.whole_script import WholeScript
 from fxguard.capture import backend, dynamo, traced_modules
 from fxguard.capture.tracebacks import hide_frames
-from fxguard.errors import UsageError
+from fxguard.errors import FxguardError, UsageError
 from fxguard.guard.guard import GuardedModel, in_backward
 from fxguard.guard.last_frames import LastFrames
 from fxguard.guard.withheld import Withheld
@@ -31,6 +33,7 @@ from fxguard.install.holders import name_by_holder
 from fxguard.install.instrumented import check_kind, find_guard, unwrapped
 from fxguard.install.own_calls import OwnCalls
 from fxguard.options import Options
+from fxguard.report.errors import NonFiniteError
 from fxguard.report.report import Report
 from fxguard.steps.losses import Losses
 from fxguard.torch_names import CompileContext, is_fx_symbolic_tracing, tracing_state
@@ -91,7 +94,9 @@ class OutermostModules:
         self.on_refusal = on_refusal
         self.capture_all = capture_all
         self.follows_losses = follow_losses
+        self.looks_beside = False  # whether a script is looked at that has called no model
         self.losses: Losses | None = None  # set while entered
+        self.script: WholeScript | None = None  # set when it is entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
         self._earlier = LastFrames(options.max_frames_to_save)  # of all models, in order
         self._refused: weakref.WeakSet[Module] = weakref.WeakSet()
@@ -112,6 +117,8 @@ class OutermostModules:
         # Module hooks would run too late: by then, `_call_impl` has read `self.forward`.
         if self.follows_losses:
             self.losses = Losses(keeps_outputs=True)
+            if self.looks_beside:
+                self.script = WholeScript(self.options, self.losses, self.on_report)
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
         self._own_calls.begin()
@@ -123,12 +130,26 @@ class OutermostModules:
         for guard in self.guards:
             guard.stop_listening()
             guard.stop_watching_steps()
-        if self.losses is not None:
-            self.losses.close()
-            self.losses = None
+        losses = self.losses
+        if losses is not None:
+            script, self.losses = self.script, None
+            losses.close()
+            if script is not None:
+                script.close()
+                if not self._withheld.has_model and not isinstance(exc_info[1], FxguardError):
+                    # The script's own exception goes on, and the report stands in front of it.
+                    with contextlib.suppress(*([NonFiniteError] if exc_info[1] else [])):
+                        script.tell()
+
+    @property
+    def beside(self) -> int:
+        """How many operations were looked at of a script that has called no model."""
+        return 0 if self.script is None or self._withheld.has_model else self.script.count
 
     def forget(self) -> None:
         """Start afresh in a forked process."""
+        if self.script is not None:
+            self.script.close()
         self._watched.clear()
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -300,6 +321,8 @@ class OutermostModules:
             if self.losses is not None:
                 is_model = has_parameters(target)
                 self._withheld.has_model |= is_model
+                if is_model and self.script is not None:
+                    self.script.close()
                 guard.delivery.withheld, guard.delivery.withholds = self._withheld, not is_model
             guard.recorder.earlier = self._earlier
             self._watched[id(target)] = watched = Watched(guard)

@@ -228,6 +228,13 @@ class Batch:
         self.live.remember(tensor, key)
         return key
 
+    def measured_before(self, name: str, pair: tuple[float, float]) -> Key:
+        """Add a value that an operation made, with the magnitudes that were read then."""
+        index = len(self.values)
+        self.values.append(Value(Role.MADE, name, "float32", index))
+        self.pairs.append(pair)
+        return Key(BETWEEN_GRAPHS, index)
+
     def _measure_closely(self, tensor: Tensor, index: int, waits: bool) -> None:
         """Measure a tensor with torch's operations, and describe bad elements."""
         with self.own_arithmetic():

@@ -127,7 +127,7 @@ class Loss:
             modules: id of a module to its qualified name.
             owner: the model's owner.
         """
-        self._own(owner, tensors, modules)
+        self.own(owner, tensors, modules)
         self.batch.number = made_in.number
         self.batch.parts.append((len(self.batch.events), made_in))
         made_in.part_of = weakref.ref(self)
@@ -142,9 +142,10 @@ class Loss:
             if tensor.grad_fn is not None:
                 metadata_of(tensor.grad_fn).setdefault(GIVEN, set()).add(self.token)
 
-    def _own(
+    def own(
         self, owner: Owner, tensors: Mapping[int, tuple[Role, str]], modules: Mapping[int, str]
     ) -> None:
+        """Let an owner hear of the loss, and know the names in its model."""
         self.owners = [*(each for each in self.owners if each is not owner), owner]
         if not any(known is tensors for known in self.weights.maps):
             self.weights.maps.append(tensors)  # type: ignore[arg-type] # it is not written
@@ -170,7 +171,7 @@ class Loss:
         self.has_ended, self.batch.watchers = False, []
         self.owners, self.weights.maps[1:], self.modules.maps[1:] = [], [], []
         for output in self.given.values():
-            self._own(output.owner, output.tensors, output.modules)
+            self.own(output.owner, output.tensors, output.modules)
         if len(self.given) == len(self.batch.values):  # nothing that was scaled is left
             self.scalers.clear()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, overrides
@@ -36,6 +36,13 @@ __all__ = ["Following", "stand_in_for"]
 RETAINS = 2, 3  # position of retain_graph in a backward, and in torch.autograd.grad
 
 
+class Beside(Protocol):
+    """Looks at operations that belong to no loss."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run one."""
+
+
 class _Here(threading.local):
     following: Following | None = None  # the one whose mode is on the stack
 
@@ -53,6 +60,7 @@ class Following(Observer):
         self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
         self.writes = LateWrites()  # since the last backward
         self.differentiates = False  # a backward of the loss is running
+        self.beside: Beside | None = None
 
     def __torch_function__(
         self,
@@ -61,9 +69,13 @@ class Following(Observer):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        loss = self.loss
-        if torch.compiler.is_dynamo_compiling() or loss is None:
+        if torch.compiler.is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
+        loss = self.loss
+        if loss is None:
+            if self.beside is None:
+                return func(*args, **(kwargs or {}))
+            return self.beside.run(func, args, kwargs)
         if not loss.may_read(func, args, kwargs):
             result = func(*args, **(kwargs or {}))
         else:
@@ -91,7 +103,7 @@ class Following(Observer):
 
     def go_on(self) -> None:
         """Put the mode on the stack, if there is a loss to follow."""
-        if self.loss is not None and not self.loss.has_ended:
+        if self.beside is not None or (self.loss is not None and not self.loss.has_ended):
             _here.following = self
             hear_of_modules(self, _before_fused, _after_fused)
             self._enter()
@@ -106,7 +118,8 @@ class Following(Observer):
 
     def forget(self) -> None:
         """Called when an optimizer is about to change weights: no backward can run again."""
-        self.stop()
+        if self.beside is None:
+            self.stop()
         self.loss = None
 
     def retire(self) -> None:

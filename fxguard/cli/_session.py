@@ -87,7 +87,11 @@ class Session:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Session]:
-        """Guard the outermost modules, here and in child processes that are started meanwhile."""
+        """Guard the outermost modules, here and in child processes that are started meanwhile.
+
+        Here, in the thread that calls this, a script without a model is looked at, too.
+        """
+        self.outermost.looks_beside = True
         with (
             self.notes.told_to_children(self.settings),
             self.warnings,
@@ -104,6 +108,7 @@ class Session:
             summary.merge(self._summary_of(guard))
         summary.processes = 1 if summary.batches else 0
         summary.without_weights = self._bare_count
+        summary.beside = self.outermost.beside
         report = None if self._last_report is None else self._last_report.to_dict()
         return Note(summary, list(self._past.detections), report)
 

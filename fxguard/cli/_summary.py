@@ -38,6 +38,7 @@ class Summary:
     weights: dict[str, int] = field(default_factory=dict)  # elements of the largest of each class
     without_weights: int = 0  # modules that have none
     operations: dict[str, int] = field(default_factory=dict)  # that are checked in one batch
+    beside: int = 0  # operations that were checked in scripts without a model
     unchecked: Counter[str] = field(default_factory=Counter)  # reasons
     least: Headroom | None = None
     detections: int = 0  # batches in which something was found
@@ -57,6 +58,7 @@ class Summary:
         for name, count in other.weights.items():
             self.weights[name] = max(self.weights.get(name, 0), count)
         self.without_weights += other.without_weights
+        self.beside += other.beside
         self.unchecked += other.unchecked
         if other.least is not None and (self.least is None or other.least.times < self.least.times):
             self.least = other.least
@@ -79,6 +81,7 @@ class Summary:
             "weights": self.weights,
             "without_weights": self.without_weights,
             "operations": self.operations,
+            "beside": self.beside,
             "unchecked": dict(self.unchecked),
             "least": least,
             "detections": self.detections,
@@ -99,6 +102,7 @@ class Summary:
             weights=data["weights"],
             without_weights=data["without_weights"],
             operations=data["operations"],
+            beside=data["beside"],
             unchecked=Counter(data["unchecked"]),
             least=None if data["least"] is None else Headroom(**data["least"]),
             detections=data["detections"],
@@ -114,7 +118,12 @@ class Summary:
     def line(self) -> str:
         """What was checked and found, a narrow headroom, and what was not checked, in one line."""
         if not self.batches:
-            text = "no torch.nn.Module was called: nothing was checked"
+            text = "no torch.nn.Module was called: "
+            if self.beside:
+                found = "found inf or NaN" if self.detections else "nothing found"
+                text += f"checked {self.beside} operations of the script; {found}"
+            else:
+                text += "nothing was checked"
         else:
             text = f"{self._models()}; {self._found()}"
         if self.least is not None and self.least.times < NEAR:

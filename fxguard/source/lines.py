@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import linecache
 import os.path
 import re
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -18,6 +21,7 @@ from fxguard.records import Source
 
 __all__ = [
     "Place",
+    "as_if_called_at",
     "calling_line",
     "is_internal",
     "lines_of_trace",
@@ -73,8 +77,27 @@ def calling_line(inner: int = 0) -> Place | None:
     Args:
         inner: how many frames further out to begin, if it is known that so many are not the user's.
     """
+    if _instead.place is not None:
+        return _instead.place
     frame = _user_frame(inner)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+class _Instead(threading.local):
+    place: Place | None = None
+
+
+_instead = _Instead()
+
+
+@contextlib.contextmanager
+def as_if_called_at(place: Place | None) -> Iterator[None]:
+    """Let :func:`calling_line` give a line that has run before, while its operation runs again."""
+    before, _instead.place = _instead.place, place
+    try:
+        yield
+    finally:
+        _instead.place = before
 
 
 def source_at(place: Place) -> Source:

@@ -15,9 +15,9 @@ from fxguard.measure.at_hand import own_arithmetic, versions_of
 from fxguard.measure.finite import Finite, always, is_plain
 from fxguard.records import Role, Severity
 from fxguard.source.lines import warn_user
-from fxguard.steps._step_hooks import StepHooks
 from fxguard.steps.optimizer_step import SteppedWeight
 from fxguard.steps.own_step import OwnStep, is_own
+from fxguard.steps.step_hooks import StepHooks
 from fxguard.steps.step_rules import told_writes
 
 __all__ = ["OptimizerSteps"]

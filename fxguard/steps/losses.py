@@ -18,13 +18,13 @@ from fxguard.batch.late_outputs import LateOutputs
 from fxguard.batch.late_writes import LateWrites
 from fxguard.batch.loss import Loss, Owner
 from fxguard.capture.finalizers import when_gone
-from fxguard.capture.following import Following
+from fxguard.capture.following import Beside, Following
 from fxguard.capture.module_hooks import hear_of_modules
 from fxguard.graph import marks, nodes
 from fxguard.install.names import Names
 from fxguard.install.while_needed import WhileNeeded
 from fxguard.steps import _autograd_backward, _warning_of_hooks
-from fxguard.steps._step_hooks import StepHooks
+from fxguard.steps.step_hooks import StepHooks
 
 __all__ = ["Losses"]
 
@@ -50,6 +50,13 @@ class Losses:
         self._restore = when_gone(self, _restore)
         self._is_open = True
         self._hooks = StepHooks(self._step_comes)
+
+    def look_beside(self, beside: Beside | None) -> None:
+        """Let somebody run each operation of this thread that belongs to no loss; None: nobody."""
+        following = self._following()
+        following.stop()
+        following.beside = beside
+        following.go_on()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -15,8 +15,8 @@ from fxguard.records import Role
 from fxguard.report.report import Report
 from fxguard.source.lines import source_at
 from fxguard.source.parameter_loops import writes_of_parameters
-from fxguard.steps._step_hooks import step_that_runs
 from fxguard.steps.known_steps import KnownSteps
+from fxguard.steps.step_hooks import step_that_runs
 from fxguard.steps.step_rules import told_writes
 from fxguard.verdict.report_of import Finished
 

@@ -12,7 +12,7 @@ import torch.optim.optimizer as optimizers
 from torch import nn
 
 import fxguard
-from fxguard.steps._step_hooks import StepHooks
+from fxguard.steps.step_hooks import StepHooks
 
 
 class Counts:

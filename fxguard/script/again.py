@@ -1,0 +1,137 @@
+"""Computes once more what led to a bad gradient, so that its backward can be looked at closely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.graph.operations import read_call
+from fxguard.measure.native import abs_min_max
+from fxguard.script.records import UNKNOWN, Noted, Record, flat, noted_at
+from fxguard.source.lines import as_if_called_at
+
+__all__ = ["NotRepeated", "Repetition"]
+
+MOST_OPERATIONS = 4096
+
+
+class NotRepeated(Exception):  # noqa: N818 - it reaches no user
+    """What led to a tensor cannot be computed again."""
+
+
+class Repetition:
+    """Tensors computed once more from what was noted of them.
+
+    Args:
+        roots: the tensors.
+        observe: runs an operation, given its function, arguments and keywords.
+        instead: id of a leaf of autograd to what is taken in its place.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Tensor],
+        observe: Callable[..., Any],
+        instead: Mapping[int, Tensor],
+    ) -> None:
+        self._observe = observe
+        self._instead = instead
+        self._noted = {id(record): (record, given) for record, given in _noted_behind(roots)}
+        self._made: dict[Any, Any] = {}
+        self._copies: dict[int, Tensor] = {}
+
+    def of(self, root: Tensor) -> Tensor:
+        """One of the tensors.
+
+        Raises:
+            NotRepeated: when an operation is not known, an input was written since, or there are
+                other numbers this time.
+        """
+        noted = None if root.grad_fn is None else noted_at(root.grad_fn)
+        if noted is None:
+            raise NotRepeated
+        made: Tensor = self._again(noted[0])
+        return made
+
+    def _again(self, last: Record) -> Any:
+        """What a record has made. Those that led to it come first, without recursion."""
+        todo = [last]
+        while todo:
+            record = todo[-1]
+            before = [
+                each
+                for position, each in enumerate(flat((record.args, record.kwargs)))
+                if type(each) is Record
+                and id(each) not in self._made
+                and position not in self._given_to(record)
+            ]
+            if before:
+                todo += before
+                if len(todo) > MOST_OPERATIONS:
+                    raise NotRepeated
+                continue
+            todo.pop()
+            if id(record) not in self._made:
+                self._made[id(record)] = self._run(record)
+        return self._made[id(last)]
+
+    def _given_to(self, record: Record) -> dict[int, tuple[Tensor, int]]:
+        return self._noted.get(id(record), (record, {}))[1]
+
+    def _run(self, record: Record) -> Tensor:
+        call = *record[:3], *(id(each) for each in flat(record.args) if type(each) is Record)
+        if record.path is not None and call in self._made:  # another result of the same call
+            return self._made[call][record.path]  # type: ignore[no-any-return]
+        positions = iter(range(MOST_OPERATIONS))
+        given = self._given_to(record)
+
+        def filled(value: Any) -> Any:
+            if type(value) is dict:
+                return {name: filled(each) for name, each in value.items()}
+            if type(value) in (tuple, list):
+                return type(value)([filled(each) for each in value])
+            found = given.get(next(positions))
+            if found is not None:
+                return self._input(*found)
+            if value is UNKNOWN:
+                raise NotRepeated
+            return self._made[id(value)] if type(value) is Record else value
+
+        args, kwargs = filled((record.args, record.kwargs))
+        writes = bool(read_call(record.func, args, kwargs).written)
+        if writes and args and any(args[0] is each for each in self._copies.values()):
+            raise NotRepeated  # it would write what others read
+        with as_if_called_at(record.place), torch.enable_grad():
+            result = self._observe(record.func, args, kwargs)
+        if record.path is not None:
+            self._made[call] = result
+            result = result[record.path]
+        elif result is None:
+            result = args[0]
+        if abs_min_max(result) != record.pair:
+            raise NotRepeated  # such as random numbers
+        return result  # type: ignore[no-any-return]
+
+    def _input(self, tensor: Tensor, version: int) -> Tensor:
+        if tensor._version != version:
+            raise NotRepeated
+        if id(tensor) in self._instead:
+            return self._instead[id(tensor)]
+        return self._copies.setdefault(id(tensor), tensor)
+
+
+def _noted_behind(roots: Sequence[Tensor]) -> list[Noted]:
+    """What was noted of the operations behind some tensors."""
+    todo, seen, found = [root.grad_fn for root in roots], set[Any](), list[Noted]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (noted := noted_at(node)) is not None:
+            found.append(noted)
+        todo += [before for before, _ in node.next_functions]
+    return found

@@ -1,0 +1,170 @@
+"""``fxguard run`` of scripts that compute with tensors of their own, and call no module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command_line import status
+
+HEAD = "import torch\ntorch.manual_seed(0)\n"
+
+# What is wrong, the first line of the verdict, a part of the fix.
+WRONG = {
+    "a forward": (
+        "w = torch.full((2, 1), 9.0, requires_grad=True)\n"
+        "x = torch.ones(3, 2)\n"
+        "loss = -torch.log(1 - torch.sigmoid(x @ w)).mean()\n"
+        "loss.backward()\n",
+        "log made -inf (script.py:5): log of zero",
+        "logsigmoid(-x)",
+    ),
+    "a backward": (
+        "w = torch.zeros(3, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w], 0.1)\n"
+        "x = torch.tensor([0.0, 1.0, 2.0])\n"
+        "for _ in range(3):\n"
+        "    d = (w - x) ** 2\n"
+        "    loss = d.sqrt().sum()\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n",
+        "backward of sqrt made inf (script.py:8): its derivative is infinite there",
+        "sqrt(d + 1e-12)",
+    ),
+    "one of several results": (
+        "a = torch.eye(3, requires_grad=True)\n"
+        "values, vectors = torch.linalg.eigh(a * 2)\n"
+        "(values.sum() + vectors.pow(3).sum()).backward()\n",
+        "backward of linalg_eigh made NaN (script.py:4): equal eigenvalues",
+        "",
+    ),
+    "numbers without gradients": (
+        "counts = torch.zeros(4)\n"
+        "counts[1:3] += 2\n"
+        "share = counts / counts.sum()\n"
+        "entropy = -(share * share.log()).sum()\n"
+        "print(f'{entropy:.3f}')\n",
+        "log made -inf (script.py:6): log of zero",
+        "",
+    ),
+    "a number that Python gets": (
+        "x = torch.tensor([1.0, 1.0])\nx.sub_(x.mean())\nz = x / x.std()\ntotal = float(z.sum())\n",
+        "div made NaN (script.py:5): 0 / 0",
+        "",
+    ),
+    "a function of the script": (
+        "def energy(v):\n"
+        "    return torch.exp(v * 100).sum()\n"
+        "v = torch.ones(3, requires_grad=True)\n"
+        "energy(v).backward()\n",
+        "exp made inf (script.py:4): overflow",
+        "",
+    ),
+}
+
+
+def run(here: Path, capsys: Any, text: str) -> tuple[Any, str, str]:
+    """The exit status of a script, and what it has printed."""
+    here.joinpath("script.py").write_text(HEAD + text)
+    found = status("run", "script.py")
+    return found, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_made_it_is_named(here: Path, capsys: Any, name: str) -> None:
+    """Operation, line and cause, as in a model, with the status of a detection."""
+    text, verdict, fix = WRONG[name]
+    found, _, err = run(here, capsys, text)
+    assert found == 3
+    assert err.splitlines()[0] == verdict
+    assert fix in err
+
+
+# Scripts that are right, though inf or NaN occurs in them.
+RIGHT = {
+    "a minimum begins with inf": "best = torch.tensor(float('inf'))\n"
+    "for x in torch.rand(100):\n"
+    "    best = torch.minimum(best, x)\n"
+    "    print(best.item())\n",
+    "infinite entries that are read": "d = torch.full((9, 9), float('inf'))\n"
+    "for i in range(8):\n"
+    "    d[i, i + 1] = min(d[i, i + 1].item(), 1.0)\n"
+    "    d[i + 1, i] = d[i, i + 1]\n"
+    "print(d)\n",
+    "a masked logarithm": "x = torch.tensor([0.0, 1.0, 2.0])\n"
+    "y = torch.where(x > 0, x.log(), torch.zeros(3))\n"
+    "print(y.sum().item())\n",
+    "what is not finite is left out": "x = torch.tensor([0.0, 1.0]) / torch.tensor([0.0, 1.0])\n"
+    "print(x[x.isfinite()].mean().item(), x.nan_to_num().sum().item())\n",
+    "missing values": "x = torch.tensor([1.0, float('nan'), 3.0])\nprint(x.nanmean().item())\n",
+    "padding of an embedding": "w = torch.randn(4, 2, requires_grad=True)\n"
+    "with torch.no_grad():\n"
+    "    w[0].fill_(0)\n"
+    "(w * 2).sum().backward()\n",
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_script_that_is_right_ends_as_ever(here: Path, capsys: Any, name: str) -> None:
+    """It prints what it prints without fxguard, and a line tells how much was checked."""
+    here.joinpath("script.py").write_text(HEAD + RIGHT[name])
+    exec(compile(HEAD + RIGHT[name], "script.py", "exec"), {"__name__": "plain"})
+    expected = capsys.readouterr().out
+    found, out, err = run(here, capsys, RIGHT[name])
+    assert found == 0, err
+    assert out == expected
+    assert "operations of the script; nothing found" in err
+
+
+def test_random_numbers_gradients_and_memory_are_those_of_python(here: Path, capsys: Any) -> None:
+    """Nothing is drawn, written or kept."""
+    text = (
+        "import gc, weakref\n"
+        "w = torch.randn(3, requires_grad=True)\n"
+        "for _ in range(3):\n"
+        "    x = torch.randn(4, 3)\n"
+        "    big = x.repeat(100, 1)\n"
+        "    gone = weakref.ref(big)\n"
+        "    loss = torch.nn.functional.dropout((big @ w).tanh(), 0.5).pow(2).mean()\n"
+        "    loss.backward()\n"
+        "    del big, loss\n"
+        "    gc.collect()\n"
+        "    print(gone() is None, w.grad.tolist(), torch.rand(2).tolist())\n"
+    )
+    exec(compile(HEAD + text, "script.py", "exec"), {"__name__": "plain"})
+    expected = capsys.readouterr().out
+    assert "False" not in expected
+    found, out, _ = run(here, capsys, text)
+    assert found == 0
+    assert out == expected
+
+
+def test_a_script_with_a_model_is_looked_at_until_then(here: Path, capsys: Any) -> None:
+    """What was read before is told by nobody, and the model as ever."""
+    text = (
+        "print((torch.zeros(2) / 0).sum().item())\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+    )
+    found, out, err = run(here, capsys, text)
+    assert found == 0
+    assert out == "nan\n"
+    assert "1 batch of Linear" in err
+    assert "of the script" not in err
+
+
+def test_an_exception_of_the_script_has_what_it_read(here: Path, capsys: Any) -> None:
+    """A bad number that was read is told in front of the error that came of it."""
+    text = (
+        "p = torch.zeros(3)\n"
+        "p = p / p.sum()\n"
+        "if p.sum().item() != 1:\n"
+        "    raise ValueError('not a distribution')\n"
+    )
+    found, _, err = run(here, capsys, text)
+    assert found == 3
+    assert err.splitlines()[0] == "div made NaN (script.py:4): 0 / 0"
+    assert "not a distribution" in err
