@@ -77,9 +77,9 @@ class Drawing:
                 if self._count >= MOST and not needed:
                     raise NotJudged(TOO_MANY)
                 again = None
-                with random_state_kept(args), own_arithmetic(), where_theirs_may_raise():
-                    # A compiler that has compiled the same graph with fewer outputs.
-                    again = dynamo.compiling(self._compile, args, needed)
+                with random_state_kept(args), own_arithmetic():
+                    with where_theirs_may_raise():  # a compiler, given more outputs
+                        again = dynamo.compiling(self._compile, args, needed)
                 self._count += 1
                 self._forms[form] = again
                 while len(self._forms) > MOST:
