@@ -77,7 +77,7 @@ class Drawing:
                 if self._count >= MOST and not needed:
                     raise NotJudged(TOO_MANY)
                 again = None
-                with random_state_kept(args), own_arithmetic():
+                with random_state_kept(args), own_arithmetic():  # noqa: SIM117 - one has a comment
                     with where_theirs_may_raise():  # a compiler, given more outputs
                         again = dynamo.compiling(self._compile, args, needed)
                 self._count += 1
