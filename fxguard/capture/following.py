@@ -75,7 +75,11 @@ class Following(Observer):
         if loss is None:
             if self.beside is None:
                 return func(*args, **(kwargs or {}))
-            return self.beside.run(func, args, kwargs)
+            try:
+                return self.beside.run(func, args, kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
         if not loss.may_read(func, args, kwargs):
             result = func(*args, **(kwargs or {}))
         else:

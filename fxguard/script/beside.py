@@ -15,7 +15,6 @@ from fxguard.batch.batch import Batch
 from fxguard.batch.keys import Key
 from fxguard.batch.loss import BACKWARDS, VIEWS
 from fxguard.batch.observer import add_evidence, operation_of
-from fxguard.capture.tracebacks import hide_frames
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
 from fxguard.graph import nodes
@@ -74,15 +73,11 @@ class Beside:
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operation of the script."""
-        try:
-            if self.pauses:
-                return func(*args, **(kwargs or {}))
-            if func in BACKWARDS:
-                return self._differentiate(func, args, kwargs or {})
-            result = func(*args, **kwargs) if kwargs else func(*args)
-        except BaseException as error:
-            hide_frames(error)
-            raise
+        if self.pauses:
+            return func(*args, **(kwargs or {}))
+        if func in BACKWARDS:
+            return self._differentiate(func, args, kwargs or {})
+        result = func(*args, **kwargs) if kwargs else func(*args)
         try:
             self._look(func, args, kwargs, result)
         except FxguardError:

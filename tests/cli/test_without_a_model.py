@@ -168,3 +168,18 @@ def test_an_exception_of_the_script_has_what_it_read(here: Path, capsys: Any) ->
     assert found == 3
     assert err.splitlines()[0] == "div made NaN (script.py:4): 0 / 0"
     assert "not a distribution" in err
+
+
+def test_a_traceback_is_that_of_python(here: Path, capsys: Any) -> None:
+    """One that the script prints itself has no frames of fxguard."""
+    text = (
+        "import traceback\n"
+        "try:\n"
+        "    torch.ones(2) @ torch.ones(3)\n"
+        "except RuntimeError:\n"
+        "    print(traceback.format_exc())\n"
+    )
+    found, out, _ = run(here, capsys, text)
+    assert found == 0
+    assert "fxguard" not in out
+    assert out.count("File") == 1
