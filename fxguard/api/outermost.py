@@ -94,7 +94,7 @@ class OutermostModules:
         self.on_refusal = on_refusal
         self.capture_all = capture_all
         self.follows_losses = follow_losses
-        self.looks_beside = False  # whether a script is looked at that has called no model
+        self.looks_beside = False  # whether a script is looked at, too, in the thread that enters
         self.losses: Losses | None = None  # set while entered
         self.script: WholeScript | None = None  # set when it is entered
         self._watched: OrderedDict[int, Watched] = OrderedDict()  # by id, least recent first
@@ -119,6 +119,7 @@ class OutermostModules:
             self.losses = Losses(keeps_outputs=True)
             if self.looks_beside:
                 self.script = WholeScript(self.options, self.losses, self.on_report)
+                self._withheld.made_beside = self.script.instead
         self._original = Module.__call__
         Module.__call__ = self._make_call(self._original)  # type: ignore[method-assign]
         self._own_calls.begin()
@@ -247,6 +248,8 @@ class OutermostModules:
         watched = self._watched_of(target)
         if watched is not None:
             self._withheld.model_reads(args, kwargs)
+            if self.script is not None:
+                self.script.model_reads(args, kwargs)
             with self._lock:
                 if watched.calls == 0 and not watched.stays:
                     watched.guard.install()
@@ -322,7 +325,7 @@ class OutermostModules:
                 is_model = has_parameters(target)
                 self._withheld.has_model |= is_model
                 if is_model and self.script is not None:
-                    self.script.close()
+                    self.script.model_comes()
                 guard.delivery.withheld, guard.delivery.withholds = self._withheld, not is_model
             guard.recorder.earlier = self._earlier
             self._watched[id(target)] = watched = Watched(guard)

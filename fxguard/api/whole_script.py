@@ -1,8 +1,9 @@
-"""Reports on what a script computes, as long as it has called no model."""
+"""Reports on what a script computes beside its models, or without one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class NoModel(Module):
 
 
 class WholeScript:
-    """Watches the thread that makes it, until a model is called.
+    """Watches the thread that makes it.
 
     Args:
         options: those of :func:`fxguard.instrument`.
@@ -51,7 +52,10 @@ class WholeScript:
         self._losses = losses
         self._is_open = True
         self._kept: Report | None = None  # is told at the end
-        self._beside = Beside(self._script_read, self._backward_begins, self._gradient_bad)
+        self._read: Report | None = None  # on what a model or a loss has read last
+        self._beside = Beside(
+            self._script_read, self._backward_begins, self._gradient_bad, self._others_read
+        )
         self._hooks = StepHooks(self._step_begins, self._step_ended)
         losses.look_beside(self._beside)
 
@@ -61,13 +65,37 @@ class WholeScript:
         return self._beside.count
 
     def close(self) -> None:
-        """Stop watching, because the script has a model, or has ended."""
+        """Stop watching."""
         if self._is_open:
             self._is_open = False
             self._losses.look_beside(None)
             self._hooks.close()
             self._guard.stop_listening()
             self._guard.stop_watching_steps()
+
+    def model_comes(self) -> None:
+        """From now on a bad number counts where a model reads it, or the loss of one."""
+        self._beside.has_no_model, self._kept = False, None
+
+    def model_reads(self, args: Any, kwargs: Any) -> None:
+        """Called with the arguments of a model, before its call."""
+        self._read = None
+        self._beside.handed_on((args, kwargs))
+
+    def instead(self, report: Report) -> Report | None:
+        """What made the bad numbers that a model or its loss was given, if that is reported."""
+        read, self._read = self._read, None
+        if read is None or report.phase not in ("data", "loss") or report.origins[0].is_operation:
+            return None
+        return replace(
+            read,
+            batch_number=report.batch_number,
+            why=(*read.why, f"it was read as {report.origins[0].message}"),
+        )
+
+    def _others_read(self, batch: Batch, by: list[Tensor]) -> None:
+        if self._read is None:
+            self._read = self._report(batch, by)
 
     def tell(self) -> None:
         """Report the first bad number that the script has read.

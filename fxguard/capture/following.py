@@ -42,6 +42,9 @@ class Beside(Protocol):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Run one."""
 
+    def handed_on(self, values: Any) -> None:
+        """A loss is about to read these arguments."""
+
 
 class _Here(threading.local):
     following: Following | None = None  # the one whose mode is on the stack
@@ -72,25 +75,25 @@ class Following(Observer):
         if torch.compiler.is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         loss = self.loss
-        if loss is None:
-            if self.beside is None:
-                return func(*args, **(kwargs or {}))
-            try:
-                return self.beside.run(func, args, kwargs)
-            except BaseException as error:
-                hide_frames(error)
-                raise
-        if not loss.may_read(func, args, kwargs):
-            result = func(*args, **(kwargs or {}))
-        else:
-            try:
+        try:
+            if loss is None:
+                return self.run_beside(func, args, kwargs)
+            if not loss.may_read(func, args, kwargs):
+                result = self.run_beside(func, args, kwargs)
+            else:
                 result = follow(loss, func, args, kwargs or {})
-            except BaseException as error:
-                hide_frames(error)
-                raise
+        except BaseException as error:
+            hide_frames(error)
+            raise
         if loss.has_ended and func not in BACKWARDS:
             self.writes.note(func, args, result)
         return result
+
+    def run_beside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run an operation that belongs to no loss."""
+        if self.beside is None:
+            return func(*args, **(kwargs or {}))
+        return self.beside.run(func, args, kwargs)
 
     def loss_of(self, number: int) -> Loss:
         """The loss that the outputs of a guarded model belong to.
@@ -180,8 +183,13 @@ def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if active.current() is not None:
         return func(*args, **kwargs)
     if func not in BACKWARDS:
+        following = _here.following
         if loss.is_read_by(args, kwargs):
+            if following is not None and following.beside is not None:
+                following.beside.handed_on((args, kwargs))
             return loss.observe(func, args, kwargs)
+        if following is not None:
+            return following.run_beside(func, args, kwargs)
         return func(*args, **kwargs)
     return differentiate(loss, func, args, kwargs)
 

@@ -38,6 +38,8 @@ class Withheld:
 
     def __init__(self) -> None:
         self.has_model = False  # whether a module with parameters has been called
+        # What a script has computed beside its models, where a report is on what they were given.
+        self.made_beside: Callable[[Report], Report | None] = lambda report: None
         self._reports: deque[tuple[LateOutputs, Report]] = deque(maxlen=KEPT)  # what was returned
         self._said = Seen()
         self._here = threading.local()
@@ -81,6 +83,8 @@ class Withheld:
 
     def instead(self, report: Report) -> Report:
         """What to report of a model with parameters: what was withheld, if that is what it read."""
+        if (beside := self.made_beside(report)) is not None:
+            return beside
         if not self._reports or report.phase not in ("data", "loss"):
             return report
         read: Report | None = getattr(self._here, "read", None)

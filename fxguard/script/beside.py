@@ -50,9 +50,12 @@ class Beside:
         script_read: called when the script has read numbers of bad tensors.
         backward_begins: called when a backward is about to begin with bad tensors.
         gradient_bad: called when a backward that began with these tensors made a bad gradient.
+        others_read: called when a model or a loss is about to read bad tensors.
 
     Attributes:
         pauses: whether nothing is looked at, such as while an optimizer makes a step.
+        has_no_model: whether what the script does with a bad number matters, and not what a model
+            or its loss does.
     """
 
     def __init__(
@@ -60,11 +63,14 @@ class Beside:
         script_read: Matters,
         backward_begins: Matters,
         gradient_bad: Callable[[list[Tensor]], object],
+        others_read: Matters,
     ) -> None:
         self._script_read = script_read
+        self._others_read = others_read
         self._gradient_bad = gradient_bad
         self._backward_begins = backward_begins
         self.pauses = False
+        self.has_no_model = True
         self._records = Records()
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
         self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
@@ -99,7 +105,9 @@ class Beside:
         elif func is Tensor.__setitem__:
             if type(args[0]) is Tensor:
                 self._made(func, args, kwargs, args[0], None)
-        elif self._forward is not None and getattr(func, "__name__", "") in READS:
+        elif self._forward is None or not self.has_no_model:
+            return
+        elif getattr(func, "__name__", "") in READS:
             events = len(self._forward.batch.events)
             if events >= self._asked_at:
                 self._asked_at = 2 * events  # a script may read intended infinities all the time
@@ -108,13 +116,18 @@ class Beside:
     def _differentiate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
         roots = [x for x in nodes.leaves(args[:1] or kwargs) if isinstance(x, Tensor)]
-        if self._forward is not None:
+        if self.has_no_model and self._forward is not None:
             self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
-        if not self.pauses and self._records.has_bad_gradient():
+        if self.has_no_model and not self.pauses and self._records.has_bad_gradient():
             with DisableTorchFunction():
                 self._gradient_bad(roots)
         return result
+
+    def handed_on(self, values: Any) -> None:
+        """A model, or a loss that is followed, is about to read these arguments."""
+        if self._forward is not None:
+            self._reaches(nodes.leaves(values), self._others_read)
 
     def leaves(self) -> list[Tensor]:
         """The leaves of autograd that the script has read."""
@@ -130,8 +143,13 @@ class Beside:
         assert self._forward is not None
         live = self._forward.batch.live
         bad = [x for x in values if isinstance(x, Tensor) and live.key_of(x) is not None]
-        if bad:
+        if not bad:
+            return
+        before, self.pauses = self.pauses, True
+        try:
             matters(self._forward.batch, bad)
+        finally:
+            self.pauses = before
 
     def _made(
         self,
