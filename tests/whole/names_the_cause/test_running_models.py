@@ -121,9 +121,11 @@ def test_details_are_left_out_where_the_second_run_differs() -> None:
         def noise(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x)
 
+    drawn: list[Tensor] = []
+
     def with_other_numbers(graph_module: torch.fx.GraphModule, inputs: Any) -> Any:
         def run(*args: Any) -> Any:
-            torch.rand(1)  # the generator goes on
+            drawn.append(torch.rand(len(drawn) + 1))  # more at each run
             return graph_module(*args)
 
         return run
