@@ -147,6 +147,11 @@ class OutermostModules:
         """How many operations were looked at of a script that has called no model."""
         return 0 if self.script is None or self._withheld.has_model else self.script.count
 
+    @property
+    def unseen(self) -> int:
+        """How many operations of the script, beside its models, could not be looked at."""
+        return 0 if self.script is None else self.script.unseen
+
     def forget(self) -> None:
         """Start afresh in a forked process."""
         if self.script is not None:

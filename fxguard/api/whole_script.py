@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from fxguard.api.listening import guard_with_tools
 from fxguard.batch.batch import Batch
+from fxguard.batch.keys import Key
 from fxguard.batch.loss import Loss
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
@@ -52,10 +53,7 @@ class WholeScript:
         self._losses = losses
         self._is_open = True
         self._kept: Report | None = None  # is told at the end
-        self._read: Report | None = None  # on what a model or a loss has read last
-        self._beside = Beside(
-            self._script_read, self._backward_begins, self._gradient_bad, self._others_read
-        )
+        self._beside = Beside(self._script_read, self._backward_begins, self._gradient_bad)
         self._hooks = StepHooks(self._step_begins, self._step_ended)
         losses.look_beside(self._beside)
 
@@ -63,6 +61,11 @@ class WholeScript:
     def count(self) -> int:
         """How many operations were looked at."""
         return self._beside.count
+
+    @property
+    def unseen(self) -> int:
+        """How many operations could not be looked at."""
+        return self._beside.unseen
 
     def close(self) -> None:
         """Stop watching."""
@@ -79,23 +82,19 @@ class WholeScript:
 
     def model_reads(self, args: Any, kwargs: Any) -> None:
         """Called with the arguments of a model, before its call."""
-        self._read = None
+        self._beside.take_read()
         self._beside.handed_on((args, kwargs))
 
     def instead(self, report: Report) -> Report | None:
         """What made the bad numbers that a model or its loss was given, if that is reported."""
-        read, self._read = self._read, None
+        read = self._beside.take_read()
         if read is None or report.phase not in ("data", "loss") or report.origins[0].is_operation:
             return None
-        return replace(
-            read,
-            batch_number=report.batch_number,
-            why=(*read.why, f"it was read as {report.origins[0].message}"),
-        )
-
-    def _others_read(self, batch: Batch, by: list[Tensor]) -> None:
-        if self._read is None:
-            self._read = self._report(batch, by)
+        made = self._report(*read)
+        if made is None:
+            return None
+        why = (*made.why, f"it was read as {report.origins[0].message}")
+        return replace(made, batch_number=report.batch_number, why=why)
 
     def tell(self) -> None:
         """Report the first bad number that the script has read.
@@ -107,26 +106,29 @@ class WholeScript:
         if report is not None:
             self._guard.delivery.report_later(report)
 
-    def _script_read(self, batch: Batch, by: list[Tensor]) -> None:
+    def _script_read(self, batch: Batch, by: list[Key]) -> None:
         if self._kept is None:
             self._kept = self._report(batch, by)
 
-    def _backward_begins(self, batch: Batch, by: list[Tensor]) -> None:
+    def _backward_begins(self, batch: Batch, by: list[Key]) -> None:
         report = self._report(batch, by)
         if report is not None:
             self._kept = report
             self.tell()
 
-    def _report(self, batch: Batch, by: list[Tensor]) -> Report | None:
-        """What is to be said of bad values that led to some tensors; None if they are intended."""
-        live, pairs = batch.live, list(batch.pairs)
-        batch.ends = [key for x in by if (key := live.key_of(x)) is not None]
-        self._begin()
+    def _report(self, batch: Batch, ends: list[Key]) -> Report | None:
+        """What is to be said of what led to some values; None if they are intended."""
+        pairs, batch.ends = list(batch.pairs), ends
+        before, self._beside.pauses = self._beside.pauses, True
         try:
+            self._begin()
             batch.read()
             return self._guard.recorder.finish_loss(batch).report
+        except theirs():  # a second run may fail in any way, and the script is not to
+            return None
         finally:
             batch.pairs[:] = pairs
+            self._beside.pauses = before
 
     def _begin(self) -> int:
         """Begin a batch that holds nothing; its number."""
@@ -137,11 +139,11 @@ class WholeScript:
             self._guard.recorder.here.batch = None
         return number
 
-    def _gradient_bad(self, roots: list[Tensor]) -> None:
+    def _gradient_bad(self, roots: list[Tensor], gradient: Tensor | None) -> None:
         """Compute once more what led to a backward that made a bad gradient, and repeat that."""
         self._beside.pauses = True
         try:
-            self._differentiate_again(roots)
+            self._differentiate_again(roots, gradient)
         except FxguardError:
             raise
         except NotRepeated:
@@ -151,7 +153,7 @@ class WholeScript:
         finally:
             self._beside.pauses = False
 
-    def _differentiate_again(self, roots: list[Tensor]) -> None:
+    def _differentiate_again(self, roots: list[Tensor], gradient: Tensor | None) -> None:
         whole_step = self._guard.whole_step
         assert whole_step is not None
         loss = Loss(self._begin())
@@ -165,7 +167,7 @@ class WholeScript:
             repetition = Repetition(roots, loss.observe, leaves)
             again = [repetition.of(root) for root in roots]
             loss.backward_comes(again)
-            torch.autograd.backward(again, [torch.ones_like(each) for each in again])
+            torch.autograd.backward(again, [gradient] * len(again))
 
     def _step_begins(self, *_: Any) -> None:
         self._beside.pauses = True

@@ -228,10 +228,10 @@ class Batch:
         self.live.remember(tensor, key)
         return key
 
-    def measured_before(self, name: str, pair: tuple[float, float]) -> Key:
+    def measured_before(self, name: str, dtype: str, pair: tuple[float, float]) -> Key:
         """Add a value that an operation made, with the magnitudes that were read then."""
         index = len(self.values)
-        self.values.append(Value(Role.MADE, name, "float32", index))
+        self.values.append(Value(Role.MADE, name, dtype, index))
         self.pairs.append(pair)
         return Key(BETWEEN_GRAPHS, index)
 

@@ -40,7 +40,7 @@ from fxguard.torch_names import (
     push_function_mode,
 )
 
-__all__ = ["FusedObserver", "Observer", "is_watched_by_others", "unobserved"]
+__all__ = ["FusedObserver", "Observer", "is_watched_by_others", "rows_read", "unobserved"]
 
 
 class Observer(TorchFunctionMode):
@@ -183,7 +183,7 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     batch = forward.batch
     exchange = exchange_of(func, args, kwargs)
-    rows = _rows_of(call) if exchange is None else _labelled(exchange.reads)
+    rows = rows_read(call) if exchange is None else _labelled(exchange.reads)
     inputs = [(label, forward.key_of(tensor, label)) for label, tensor in rows]
     apart = [(forward.key_of(x, name), x) for name, x in call.apart if _is_float(x)]
     tape = None if kind in RUN_FUNCTIONS else forward.tape  # these compile what they run
@@ -285,7 +285,7 @@ def add_evidence(
                     watcher.turned_bad(call, func, path, key)
 
 
-def _rows_of(call: Call) -> Iterator[tuple[str, Tensor]]:
+def rows_read(call: Call) -> Iterator[tuple[str, Tensor]]:
     """The floating-point tensors that a call reads, labelled in order of use."""
     position = 0
     for keyword, tensor in call.reads:

@@ -109,6 +109,7 @@ class Session:
         summary.processes = 1 if summary.batches else 0
         summary.without_weights = self._bare_count
         summary.beside = self.outermost.beside
+        summary.unchecked += Counter({"operations of the script": self.outermost.unseen})
         report = None if self._last_report is None else self._last_report.to_dict()
         return Note(summary, list(self._past.detections), report)
 

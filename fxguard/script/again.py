@@ -41,7 +41,7 @@ class Repetition:
         self._instead = instead
         self._noted = {id(record): (record, given) for record, given in _noted_behind(roots)}
         self._made: dict[Any, Any] = {}
-        self._copies: dict[int, Tensor] = {}
+        self._read: dict[int, Tensor] = {}  # the tensors of the script, by id
 
     def of(self, root: Tensor) -> Tensor:
         """One of the tensors.
@@ -102,8 +102,8 @@ class Repetition:
 
         args, kwargs = filled((record.args, record.kwargs))
         writes = bool(read_call(record.func, args, kwargs).written)
-        if writes and args and any(args[0] is each for each in self._copies.values()):
-            raise NotRepeated  # it would write what others read
+        if writes and args and id(args[0]) in self._read:
+            raise NotRepeated  # it would write to a tensor of the script
         with as_if_called_at(record.place), torch.enable_grad():
             result = self._observe(record.func, args, kwargs)
         if record.path is not None:
@@ -120,7 +120,7 @@ class Repetition:
             raise NotRepeated
         if id(tensor) in self._instead:
             return self._instead[id(tensor)]
-        return self._copies.setdefault(id(tensor), tensor)
+        return self._read.setdefault(id(tensor), tensor)
 
 
 def _noted_behind(roots: Sequence[Tensor]) -> list[Noted]:

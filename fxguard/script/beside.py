@@ -12,23 +12,25 @@ from torch import Tensor
 
 from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
+from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
 from fxguard.batch.loss import BACKWARDS, VIEWS
-from fxguard.batch.observer import add_evidence, operation_of
+from fxguard.batch.observer import add_evidence, operation_of, rows_read
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.graph.operations import is_move, read_call
 from fxguard.measure.native import abs_min_max
 from fxguard.records import Role
-from fxguard.script.records import UNKNOWN, Record, Records
+from fxguard.script.records import MOST_DEPTH, UNKNOWN, Record, Records
 from fxguard.source.held_tensors import held_name
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["Beside"]
 
 CLOSELY = 2  # times that an operation at one place is looked at closely
-MOST_BAD = 4096  # values in the batch of what is bad
+MOST_VALUES = 256
+MOST_REPETITIONS = 3  # of a backward: a bad gradient that is not explained stays bad
 
 # What hands a number to Python.
 READS = frozenset(
@@ -39,8 +41,8 @@ READS = frozenset(
 )
 
 
-# Called with the batch of what is bad, and the tensors by which that matters now.
-Matters = Callable[[Batch, list[Tensor]], object]
+# Called with the batch of what is bad, and the values in it that matter now.
+Matters = Callable[[Batch, list[Key]], object]
 
 
 class Beside:
@@ -49,33 +51,38 @@ class Beside:
     Args:
         script_read: called when the script has read numbers of bad tensors.
         backward_begins: called when a backward is about to begin with bad tensors.
-        gradient_bad: called when a backward that began with these tensors made a bad gradient.
-        others_read: called when a model or a loss is about to read bad tensors.
+        gradient_bad: called when a backward made a bad gradient, with the tensors that it began
+            with, and the gradient that it was given there, or None.
 
     Attributes:
         pauses: whether nothing is looked at, such as while an optimizer makes a step.
         has_no_model: whether what the script does with a bad number matters, and not what a model
             or its loss does.
+        count: of the operations that were looked at.
+        unseen: of those that could not be, because a tensor or an operation objected.
     """
 
     def __init__(
         self,
         script_read: Matters,
         backward_begins: Matters,
-        gradient_bad: Callable[[list[Tensor]], object],
-        others_read: Matters,
+        gradient_bad: Callable[[list[Tensor], Tensor | None], object],
     ) -> None:
         self._script_read = script_read
-        self._others_read = others_read
-        self._gradient_bad = gradient_bad
         self._backward_begins = backward_begins
+        self._gradient_bad = gradient_bad
         self.pauses = False
         self.has_no_model = True
+        self.unseen = 0
         self._records = Records()
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
+        self._most_values = MOST_VALUES  # in its batch, before those that are gone are forgotten
         self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
-        self._asked_at = 0  # so many events there have to be for another judgment
+        self._read: list[Key] = []  # what a model, or the loss of one, has read first
+        self._turned = 0  # how often something was bad
+        self._asked_at = 0  # so often it has to have been for another judgment
         self._times: dict[Any, int] = {}  # by code and instruction
+        self._repetitions = MOST_REPETITIONS  # of backward passes that are left
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operation of the script."""
@@ -89,7 +96,7 @@ class Beside:
         except FxguardError:
             raise
         except theirs():  # a tensor may object to any question
-            self.pauses = True
+            self.unseen += 1
         return result
 
     def _look(
@@ -107,11 +114,9 @@ class Beside:
                 self._made(func, args, kwargs, args[0], None)
         elif self._forward is None or not self.has_no_model:
             return
-        elif getattr(func, "__name__", "") in READS:
-            events = len(self._forward.batch.events)
-            if events >= self._asked_at:
-                self._asked_at = 2 * events  # a script may read intended infinities all the time
-                self._reaches(args, self._script_read)
+        elif getattr(func, "__name__", "") in READS and self._turned >= self._asked_at:
+            self._asked_at = 2 * self._turned  # intended infinities may be read all the time
+            self._reaches(args, self._script_read)
 
     def _differentiate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
@@ -119,15 +124,22 @@ class Beside:
         if self.has_no_model and self._forward is not None:
             self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
-        if self.has_no_model and not self.pauses and self._records.has_bad_gradient():
+        if self.has_no_model and self._repetitions and self._records.has_bad_gradient():
+            self._repetitions -= 1
+            gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
             with DisableTorchFunction():
-                self._gradient_bad(roots)
+                self._gradient_bad(roots, gradient)
         return result
 
     def handed_on(self, values: Any) -> None:
         """A model, or a loss that is followed, is about to read these arguments."""
-        if self._forward is not None:
-            self._reaches(nodes.leaves(values), self._others_read)
+        if self._forward is not None and not self._read:
+            self._read = self._bad_among(nodes.leaves(values))
+
+    def take_read(self) -> tuple[Batch, list[Key]] | None:
+        """What was handed on first since the last time, in the batch of what is bad."""
+        read, self._read = self._read, []
+        return (self._forward.batch, read) if self._forward is not None and read else None
 
     def leaves(self) -> list[Tensor]:
         """The leaves of autograd that the script has read."""
@@ -138,18 +150,18 @@ class Beside:
         """How many operations were looked at."""
         return self._records.count
 
+    def _bad_among(self, values: Iterable[Any]) -> list[Key]:
+        """The values of the batch of what is bad that some tensors hold."""
+        assert self._forward is not None
+        live = self._forward.batch.live
+        keys = [live.key_of(each) for each in values if isinstance(each, Tensor)]
+        return [key for key in keys if key is not None]
+
     def _reaches(self, values: Iterable[Any], matters: Matters) -> None:
         """Some of these tensors may be bad, and now that matters."""
         assert self._forward is not None
-        live = self._forward.batch.live
-        bad = [x for x in values if isinstance(x, Tensor) and live.key_of(x) is not None]
-        if not bad:
-            return
-        before, self.pauses = self.pauses, True
-        try:
+        if bad := self._bad_among(values):
             matters(self._forward.batch, bad)
-        finally:
-            self.pauses = before
 
     def _made(
         self,
@@ -160,8 +172,7 @@ class Beside:
         path: int | None,
     ) -> None:
         """Note what an operation has made, or written to."""
-        pair = abs_min_max(result)
-        if pair is None or not result.is_floating_point():
+        if not result.is_floating_point() or (pair := abs_min_max(result)) is None:
             return
         if getattr(func, "__name__", "") == "__get__" and func not in VIEWS:
             return  # such as a gradient
@@ -177,8 +188,9 @@ class Beside:
         if self._forward is None:
             self._forward = ActiveForward(Batch(0), {}, {}, None)
         batch = self._forward.batch
-        if len(batch.values) > MOST_BAD:
-            return
+        self._turned += 1
+        if len(batch.values) > self._most_values:
+            self._forget(batch)
         with DisableTorchFunction():
             record = self._records.of(result)
             if record is None:  # it was called by nobody's code
@@ -190,14 +202,14 @@ class Beside:
                 self._keys[id(record)] = record, known
                 return
             inputs = []
-            for position, (keyword, tensor) in enumerate(call.reads):
-                label = f"input[{position if keyword is None else keyword}]"
-                if tensor is result:  # it was written, and held something else before
-                    before = record.args[0] if record.args else None
-                    if type(before) is Record:
-                        inputs.append((label, self._key_of_record(before)))
-                elif tensor.is_floating_point():
-                    inputs.append((label, self._key_of(tensor, label)))
+            for label, tensor in rows_read(call):
+                key = (
+                    self._key_before(result, record)
+                    if tensor is result
+                    else self._key_of(tensor, label)
+                )
+                if key is not None:
+                    inputs.append((label, key))
             key = batch.measure(result, Role.MADE, call.kind)
             if not call.written and self._is_first_at(record):
                 add_evidence(batch, call, func, result, [((), key)])
@@ -205,10 +217,32 @@ class Beside:
             operation = operation_of(batch, call, record.place, inputs, [("output", key)])
             batch.events.append(operation)
 
+    def _forget(self, batch: Batch) -> None:
+        """Forget what leads to no tensor that is bad and alive."""
+        alive = {
+            key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
+        }
+        renamed = keep_only(batch, alive | {*self._read})
+        self._read = [renamed[key] for key in self._read]
+        self._keys = {
+            each: (record, renamed[key])
+            for each, (record, key) in self._keys.items()
+            if key in renamed
+        }
+        self._most_values = 2 * len(batch.values) + MOST_VALUES
+
     def _is_first_at(self, record: Record) -> bool:
         """Whether this is one of the first times that an operation turned bad at its place."""
         times = self._times[record[1:3]] = self._times.get(record[1:3], 0) + 1
         return times <= CLOSELY
+
+    def _key_before(self, written: Tensor, record: Record) -> Key | None:
+        """The value that a tensor held before the operation of a record wrote to it."""
+        assert self._forward is not None
+        before = record.args[0] if record.args else None
+        if type(before) is Record:
+            return self._key_of_record(before)
+        return self._forward.batch.live.origin_of(written)
 
     def _key_of(self, tensor: Tensor, label: str) -> Key:
         """The value that a tensor holds in the batch of what is bad."""
@@ -223,8 +257,13 @@ class Beside:
             key = batch.value_of(tensor, name, role)
         return key
 
-    def _key_of_record(self, record: Record) -> Key:
-        """The value of an operation that ran before; it and what led to it get into the batch."""
+    def _key_of_record(self, record: Record, depth: int = MOST_DEPTH) -> Key:
+        """The value of an operation that ran before; it and what led to it get into the batch.
+
+        Args:
+            record: of the operation.
+            depth: how many operations that led to it are gone back, one after the other.
+        """
         assert self._forward is not None
         if id(record) in self._keys:
             return self._keys[id(record)][1]
@@ -237,19 +276,16 @@ class Beside:
             if type(value) is not Record and value is not UNKNOWN:
                 return value
             made = torch.empty(0, device="meta")
-            if type(value) is Record:
-                tensors[id(made)] = self._key_of_record(value)
+            if type(value) is Record and depth:
+                tensors[id(made)] = self._key_of_record(value, depth - 1)
             return made
 
         args = stand_in(record.args)
         kwargs = {name: stand_in(each) for name, each in record.kwargs.items()}
         call = read_call(record.func, args, kwargs)
-        inputs = [
-            (f"input[{position if keyword is None else keyword}]", tensors[id(tensor)])
-            for position, (keyword, tensor) in enumerate(call.reads)
-            if id(tensor) in tensors
-        ]
-        key = batch.measured_before(call.kind, record.pair)
+        read = rows_read(call)
+        inputs = [(label, tensors[id(x)]) for label, x in read if id(x) in tensors]
+        key = batch.measured_before(call.kind, record.dtype, record.pair)
         self._keys[id(record)] = record, key
         batch.events.append(operation_of(batch, call, record.place, inputs, [("output", key)]))
         return key

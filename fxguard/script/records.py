@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from fxguard.batch.autograd_nodes import metadata_of
+from fxguard.measure.at_hand import name_of_dtype
 from fxguard.measure.native import abs_min_max
 from fxguard.source.lines import Place, is_internal
 
-__all__ = ["UNKNOWN", "Noted", "Record", "Records", "noted_at"]
+__all__ = ["MOST_DEPTH", "UNKNOWN", "Noted", "Record", "Records", "noted_at"]
 
 MOST_KNOWN = 4096  # tensors, before those that are gone are forgotten
 MOST_DEPTH = 64  # operations that led to one another and are kept
@@ -32,6 +33,7 @@ PLAIN = frozenset(
     }
 )
 NESTED = (tuple, list)
+GRAPH = "<eval_with_key>"  # how the files of captured graphs are called
 NOTED = "fxguard.noted"  # key in the metadata of autograd nodes
 
 
@@ -62,13 +64,18 @@ class Record(tuple[Any, ...]):
 
     @property
     def depth(self) -> int:
-        """How many operations that led to it are kept."""
+        """How many operations led to it, one after the other, of those that are kept."""
         return self[6]  # type: ignore[no-any-return]
 
     @property
     def path(self) -> int | None:
         """Which of several results this one is; None if it is the only one."""
         return self[7]  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> str:
+        """Of what it made."""
+        return name_of_dtype(self[8])
 
     @property
     def place(self) -> Place:
@@ -130,13 +137,9 @@ class Records:
             pair: the smallest and the largest magnitude in it.
             frame: the one that called it.
         """
-        inner = self._inner
-        while frame is not None:
-            code = frame.f_code
-            if code not in inner:
-                inner[code] = is_internal(code.co_filename)
-            if not inner[code]:
-                break
+        while frame is not None and self._is_inner(frame.f_code):
+            if frame.f_code.co_filename.startswith(GRAPH):
+                return  # its lines are not those of the operations
             frame = frame.f_back
         if frame is None:
             return
@@ -160,17 +163,26 @@ class Records:
         if read and type(read[0]) in NESTED:  # as of torch.cat
             depth = max((x.depth + 1 for x in read[0] if type(x) is Record), default=depth)
         named = {name: self._read(x) for name, x in kwargs.items()} if kwargs else None
-        if depth > MOST_DEPTH and math.isfinite(pair[1]):  # what is bad is kept in a batch
-            read, depth = [UNKNOWN if type(each) is Record else each for each in read], 0
-        made = Record((func, code, frame.f_lasti, tuple(read), named, pair, depth, path))
+        # Asking for the node of a view that was written without gradients raises.
+        node = result.grad_fn if result.requires_grad and torch.is_grad_enabled() else None
+        if depth > MOST_DEPTH and node is None:  # a node keeps what led to it anyway
+            read, depth = _without_records(read), 0
+        made = Record(
+            (func, frame.f_code, frame.f_lasti, tuple(read), named, pair, depth, path, result.dtype)
+        )
         self.count += 1
         self._found[id(result)] = weakref.ref(result), result._version, made
-        if result.requires_grad and torch.is_grad_enabled():  # else asking for grad_fn may raise
-            node = result.grad_fn
-            if node is not None:
-                metadata_of(node)[NOTED] = made, self._given(made, args, kwargs)
+        if node is not None:
+            metadata_of(node)[NOTED] = made, self._given(made, args, kwargs)
         if len(self._found) > self._most:
             self._forget()
+
+    def _is_inner(self, code: CodeType) -> bool:
+        """Whether code is a library's, or that of a graph."""
+        known = self._inner.get(code)
+        if known is None:
+            known = self._inner[code] = is_internal(code.co_filename)
+        return known
 
     def _read(self, value: Any) -> Any:
         """What a record keeps of an argument."""
@@ -223,6 +235,12 @@ class Records:
         for key in gone:
             del self._found[key]
         self._most = 2 * len(self._found) + MOST_KNOWN
+
+
+def _without_records(value: Any) -> Any:
+    if type(value) in NESTED:
+        return type(value)([_without_records(each) for each in value])
+    return UNKNOWN if type(value) is Record else value
 
 
 def flat(value: Any) -> list[Any]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+
+from support.command_line import status
 
 
 @pytest.fixture
@@ -16,3 +20,39 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     return tmp_path
+
+
+class Ran(NamedTuple):
+    """How a script has ended under ``fxguard run``."""
+
+    status: Any
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_here(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Ran]:
+    """Runs the text of a script in this process."""
+
+    def run(text: str) -> Ran:
+        here.joinpath("script.py").write_text(text)
+        return Ran(status("run", "script.py"), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def ends_as_ever(
+    run_here: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], str]:
+    """Asserts that a script prints what it prints without fxguard, and ends so; gives stderr."""
+
+    def run(text: str) -> str:
+        exec(compile(text, "script.py", "exec"), {"__name__": "plain"})
+        expected = capsys.readouterr().out
+        ran = run_here(text)
+        assert ran.status == 0, ran.err
+        assert ran.out == expected
+        return ran.err
+
+    return run

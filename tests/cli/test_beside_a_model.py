@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from support.command_line import status
+from fxguard.api.whole_script import WholeScript
+from fxguard.script.beside import MOST_VALUES, Beside
+
+RunHere = Callable[[str], Any]
+EndsAsEver = Callable[[str], str]
 
 HEAD = (
     "import torch\n"
@@ -66,35 +70,23 @@ RIGHT = {
 }
 
 
-def run(here: Path, capsys: Any, text: str) -> tuple[Any, str, str]:
-    """The exit status of a script, and what it has printed."""
-    here.joinpath("script.py").write_text(HEAD + text)
-    found = status("run", "script.py")
-    return found, *capsys.readouterr()
-
-
 @pytest.mark.parametrize("name", WRONG)
-def test_the_line_of_the_script_is_named(here: Path, capsys: Any, name: str) -> None:
+def test_the_line_of_the_script_is_named(run_here: RunHere, name: str) -> None:
     """With its cause, and with what read it."""
     text, verdict = WRONG[name]
-    found, _, err = run(here, capsys, text)
+    found, _, err = run_here(HEAD + text)
     assert found == 3
     assert err.splitlines()[0] == verdict
     assert "it was read as " in err
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_script_that_is_right_ends_as_ever(here: Path, capsys: Any, name: str) -> None:
+def test_a_script_that_is_right_ends_as_ever(ends_as_ever: EndsAsEver, name: str) -> None:
     """It prints what it prints without fxguard."""
-    exec(compile(HEAD + RIGHT[name], "script.py", "exec"), {"__name__": "plain"})
-    expected = capsys.readouterr().out
-    found, out, err = run(here, capsys, RIGHT[name])
-    assert found == 0, err
-    assert out == expected
-    assert "nothing found" in err
+    assert "nothing found" in ends_as_ever(HEAD + RIGHT[name])
 
 
-def test_what_a_model_makes_is_blamed_on_the_model(here: Path, capsys: Any) -> None:
+def test_what_a_model_makes_is_blamed_on_the_model(run_here: RunHere) -> None:
     """Something bad beside it that it has not read is no reason."""
     text = (
         "unused = torch.zeros(2) / torch.zeros(2)\n"
@@ -102,7 +94,37 @@ def test_what_a_model_makes_is_blamed_on_the_model(here: Path, capsys: Any) -> N
         "    net.weight.fill_(1e30)\n"
         "(net(x * 1e10) * 1.0).sum().backward()\n"
     )
-    found, _, err = run(here, capsys, text)
+    found, _, err = run_here(HEAD + text)
     assert found == 3
     assert "linear" in err.splitlines()[0]
     assert "it was read as " not in err
+
+
+def test_an_intended_mask_is_judged_only_where_something_is_wrong(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask that is made for each step costs no judgment, and what led to it is let go."""
+    judged, sizes = [], []
+    report = WholeScript._report
+    turned = Beside._turned_bad
+
+    def counted(self: Any, *args: Any) -> Any:
+        judged.append(args)
+        return report(self, *args)
+
+    def measured(self: Any, *args: Any) -> None:
+        turned(self, *args)
+        sizes.append(len(self._forward.batch.values))
+
+    monkeypatch.setattr(WholeScript, "_report", counted)
+    monkeypatch.setattr(Beside, "_turned_bad", measured)
+    text = (
+        "layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)\n"
+        "for _ in range(400):\n"
+        "    mask = torch.full((5, 5), float('-inf')).triu(1)\n"
+        "    layer(x[None], src_mask=mask).sum().backward()\n"
+    )
+    assert run_here(HEAD + text).status == 0
+    assert not judged
+    assert len(sizes) == 800
+    assert max(sizes) < 3 * MOST_VALUES

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from support.command_line import status
+from fxguard.batch.batch import Batch
+from fxguard.script.records import Records
+
+RunHere = Callable[[str], Any]
+EndsAsEver = Callable[[str], str]
 
 HEAD = "import torch\ntorch.manual_seed(0)\n"
 
@@ -66,18 +71,11 @@ WRONG = {
 }
 
 
-def run(here: Path, capsys: Any, text: str) -> tuple[Any, str, str]:
-    """The exit status of a script, and what it has printed."""
-    here.joinpath("script.py").write_text(HEAD + text)
-    found = status("run", "script.py")
-    return found, *capsys.readouterr()
-
-
 @pytest.mark.parametrize("name", WRONG)
-def test_what_made_it_is_named(here: Path, capsys: Any, name: str) -> None:
+def test_what_made_it_is_named(run_here: RunHere, name: str) -> None:
     """Operation, line and cause, as in a model, with the status of a detection."""
     text, verdict, fix = WRONG[name]
-    found, _, err = run(here, capsys, text)
+    found, _, err = run_here(HEAD + text)
     assert found == 3
     assert err.splitlines()[0] == verdict
     assert fix in err
@@ -108,18 +106,12 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_script_that_is_right_ends_as_ever(here: Path, capsys: Any, name: str) -> None:
+def test_a_script_that_is_right_ends_as_ever(ends_as_ever: EndsAsEver, name: str) -> None:
     """It prints what it prints without fxguard, and a line tells how much was checked."""
-    here.joinpath("script.py").write_text(HEAD + RIGHT[name])
-    exec(compile(HEAD + RIGHT[name], "script.py", "exec"), {"__name__": "plain"})
-    expected = capsys.readouterr().out
-    found, out, err = run(here, capsys, RIGHT[name])
-    assert found == 0, err
-    assert out == expected
-    assert "operations of the script; nothing found" in err
+    assert "operations of the script; nothing found" in ends_as_ever(HEAD + RIGHT[name])
 
 
-def test_random_numbers_gradients_and_memory_are_those_of_python(here: Path, capsys: Any) -> None:
+def test_random_numbers_gradients_and_memory_are_those_of_python(ends_as_ever: EndsAsEver) -> None:
     """Nothing is drawn, written or kept."""
     text = (
         "import gc, weakref\n"
@@ -132,31 +124,27 @@ def test_random_numbers_gradients_and_memory_are_those_of_python(here: Path, cap
         "    loss.backward()\n"
         "    del big, loss\n"
         "    gc.collect()\n"
-        "    print(gone() is None, w.grad.tolist(), torch.rand(2).tolist())\n"
+        "    assert gone() is None\n"
+        "    print(w.grad.tolist(), torch.rand(2).tolist())\n"
     )
-    exec(compile(HEAD + text, "script.py", "exec"), {"__name__": "plain"})
-    expected = capsys.readouterr().out
-    assert "False" not in expected
-    found, out, _ = run(here, capsys, text)
-    assert found == 0
-    assert out == expected
+    ends_as_ever(HEAD + text)
 
 
-def test_a_script_with_a_model_is_looked_at_until_then(here: Path, capsys: Any) -> None:
+def test_a_script_with_a_model_is_looked_at_until_then(run_here: RunHere) -> None:
     """What was read before is told by nobody, and the model as ever."""
     text = (
         "print((torch.zeros(2) / 0).sum().item())\n"
         "model = torch.nn.Linear(2, 1)\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
     )
-    found, out, err = run(here, capsys, text)
+    found, out, err = run_here(HEAD + text)
     assert found == 0
     assert out == "nan\n"
     assert "1 batch of Linear" in err
     assert "of the script" not in err
 
 
-def test_an_exception_of_the_script_has_what_it_read(here: Path, capsys: Any) -> None:
+def test_an_exception_of_the_script_has_what_it_read(run_here: RunHere) -> None:
     """A bad number that was read is told in front of the error that came of it."""
     text = (
         "p = torch.zeros(3)\n"
@@ -164,13 +152,13 @@ def test_an_exception_of_the_script_has_what_it_read(here: Path, capsys: Any) ->
         "if p.sum().item() != 1:\n"
         "    raise ValueError('not a distribution')\n"
     )
-    found, _, err = run(here, capsys, text)
+    found, _, err = run_here(HEAD + text)
     assert found == 3
     assert err.splitlines()[0] == "div made NaN (script.py:4): 0 / 0"
     assert "not a distribution" in err
 
 
-def test_a_traceback_is_that_of_python(here: Path, capsys: Any) -> None:
+def test_a_traceback_is_that_of_python(run_here: RunHere) -> None:
     """One that the script prints itself has no frames of fxguard."""
     text = (
         "import traceback\n"
@@ -179,7 +167,74 @@ def test_a_traceback_is_that_of_python(here: Path, capsys: Any) -> None:
         "except RuntimeError:\n"
         "    print(traceback.format_exc())\n"
     )
-    found, out, _ = run(here, capsys, text)
+    found, out, _ = run_here(HEAD + text)
     assert found == 0
     assert "fxguard" not in out
     assert out.count("File") == 1
+
+
+def test_the_numbers_of_a_backward_are_those_of_the_gradient_that_it_was_given(
+    run_here: RunHere,
+) -> None:
+    """What is computed once more begins with the same one."""
+    text = (
+        "w = torch.tensor([0.0, 4.0], requires_grad=True)\n"
+        "w.sqrt().backward(torch.tensor([3.0, 5.0]))\n"
+    )
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    assert "at [0]: sqrt(0.0); grad of output 3.0, grad of w inf" in ran.err
+
+
+def test_a_value_that_was_noted_has_its_own_dtype(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limits are told of it."""
+    noted, measured_before = [], Batch.measured_before
+
+    def measured(self: Batch, name: str, dtype: str, *rest: Any) -> Any:
+        noted.append((name, dtype))
+        return measured_before(self, name, dtype, *rest)
+
+    monkeypatch.setattr(Batch, "measured_before", measured)
+    text = (
+        "x = torch.ones(2, dtype=torch.float16) - 1\nprint((x.double() + 0).log().sum().item())\n"
+    )
+    assert run_here(HEAD + text).status == 3
+    assert noted == [
+        ("ones", "float16"),
+        ("sub", "float16"),
+        ("double", "float64"),
+        ("add", "float64"),
+    ]
+
+
+def test_what_a_graph_of_the_script_computes_has_no_lines(run_here: RunHere) -> None:
+    """Behind a break of a compiled function, lines of its code would be those of nothing."""
+    text = (
+        "@torch.compile(backend='eager')\n"
+        "def f(x):\n"
+        "    y = x * 2\n"
+        "    print('break')\n"
+        "    return y.log()\n"
+        "print(f(-torch.ones(2)).sum().item())\n"
+    )
+    ran = run_here(HEAD + text)
+    assert "log made" not in ran.err
+
+
+def test_an_operation_that_cannot_be_looked_at_is_counted(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script goes on, and so does looking at it."""
+    add = Records.add
+
+    def objects(self: Records, func: Any, *rest: Any) -> None:
+        if func is torch.Tensor.sin:
+            raise RuntimeError("not this one")
+        add(self, func, *rest)
+
+    monkeypatch.setattr(Records, "add", objects)
+    ran = run_here(HEAD + "x = torch.ones(2)\nprint((x.sin() * 0 + x.log()).sum().item())\n")
+    assert ran.status == 0
+    assert "nothing found; not checked: 1 operations of the script" in ran.err
