@@ -30,7 +30,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.fx import Node
 
-from fxguard.capture.plain_python import backend_of
+from fxguard.capture.plain_python import follows_python
 from fxguard.graph import marks
 from fxguard.graph.operations import is_custom
 
@@ -87,7 +87,7 @@ def _followed(call_method: Callable[..., VariableTracker]) -> Callable[..., Vari
         self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> VariableTracker:
         context_var = getattr(self, "cv_obj", None) or getattr(self, "value", None)
-        if type(context_var) is ContextVar and getattr(backend_of(tx), "follows_python", False):
+        if type(context_var) is ContextVar and follows_python(tx):
             result = _called(context_var, self.source, tx, name, args, kwargs)
             if result is not None:
                 return result

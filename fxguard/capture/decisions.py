@@ -30,7 +30,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx import Graph, GraphModule, Node
 
-from fxguard.capture.plain_python import backend_of
+from fxguard.capture.plain_python import follows_python
 from fxguard.forgiving import theirs
 from fxguard.graph import marks, nodes
 from fxguard.graph.operations import is_custom, read_node
@@ -65,7 +65,7 @@ def _asking(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
     def jump_as_told(tx: Any, instruction: Any) -> None:
         value = tx.stack[-1].realize()
-        if type(value) is TensorVariable and getattr(backend_of(tx), "follows_python", False):
+        if type(value) is TensorVariable and follows_python(tx):
             answer = _answer_of(value.proxy.node, tx.output)
             if answer is not None:
                 tx.stack[-1] = ConstantVariable.create(answer)

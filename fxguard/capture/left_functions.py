@@ -26,7 +26,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from fxguard.capture.plain_python import backend_of
 
-__all__ = ["calls_to_last", "failures", "skip_left_functions"]
+__all__ = ["calls_to", "calls_to_last", "failures", "skip_left_functions"]
 
 
 @functools.cache
@@ -68,7 +68,11 @@ _failures = 0
 
 def calls_to_last(root: Any) -> Iterator[Any]:
     """The tracers of the functions that lead to the last operation, innermost first."""
-    tx = getattr(root, "_fxguard_innermost", None)
+    return calls_to(getattr(root, "_fxguard_innermost", None))
+
+
+def calls_to(tx: Any) -> Iterator[Any]:
+    """The tracers of a function and of those that lead to it, innermost first."""
     while tx is not None:
         yield tx
         tx = tx.parent

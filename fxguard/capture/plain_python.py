@@ -40,7 +40,7 @@ from torch._dynamo.variables.torch_function import SymbolicTorchFunctionState
 from fxguard.batch.observer import Observer
 from fxguard.source.lines import is_internal
 
-__all__ = ["backend_of", "prepare_tracing", "traced_under_observer"]
+__all__ = ["backend_of", "follows_python", "prepare_tracing", "traced_under_observer"]
 
 # Questions that models ask to choose their path; in plain Python the answer to each is no. A guard
 # steps aside while a stream is recorded.
@@ -103,14 +103,20 @@ def backend_of(tx: Any) -> Any:
     return getattr(backend, "compiler_fn", backend)  # torch.compile keeps it with its options
 
 
+def follows_python(tx: Any) -> bool:
+    """Whether the graph that is being traced has to take the path of plain Python."""
+    return getattr(backend_of(tx), "follows_python", False)
+
+
 def _python_answers(handler: Callable[..., Any]) -> Callable[..., Any]:
     """The handler of ``is_compiling`` that answers code of the user as plain Python would."""
 
     @functools.wraps(handler)
     def handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        follows = getattr(backend_of(tx), "follows_python", False)
         # Torch itself has to know that it is traced, and so do fxguard's hooks.
-        if follows and (self.value is MAY_FUSE or not is_internal(tx.f_code.co_filename)):
+        if follows_python(tx) and (
+            self.value is MAY_FUSE or not is_internal(tx.f_code.co_filename)
+        ):
             return ConstantVariable.create(False)
         return handler(self, tx, *args, **kwargs)
 
@@ -129,7 +135,7 @@ def _left_to_python(is_forbidden: Callable[[Any], bool]) -> Callable[[Any], bool
         if not is_forbidden(function):
             return False
         tx = InstructionTranslator.current_tx()
-        if not getattr(backend_of(tx), "follows_python", False):
+        if not follows_python(tx):
             return True
         if function is torch._dynamo.mark_static_address:
             return False

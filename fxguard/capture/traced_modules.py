@@ -43,7 +43,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from fxguard.batch.module_hooks import mark_return
 from fxguard.capture.long_captures import module_was_traced
 from fxguard.capture.module_hooks import HOOK_ID
-from fxguard.capture.plain_python import backend_of
+from fxguard.capture.plain_python import backend_of, follows_python
 from fxguard.capture.try_blocks import leave_try_block_of_last
 from fxguard.graph import marks
 
@@ -138,7 +138,7 @@ def _call_forward(module: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str
     with stack:
         forward = UserFunctionVariable(module.value_type.forward, source=source)
         output = forward.call_function(tx, [module, *args], dict(kwargs))
-        if getattr(backend_of(tx), "follows_python", False):
+        if follows_python(tx):
             leave_try_block_of_last(tx)
         _leave_mark(tx, args, kwargs, output)
     module_was_traced()

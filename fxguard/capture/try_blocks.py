@@ -18,7 +18,7 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -35,7 +35,7 @@ from torch.fx import GraphModule, Node
 from fxguard.capture import left_functions
 from fxguard.capture._calls import RESUMED
 from fxguard.capture._handlers import tried_lines
-from fxguard.capture.plain_python import backend_of
+from fxguard.capture.plain_python import backend_of, follows_python
 from fxguard.graph import marks, nodes
 from fxguard.graph.operations import is_custom, name_of
 from fxguard.graph.tables import REPEATABLE
@@ -74,7 +74,7 @@ def leave_early() -> None:
     @functools.wraps(original)
     def create_proxy(self: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
         tx = self.output_graph.root_tx
-        if kind.startswith("call") and getattr(backend_of(tx), "follows_python", False):
+        if kind.startswith("call") and follows_python(tx):
             leave_try_block_of_last(tx)  # by now its result is known
         return original(self, kind, *args, **kwargs)
 
@@ -83,7 +83,7 @@ def leave_early() -> None:
 
     @functools.wraps(inline)
     def inline_unless_tried(self: Any, fn: Any, args: Any, *rest: Any, **more: Any) -> Any:
-        if _is_call_of_module(fn, args) and getattr(backend_of(self), "follows_python", False):
+        if _is_call_of_module(fn, args) and follows_python(self):
             _leave_try_block_around(self)
         return inline(self, fn, args, *rest, **more)
 
@@ -106,19 +106,12 @@ def _leave_try_block_around(tx: Any) -> None:
 
     Nearly all modules contain operations. Without this, a module is traced up to its first one.
     """
-    calls = list(_calls_to(tx))
+    calls = list(left_functions.calls_to(tx))
     places = [(each.f_code.co_filename, each.lineno) for each in reversed(calls)]
     tried = [each.f_code for each in calls if _is_covered(places, each.f_code)]
     if calls[-1].f_code in tried:
         backend_of(tx).left.update(tried)
         _leave()
-
-
-def _calls_to(tx: Any) -> Iterator[Any]:
-    """The tracers of a function and of those that lead to it, innermost first."""
-    while tx is not None:
-        yield tx
-        tx = tx.parent
 
 
 def _leave() -> NoReturn:

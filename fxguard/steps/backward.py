@@ -111,7 +111,6 @@ class BackwardPasses:
         Args:
             run: the run; its batch does not know it yet.
             outputs: what it returned.
-            batch_number: number of the batch.
             batch_number: number of the batch of the run.
             index: index of the run's event in that batch.
         """

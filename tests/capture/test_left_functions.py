@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.capture import traced_modules
 from fxguard.guard.guard import GuardedModel
 from fxguard.install.captures import MOST_ANEW
 
@@ -59,16 +58,9 @@ class Fails(nn.Module):
 
 
 def test_functions_around_an_operation_that_fails_are_not_traced_to_it_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
+    traced: list[str],
 ) -> None:
     """The layer is traced once in vain, and then captured."""
-    traced = []
-    leave_mark = traced_modules._leave_mark
-    monkeypatch.setattr(
-        traced_modules,
-        "_leave_mark",
-        lambda tx, *args: (traced.append(tx.f_code.co_name), leave_mark(tx, *args)),
-    )
     guarded = fxguard.instrument(Fails())
     assert torch.equal(guarded(X), guarded(X))
     assert traced == ["middle"]

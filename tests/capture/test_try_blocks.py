@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import fxguard
-from fxguard.capture import traced_modules
 
 X = torch.ones(2, 8)
 
@@ -214,20 +213,6 @@ class Releases(nn.Module):
             return self.layers(x)
         finally:
             self.released += 1
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The function that has called each module that was traced."""
-    found: list[str] = []
-    leave_mark = traced_modules._leave_mark
-
-    def counted(tx: Any, *args: Any) -> None:
-        found.append(tx.f_code.co_name)
-        leave_mark(tx, *args)
-
-    monkeypatch.setattr(traced_modules, "_leave_mark", counted)
-    return found
 
 
 def test_a_forward_in_a_try_block_is_not_traced_to_its_end(traced: list[str]) -> None:
