@@ -215,6 +215,8 @@ class Origin:
             place = f" in {self.frame.name}" if self.frame.name else ""
             where = f" ({self.frame.source.place})" if self.frame.source else ""
             backward = "backward of " if self.frame.phase == "backward" else ""
+            if self.cause == "data":
+                return f"{self.what}{place} was given {self._held() or problem}{where}"
             if not backward and self.what in BROUGHT:
                 return f"{self.what}{place} brought {problem} from another rank{where}"
             return f"{backward}{self.what}{place} made {problem}{where}"

@@ -16,7 +16,8 @@ from fxguard.graph.evidence import Evidence
 from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
-from fxguard.source.assigned import comes_from, statement_at
+from fxguard.records import Source
+from fxguard.source.assigned import assignments_of, in_words, statement_at
 from fxguard.source.named import operand_text, other_text, variable_in, variables_in
 
 __all__ = ["DOMAINS", "Case"]
@@ -285,6 +286,12 @@ class Case:
         return _operand_of(self.around.step) or _free_letter(self.around.step, fallback)
 
     @property
+    def assignments(self) -> list[tuple[str, Source]]:
+        """The variable that the operand is, and what gave it its value, as far as is certain."""
+        source, name = self.around.step.source, variable_in(_operand_of(self.around.step))
+        return [] if source is None or not name else assignments_of(name, source)
+
+    @property
     def comes_from(self) -> str:
         """`` `S` comes from kalman.py:23: S = P + R``: what gave the operand its value, or "".
 
@@ -294,7 +301,7 @@ class Case:
         if source is None or not (name := variable_in(text)):
             return ""
         step = made_at(self.around, self.around.culprit)
-        known = comes_from(name, source)
+        known = in_words(self.assignments)
         if known or name != text or step is None or step.source is None:
             return known
         is_here = (step.source.file, step.source.line) == (source.file, source.line)

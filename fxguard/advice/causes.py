@@ -25,7 +25,7 @@ from fxguard.graph.poles import (
     SUMS,
     plain,
 )
-from fxguard.graph.tables import UNINITIALISED
+from fxguard.graph.tables import ENTRIES, UNINITIALISED
 from fxguard.records import Role
 
 __all__ = ["cause_of", "cause_of_given", "is_lost", "lost_eps", "needed_by", "number_beyond"]
@@ -69,6 +69,8 @@ def cause_of(evidence: Evidence, around: Surroundings | None = None) -> str:
     if same is not None and math.isfinite(same):
         is_beyond = _is_beyond(same, evidence.dtype)
         return "overflow" if is_beyond else _cause_inside(evidence)
+    if evidence.kind in ENTRIES:
+        return "data"
     law = _law_of(evidence)
     if not law and _overflows_everywhere(evidence):
         return "overflow"

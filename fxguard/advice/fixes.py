@@ -34,6 +34,7 @@ __all__ = [
     "VARIANCE",
     "Rule",
     "fixes_for",
+    "fixes_of_entry",
     "fixes_of_given",
 ]
 
@@ -134,6 +135,19 @@ def fixes_of_given(
         if role is Role.WEIGHT:
             text += "; or look at what else wrote it, such as an update: this call found it so"
     return (Fix("advice", text),)
+
+
+def fixes_of_entry(has_nan: bool, suspects: Suspected | None) -> tuple[Fix, ...]:
+    """What to do about numbers that were bad when they became a tensor.
+
+    Args:
+        has_nan: whether there is a NaN among them.
+        suspects: what may have made them, by the statement that assigned them.
+    """
+    if suspects is not None:
+        return (Fix("advice", f"{suspects.text}; fxguard has not seen it run"),)
+    missing = "NaN in a table or a file is a missing value" if has_nan else "no model takes inf"
+    return (Fix("advice", f"drop it or fill it in where the data is read: {missing}"),)
 
 
 _LOG = _names("log log10 log2")

@@ -12,7 +12,7 @@ from fxguard.advice.causes import cause_of, is_lost, lost_eps
 from fxguard.formats import FORMATS
 from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
-from fxguard.graph.tables import CASTS, UNINITIALISED
+from fxguard.graph.tables import CASTS, ENTRIES, UNINITIALISED
 
 __all__ = ["gradient_text", "operands_text"]
 
@@ -37,6 +37,8 @@ def operands_text(evidence: Evidence) -> str:
         >>> operands_text(Evidence("div", "float32", (5, 0), math.nan, (zero, zero), share=12))
         'at [5, 0]: 0.0 / 0.0 (likewise in 11 more elements)'
     """
+    if evidence.kind in ENTRIES:
+        return ""  # nothing was computed
     place = f"at {list(evidence.index)}: " if evidence.index else ""
     text = place + _expression(evidence) + _in_float64(evidence)
     tail = _tail(evidence)

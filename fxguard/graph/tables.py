@@ -20,6 +20,7 @@ __all__ = [
     "DRAWS",
     "DROPOUTS",
     "END_OF_MASKS",
+    "ENTRIES",
     "FILLS",
     "IN_PLACE",
     "KEEPS",
@@ -72,6 +73,11 @@ OPERATORS = {
 }
 
 # What a result is.
+
+# Numbers of Python, NumPy or a file become a tensor.
+ENTRIES = frozenset(
+    "Tensor as_tensor asarray from_dlpack from_file from_numpy frombuffer load tensor".split()
+)
 
 # The output has exactly the elements of the first operand, each at least once: it reuses that
 # operand's numbers and gets no frame.

@@ -107,7 +107,7 @@ def cause_text(origin: Origin) -> str:
         'mul in encoder.block.0 made inf (modeling_t5.py:109): overflow'
     """
     cause = origin.cause
-    if not origin.is_operation or cause == "unknown":
+    if not origin.is_operation or cause in ("data", "unknown"):
         return ""
     if origin.phase == "optimizer" and cause == "zero divisor" and not origin.cause_in_words:
         return ": division by zero"

@@ -105,7 +105,7 @@ class Beside:
         """Look at what an operation has made, or handed to Python."""
         if type(result) is Tensor:
             self._made(func, args, kwargs, result, None)
-        elif isinstance(result, (tuple, list)):
+        elif isinstance(result, (tuple, list)) and func is not Tensor.tolist:
             for position, each in enumerate(result):
                 if type(each) is Tensor:
                     self._made(func, args, kwargs, each, position)
@@ -115,7 +115,6 @@ class Beside:
         elif self._forward is None or not self.has_no_model:
             return
         elif getattr(func, "__name__", "") in READS and self._turned >= self._asked_at:
-            self._asked_at = 2 * self._turned  # intended infinities may be read all the time
             self._reaches(args, self._script_read)
 
     def _differentiate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -161,6 +160,7 @@ class Beside:
         """Some of these tensors may be bad, and now that matters."""
         assert self._forward is not None
         if bad := self._bad_among(values):
+            self._asked_at = 2 * self._turned  # intended infinities may be read all the time
             matters(self._forward.batch, bad)
 
     def _made(

@@ -15,14 +15,37 @@ from fxguard.source.syntax import tree_of_file
 
 __all__ = [
     "assignment_of",
+    "assignments_of",
     "comes_from",
     "function_called_in",
+    "in_words",
     "source_of",
     "statement_at",
     "statement_node",
 ]
 
 LONGEST = 100  # characters of a statement of several lines
+MOST_CONVERSIONS = 3
+MODULES = ("torch", "np", "numpy")  # as programs call them
+
+# These hand on the numbers that they are given, as calls or methods.
+CONVERSIONS = frozenset(
+    [
+        *(
+            "Tensor",
+            "array",
+            "as_tensor",
+            "asarray",
+            "astype",
+            "clone",
+            "contiguous",
+            "copy",
+            "cpu",
+        ),
+        *("cuda", "detach", "double", "float", "from_numpy", "numpy", "reshape", "squeeze"),
+        *("tensor", "to", "unsqueeze", "view"),
+    ]
+)
 
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -59,12 +82,60 @@ def assignment_of(name: str, read_at: Source) -> Source | None:
     return None if found is None else source_of(found, read_at.file)
 
 
+def assignments_of(name: str, read_at: Source) -> list[tuple[str, Source]]:
+    """The same, and what the statement only converts, such as an array of NumPy.
+
+    Each variable with its statement, the first one first; none if that is not certain, or on the
+    line itself.
+    """
+    found: list[tuple[str, Source]] = []
+    while len(found) <= MOST_CONVERSIONS and name:
+        made = assignment_of(name, read_at)
+        if made is None or made.line == read_at.line:
+            break
+        found.append((name, made))
+        statement = statement_node(made)
+        name = "" if statement is None else converted_in(statement)
+        read_at = made
+    return found
+
+
 def comes_from(name: str, read_at: Source) -> str:
     """`` `S` comes from kalman.py:23: S = P + R``; "" if that is not certain, or the same line."""
-    found = assignment_of(name, read_at)
-    if found is None or found.line == read_at.line:
-        return ""
-    return f"`{name}` comes from {found}"
+    return in_words(assignments_of(name, read_at))
+
+
+def in_words(found: Sequence[tuple[str, Source]]) -> str:
+    """`` `x` comes from a.py:3: x = from_numpy(X), and `X` from a.py:2: X = X / X.std()``."""
+    return ", and ".join(
+        f"`{name}` {'' if position else 'comes '}from {source}"
+        for position, (name, source) in enumerate(found)
+    )
+
+
+def converted_in(statement: ast.stmt) -> str:
+    """The variable that a statement hands on, as in ``x = torch.from_numpy(X[:5]).float()``.
+
+    "" if it computes something.
+    """
+    node = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    while node is not None and not isinstance(node, ast.Name):
+        node = _handed_on_by(node)
+    return "" if node is None else node.id
+
+
+def _handed_on_by(node: ast.expr) -> ast.expr | None:
+    """What an expression takes its numbers from; None if it computes them."""
+    if isinstance(node, ast.Subscript):
+        return node.value
+    if not isinstance(node, ast.Call):
+        return None
+    function = node.func
+    if isinstance(function, ast.Attribute) and function.attr in CONVERSIONS:
+        owner = function.value
+        is_method = not (isinstance(owner, ast.Name) and owner.id in MODULES)
+        return owner if is_method else next(iter(node.args), None)
+    return None
 
 
 def statement_at(source: Source) -> str:

@@ -29,6 +29,7 @@ class Bad:
     has_minus: bool  # -inf
     count: int  # of its elements
     of_counts: bool = False  # whether its finite elements are logarithms of whole numbers
+    is_all: bool = False  # whether every element is bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,12 @@ def _reasons(found: dict[str, _Suspect], bad: Bad) -> Iterator[tuple[tuple[str, 
         for names in (_LOGS, _ROOTS, _INVERSES):
             if here := tuple(name for name in names if name in found):
                 yield here, f"{here[0]} is NaN outside its domain"
-        if here := tuple(name for name in _SPREADS if name in found):
+        here = tuple(name for name in _SPREADS if name in found)
+        if here and (bad.is_all or "div" not in found):
             yield here, f"{here[0]} of a single element is NaN"
         if "div" in found:
-            yield ("div",), "0 / 0 is NaN"
+            why = f"; divide by 1 where {found[here[0]].text} is 0" if here else ""
+            yield ("div",), f"0 / 0 is NaN{why}"
     elif bad.has_minus and not bad.has_plus:
         if here := tuple(name for name in _LOGS if name in found):
             yield here, "log(0) is -inf"
@@ -149,6 +152,13 @@ def _in(node: ast.AST) -> Iterator[_Suspect]:
     yield from sorted(found, key=lambda each: each.line)
 
 
+def _has_eps(divisor: ast.expr) -> bool:
+    """Whether a number is added to a divisor."""
+    added = (divisor.left, divisor.right) if isinstance(divisor, ast.BinOp) else ()
+    is_sum = isinstance(divisor, ast.BinOp) and isinstance(divisor.op, ast.Add)
+    return is_sum and any(isinstance(each, ast.Constant) for each in added)
+
+
 def _of(node: ast.AST) -> Iterator[_Suspect]:
     if not isinstance(node, (ast.AugAssign, ast.BinOp, ast.Call)):
         return
@@ -157,7 +167,7 @@ def _of(node: ast.AST) -> Iterator[_Suspect]:
     else:
         divisor = node.value if isinstance(node, ast.AugAssign) else node.right
         divides = isinstance(node.op, ast.Div) and not isinstance(divisor, ast.Constant)
-        name = "div" if divides else ""
+        name = "div" if divides and not _has_eps(divisor) else ""
     if name in _KNOWN:
         text = ast.unparse(node)
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

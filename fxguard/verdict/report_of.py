@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fxguard.advice.case import Case
 from fxguard.advice.causes import needed_by
-from fxguard.advice.fixes import GREW, fixes_for, fixes_of_given
+from fxguard.advice.fixes import GREW, fixes_for, fixes_of_entry, fixes_of_given
 from fxguard.advice.operands import operands_text
 from fxguard.advice.positive import made_at
 from fxguard.advice.surroundings import Surroundings
@@ -29,7 +29,7 @@ from fxguard.records import Frame, Role, Row, Severity, Source
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
-from fxguard.source.assigned import assignment_of
+from fxguard.source.assigned import assignments_of, in_words
 from fxguard.source.call_site import variable_given
 from fxguard.source.lines import source_at, source_of_caller
 from fxguard.source.suspects import Bad, Suspected, suspects_in
@@ -304,9 +304,11 @@ class _Description:
             return origin
         return replace(
             with_counts(origin, detail),
-            fixes=origin.fixes
-            if blame.step is not None
-            else self.fixes_of_given(blame, detail, origin),
+            fixes=self.fixes_of_given(blame, detail, origin)
+            if blame.step is None
+            else fixes_of_entry(detail.nan_count > 0, self.suspects(blame, detail))
+            if cause == "data"
+            else origin.fixes,
             turn=turn_in_loop(detail) or origin.turn,
         )
 
@@ -324,40 +326,48 @@ class _Description:
         if blame.step is not None:
             return Case("", None, self.around(blame)).comes_from
         found = self.assigned(blame)
-        if found is None:
+        if not found:
             return ""
         is_argument = self.judgment.name_of(blame.value).startswith("argument ")
-        start = f"it is made from `{found[0]}`, which" if is_argument else f"`{found[0]}`"
-        return f"{start} comes from {found[1]}"
+        told = in_words(found)
+        return (
+            f"it is made from {told.replace(' comes', ', which comes', 1)}" if is_argument else told
+        )
 
-    def assigned(self, blame: Blame) -> tuple[str, Source] | None:
-        """The variable that an operation was given as an input, and its assignment."""
+    def assigned(self, blame: Blame) -> list[tuple[str, Source]]:
+        """The variable that an operation was given as an input, and its assignments.
+
+        See :func:`~fxguard.source.assigned.assignments_of`.
+        """
+        if blame.step is not None:
+            return Case("", None, self.around(blame)).assignments
         source = self.origin(blame).frame.source
         name = self.judgment.name_of(blame.value).removeprefix("input ").strip("`")
         if name.startswith("argument ") and self.view.model is not None:
             source = source_of_caller()  # the model has not returned to it yet
             forward = type(self.view.model).forward
             name = "" if source is None else variable_given(name, forward, source)
-        if source is None or not name.isidentifier():
-            return None
-        found = assignment_of(name, source)
-        return None if found is None or found.line == source.line else (name, found)
+        return [] if source is None or not name.isidentifier() else assignments_of(name, source)
 
     def suspects(self, blame: Blame, detail: Detail) -> Suspected | None:
         """What may have made an input that nobody saw being made."""
-        found = or_else(None, self.assigned, blame)
-        if found is None:
+        nowhere: list[tuple[str, Source]] = []
+        assigned = or_else(nowhere, self.assigned, blame)
+        if not assigned:
             return None
+        _, made = assigned[-1]
         has_nan, has_plus = detail.nan_count > 0, detail.posinf_count > 0
         is_log = detail.neginf_count > 0 and not (has_nan or has_plus)
         tensor = self.judgment.batch.tensor_of(self.flow.keys[blame.value]) if is_log else None
         counts = tensor is not None and or_else(False, are_logs_of_counts, tensor)
-        bad = Bad(has_nan, has_plus, detail.neginf_count > 0, detail.numel, counts)
+        count = detail.nan_count + detail.posinf_count + detail.neginf_count
+        has_minus, is_all = detail.neginf_count > 0, count == detail.numel
+        bad = Bad(has_nan, has_plus, has_minus, detail.numel, counts, is_all)
         nothing: Suspected | None = None
-        suspected = or_else(nothing, suspects_in, found[1], bad)
+        suspected = or_else(nothing, suspects_in, made, bad)
         if suspected is None or not suspected.line:
             return suspected
-        return replace(suspected, at=source_at((found[1].file, suspected.line)))
+        return replace(suspected, at=source_at((made.file, suspected.line)))
 
     def around(self, blame: Blame) -> Surroundings:
         """The graph around an operation to blame."""

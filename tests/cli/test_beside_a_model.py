@@ -48,6 +48,31 @@ WRONG = {
         "x[:, 2] = 1\nx = (x - x.mean(0)) / x.std(0)\nnet(x).sum().backward()\n",
         "div made NaN (script.py:7): 0 / 0",
     ),
+    "a table with a missing value": (
+        "rows = [[1.0, 2.0, 3.0, 4.0], [1.0, float('nan'), 3.0, 4.0]]\n"
+        "x = torch.tensor(rows)\n"
+        "net((x - x.mean()) / 2).sum().backward()\n",
+        "tensor was given 1 NaN, in row 1 (script.py:7)",
+    ),
+    "an array with a missing value": (
+        "import numpy as np\n"
+        "x = torch.as_tensor(np.array([[1.0, np.nan, 3.0, 4.0]]), dtype=torch.float32)\n"
+        "net(x + 1).sum().backward()\n",
+        "as_tensor was given 1 NaN, in row 0 (script.py:7)",
+    ),
+    "a sample with a missing value": (
+        "samples = [torch.randn(4).tolist() for _ in range(4)]\n"
+        "samples[2][1] = float('nan')\n"
+        "collate = lambda rows: torch.tensor(rows)\n"
+        "for x in torch.utils.data.DataLoader(samples, batch_size=4, collate_fn=collate):\n"
+        "    net(x * 2).sum().backward()\n",
+        "tensor was given 1 NaN, in row 2 (script.py:8)",
+    ),
+    "a number too large": (
+        "x = torch.tensor([[1e39, 0.0, 0.0, 0.0]])\nnet(x * 2).sum().backward()\n",
+        "tensor made inf (script.py:6): 1e+39 does not fit float32: the largest number is "
+        "3.40282e+38",
+    ),
 }
 
 # Scripts that are right.
@@ -126,5 +151,39 @@ def test_an_intended_mask_is_judged_only_where_something_is_wrong(
     )
     assert run_here(HEAD + text).status == 0
     assert not judged
-    assert len(sizes) == 800
+    assert len(sizes) >= 800
     assert max(sizes) < 3 * MOST_VALUES
+
+
+def test_what_was_given_bad_is_led_back_to_where_it_was_made(run_here: RunHere) -> None:
+    """A tensor that only took the numbers of an array, which were computed before."""
+    err = run_here(
+        "import numpy as np\n"
+        "import torch\n"
+        "a = np.array([[1.0, 2.0], [3.0, 2.0]], dtype=np.float32)\n"
+        "with np.errstate(invalid='ignore'):\n"
+        "    a = (a - a.mean(0)) / a.std(0)\n"
+        "x = torch.from_numpy(a[:2])\n"
+        "w = torch.zeros(2, requires_grad=True)\n"
+        "loss = (x @ w).sum()\n"
+        "loss.backward()\n"
+    ).err
+    lines = err.splitlines()
+    assert lines[0] == "input `x`: 2 NaN, in rows 0 and 1"
+    assert lines[2] == (
+        "  `x` comes from script.py:6: x = torch.from_numpy(a[:2]), and `a` from script.py:5: "
+        "a = (a - a.mean(0)) / a.std(0)"
+    )
+    assert lines[3].startswith(
+        "  fix: look at (a - a.mean(0)) / a.std(0) (script.py:5): 0 / 0 is NaN; divide"
+    )
+
+
+def test_a_missing_value_is_filled_in_or_dropped(run_here: RunHere) -> None:
+    """No operation is repaired where the data is bad."""
+    err = run_here(WRONG["a table with a missing value"][0].join((HEAD, ""))).err
+    fixes = [line for line in err.splitlines() if line.startswith("  fix")]
+    assert fixes == [
+        "  fix: drop it or fill it in where the data is read: NaN in a table or a file is a "
+        "missing value (advice)"
+    ]

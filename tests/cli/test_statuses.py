@@ -22,7 +22,7 @@ from support.schema import told
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "records.md"
 
 FINE = "import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n"
-BAD = "import torch\ntorch.nn.Linear(2, 2)(torch.full((1, 2), float('nan')))\n"
+BAD = "import torch\ntorch.nn.Linear(2, 2)(torch.tensor([[float('nan')] * 2]))\n"
 FILES = {
     "fine.py": FINE,
     "bad.py": BAD,

@@ -238,3 +238,18 @@ def test_an_operation_that_cannot_be_looked_at_is_counted(
     ran = run_here(HEAD + "x = torch.ones(2)\nprint((x.sin() * 0 + x.log()).sum().item())\n")
     assert ran.status == 0
     assert "nothing found; not checked: 1 operations of the script" in ran.err
+
+
+READ = [
+    *("print(z)", "print(z.tolist())", "str(z.sum())", "z.numpy()", "z.sum().item()"),
+    *("int(z.sum() > 0) or float(z[1])", "f'{z.sum():.2f}'", "bool(z.sum())"),
+    "list(map(float, z))",
+]
+
+
+@pytest.mark.parametrize("read", READ)
+def test_every_way_to_read_a_number(run_here: RunHere, read: str) -> None:
+    """What is printed, compared, or given to Python and NumPy."""
+    found, _, err = run_here(f"import torch\nx = torch.zeros(3)\nz = x / x.sum()\n{read}\n")
+    assert found == 3
+    assert err.splitlines()[0] == "div made NaN (script.py:3): 0 / 0"
