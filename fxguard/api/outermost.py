@@ -131,15 +131,18 @@ class OutermostModules:
         for guard in self.guards:
             guard.stop_listening()
             guard.stop_watching_steps()
-        losses = self.losses
+        losses, error = self.losses, exc_info[1]
         if losses is not None:
             script, self.losses = self.script, None
+            tells = script is not None and not isinstance(error, FxguardError)
+            if script is not None and tells and isinstance(error, BaseException):
+                script.ends_with(error)
             losses.close()
             if script is not None:
                 script.close()
-                if not self._withheld.has_model and not isinstance(exc_info[1], FxguardError):
+                if tells:
                     # The script's own exception goes on, and the report stands in front of it.
-                    with contextlib.suppress(*([NonFiniteError] if exc_info[1] else [])):
+                    with contextlib.suppress(*([NonFiniteError] if error else [])):
                         script.tell()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,12 +22,19 @@ from fxguard.options import Options
 from fxguard.records import Role
 from fxguard.report.report import Report
 from fxguard.script.again import NotRepeated, Repetition
-from fxguard.script.beside import Beside
+from fxguard.script.because_of import chain_of, full_name, in_view_of, speaks_of_bad
+from fxguard.script.beside import Beside, Handed
 from fxguard.source.held_tensors import held_name
 from fxguard.steps.losses import Losses
 from fxguard.steps.step_hooks import StepHooks
+from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["WholeScript"]
+
+
+def _identity(error: BaseException) -> tuple[int, str]:
+    """Tells an exception from others, without keeping what it keeps."""
+    return id(error), f"{type(error)}: {error}"
 
 
 class NoModel(Module):
@@ -53,7 +61,10 @@ class WholeScript:
         self._losses = losses
         self._is_open = True
         self._kept: Report | None = None  # is told at the end
-        self._beside = Beside(self._script_read, self._backward_begins, self._gradient_bad)
+        self._raised: tuple[tuple[int, str], Report] | None = None  # what raised last because of it
+        self._beside = Beside(
+            self._script_read, self._backward_begins, self._gradient_bad, self._operation_raised
+        )
         self._hooks = StepHooks(self._step_begins, self._step_ended)
         losses.look_beside(self._beside)
 
@@ -105,6 +116,65 @@ class WholeScript:
         report, self._kept = self._kept, None
         if report is not None:
             self._guard.delivery.report_later(report)
+
+    def ends_with(self, error: BaseException) -> None:
+        """The script ends with an exception: keep a report on the bad numbers that it came of."""
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
+        try:
+            with DisableTorchFunction():
+                report = self._behind(error)
+        except theirs():  # variables of others may be anything
+            return
+        self._kept = report or self._kept
+
+    def _behind(self, error: BaseException) -> Report | None:
+        """What is to be said of the bad numbers that an exception came of; None without any."""
+        for each in chain_of(error):
+            if self._raised is not None and self._raised[0] == _identity(each):
+                return self._raised[1]
+            kind, read = type(each).__name__, self._beside.handed
+            if (seen := in_view_of(each)) is not None:
+                file, line = seen.place
+                why = f"it was read at {os.path.basename(file)}:{line}, which raised {kind}"
+                return self._report_on(seen.tensors, [], why)
+            if read is not None and self._came_of_reading(each, read):
+                ends = "ended itself" if isinstance(each, SystemExit) else f"raised {kind}"
+                why = f"it was read by {full_name(read.func)}; then the script {ends}"
+                return self._report_on(read.tensors, read.keys, why)
+        return None
+
+    def _came_of_reading(self, error: BaseException, read: Handed) -> bool:
+        """Whether the script has ended because of the last bad number that it read."""
+        if isinstance(error, Exception) and speaks_of_bad(error):
+            return True
+        was_last = read.when == self._beside.count
+        return was_last and isinstance(error, (AssertionError, SystemExit))
+
+    def _operation_raised(self, error: Exception, read: Handed) -> None:
+        why = f"it was read by {full_name(read.func)}, which raised {type(error).__name__}"
+        report = self._report_on(read.tensors, read.keys, why)
+        if report is not None:
+            self._raised = _identity(error), report
+
+    def _report_on(self, tensors: list[Tensor], keys: list[Key], why: str) -> Report | None:
+        """What is to be said of bad tensors that were read.
+
+        Args:
+            tensors: those of them that are still there.
+            keys: the values in the batch of what is bad, of those that it knows.
+            why: by whom they were read.
+        """
+        report, loss = None, self._losses.loss_here
+        if loss is not None and (ends := loss.keys_of(tensors)):
+            with loss.read() as batch:
+                batch.ends = ends
+                report = self._guard.recorder.finish_loss(batch).report
+            if report is not None:
+                report = self.instead(report) or report
+        if report is None:
+            report = self._report(*self._beside.ends_of(tensors, keys))
+        return None if report is None else replace(report, why=(*report.why, why))
 
     def _script_read(self, batch: Batch, by: list[Key]) -> None:
         if self._kept is None:

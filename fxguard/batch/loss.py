@@ -337,6 +337,10 @@ class Loss:
             for run in batch.runs:
                 run.args = None
 
+    def keys_of(self, tensors: Iterable[Tensor]) -> list[Key]:
+        """The values that some tensors hold, of those that belong to it."""
+        return [key for each in tensors if (key := self.batch.live.key_of(each)) is not None]
+
     def bad_roots(self) -> Iterator[Severity]:
         """How bad the tensors are that a backward begins with and whose making was not seen."""
         for root in self.roots:

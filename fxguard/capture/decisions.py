@@ -38,7 +38,7 @@ from fxguard.graph.tables import UNINITIALISED
 from fxguard.measure.func_levels import are_levels_open
 from fxguard.torch_names import DisableTorchFunction, HigherOrderOperator
 
-__all__ = ["follow_decisions"]
+__all__ = ["follow_decisions", "with_subclasses"]
 
 MOST_OPERATIONS = 64
 MOST_ELEMENTS = 2**18  # of all values together: they are computed once more at each call
@@ -48,16 +48,17 @@ MOST_GUARDS = 3  # in one stretch of code: each may double the captures
 @functools.cache
 def follow_decisions() -> None:
     """Teach TorchDynamo these answers; done once."""
-    for kind in _with_subclasses(InstructionTranslatorBase):
+    for kind in with_subclasses(InstructionTranslatorBase):
         for name, code in dis.opmap.items():
             if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")):
                 kind.dispatch_table[code] = _asking(kind.dispatch_table[code])
 
 
-def _with_subclasses(kind: Any) -> Iterator[Any]:
+def with_subclasses(kind: Any) -> Iterator[Any]:
+    """A class, and all that are derived from it."""
     yield kind
     for each in kind.__subclasses__():
-        yield from _with_subclasses(each)
+        yield from with_subclasses(each)
 
 
 def _asking(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

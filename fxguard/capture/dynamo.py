@@ -75,6 +75,7 @@ from fxguard.capture import (
 from fxguard.capture.captured_only import captured_only
 from fxguard.capture.instances import instances_of
 from fxguard.capture.quiet import captured
+from fxguard.capture.validation import own_compilation
 from fxguard.graph import marks
 
 __all__ = [
@@ -247,9 +248,10 @@ def compile_forward(
     options = {name: value for name, value in options.items() if name in known}
     if innermost_fn(forward) is not forward:
         forward = _as_it_is(forward)
-    compiled: Callable[..., Any] = torch.compile(
-        forward, backend=backend, fullgraph=fullgraph, **options
-    )
+    with own_compilation():
+        compiled: Callable[..., Any] = torch.compile(
+            forward, backend=backend, fullgraph=fullgraph, **options
+        )
     let_go.forget_backend(backend)
     settings: dict[str, Any] = {"accumulated_recompile_limit": NO_LIMIT}
     if not options:

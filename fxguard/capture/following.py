@@ -45,6 +45,14 @@ class Beside(Protocol):
     def handed_on(self, values: Any) -> None:
         """A loss is about to read these arguments."""
 
+    def hands_on(self, func: Any, args: tuple[Any, ...], result: Any = None) -> None:
+        """A loss was read by an operation that makes no floating-point number."""
+
+    def raised(
+        self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> None:
+        """An operation has raised, in a loss or not."""
+
 
 class _Here(threading.local):
     following: Following | None = None  # the one whose mode is on the stack
@@ -83,6 +91,8 @@ class Following(Observer):
             else:
                 result = follow(loss, func, args, kwargs or {})
         except BaseException as error:
+            if self.beside is not None and isinstance(error, Exception):
+                self.beside.raised(error, func, args, kwargs)
             hide_frames(error)
             raise
         if loss.has_ended and func not in BACKWARDS:
@@ -187,6 +197,10 @@ def follow(loss: Loss, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if loss.is_read_by(args, kwargs):
             if following is not None and following.beside is not None:
                 following.beside.handed_on((args, kwargs))
+                result = loss.observe(func, args, kwargs)
+                if not isinstance(result, Tensor) or not result.is_floating_point():
+                    following.beside.hands_on(func, args, result)
+                return result
             return loss.observe(func, args, kwargs)
         if following is not None:
             return following.run_beside(func, args, kwargs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,15 +23,18 @@ from fxguard.graph import nodes
 from fxguard.graph.operations import is_move, read_call
 from fxguard.measure.native import abs_min_max
 from fxguard.records import Role
+from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
 from fxguard.script.records import MOST_DEPTH, UNKNOWN, Record, Records
 from fxguard.source.held_tensors import held_name
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["Beside"]
+__all__ = ["Beside", "Handed"]
 
 CLOSELY = 2  # times that an operation at one place is looked at closely
 MOST_VALUES = 256
 MOST_REPETITIONS = 3  # of a backward: a bad gradient that is not explained stays bad
+MOST_RAISED = 32  # exceptions that are looked into: a script may try again and again
+MOST_DERIVED = 64  # integers that are known to come of bad numbers
 
 # What hands a number to Python.
 READS = frozenset(
@@ -40,9 +44,25 @@ READS = frozenset(
     }
 )
 
+# What asks whether numbers are finite.
+ASKS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf", "isreal"})
 
 # Called with the batch of what is bad, and the values in it that matter now.
 Matters = Callable[[Batch, list[Key]], object]
+
+
+class Handed(NamedTuple):
+    """Bad tensors that somebody has read. It keeps none of them alive."""
+
+    func: Callable[..., Any]
+    references: list[weakref.ref[Tensor]]
+    keys: list[Key]  # in the batch of what is bad, of those that it knows
+    when: int  # how many operations were looked at until then
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are still there."""
+        return [tensor for each in self.references if (tensor := each()) is not None]
 
 
 class Beside:
@@ -53,6 +73,7 @@ class Beside:
         backward_begins: called when a backward is about to begin with bad tensors.
         gradient_bad: called when a backward made a bad gradient, with the tensors that it began
             with, and the gradient that it was given there, or None.
+        raised: called when an operation has raised because of bad tensors, with its error.
 
     Attributes:
         pauses: whether nothing is looked at, such as while an optimizer makes a step.
@@ -60,6 +81,8 @@ class Beside:
             or its loss does.
         count: of the operations that were looked at.
         unseen: of those that could not be, because a tensor or an operation objected.
+        handed: the last bad tensors whose numbers Python was given, or that the script has asked
+            whether they are finite.
     """
 
     def __init__(
@@ -67,13 +90,18 @@ class Beside:
         script_read: Matters,
         backward_begins: Matters,
         gradient_bad: Callable[[list[Tensor], Tensor | None], object],
+        raised: Callable[[Exception, Handed], object],
     ) -> None:
         self._script_read = script_read
         self._backward_begins = backward_begins
         self._gradient_bad = gradient_bad
+        self._raised = raised
         self.pauses = False
         self.has_no_model = True
         self.unseen = 0
+        self.handed: Handed | None = None
+        self._derived: list[tuple[weakref.ref[Tensor], Handed]] = []  # integers of bad numbers
+        self._exceptions = MOST_RAISED  # that are left
         self._records = Records()
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
         self._most_values = MOST_VALUES  # in its batch, before those that are gone are forgotten
@@ -112,10 +140,77 @@ class Beside:
         elif func is Tensor.__setitem__:
             if type(args[0]) is Tensor:
                 self._made(func, args, kwargs, args[0], None)
-        elif self._forward is None or not self.has_no_model:
+        elif self._forward is not None:
+            self.hands_on(func, args)
+
+    def hands_on(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any = None) -> None:
+        """Note what an operation has handed to Python, or made that is no floating-point number.
+
+        Args:
+            func: what ran.
+            args: its arguments.
+            result: what it made, if that is a tensor.
+        """
+        name = getattr(func, "__name__", "")
+        is_number = type(result) is Tensor and result.dtype is not torch.bool
+        if not is_number and name not in READS and name not in ASKS:
             return
-        elif getattr(func, "__name__", "") in READS and self._turned >= self._asked_at:
+        with DisableTorchFunction():
+            found = self._bad_read(func, args)
+        if found is None:
+            return
+        if is_number:
+            self._derived[MOST_DERIVED:] = []
+            self._derived.insert(0, (weakref.ref(result), found))
+            return
+        self.handed = found
+        if name in READS and self.has_no_model and self._turned >= self._asked_at:
             self._reaches(args, self._script_read)
+
+    def _bad_read(self, func: Callable[..., Any], values: Any) -> Handed | None:
+        """The bad tensors among some arguments, and those that their integers come of."""
+        references: list[weakref.ref[Tensor]] = []
+        keys: list[Key] = []
+        for each in nodes.leaves(values):
+            if type(each) is int and each in OF_NO_NUMBER and self.handed is not None:
+                of: Handed | None = self.handed
+            elif not isinstance(each, Tensor):
+                continue
+            else:
+                of = next((of for made, of in self._derived if made() is each), None)
+            if of is not None:
+                references += of.references
+                keys += of.keys
+            elif each.is_floating_point() and is_bad(each):
+                references.append(weakref.ref(each))
+                if self._forward is not None:
+                    keys += self._bad_among([each])
+        return Handed(func, references, keys, self._records.count) if references else None
+
+    def raised(
+        self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> None:
+        """An operation has raised, beside a model or in the loss of one."""
+        if self.pauses or not self._exceptions or isinstance(error, FxguardError):
+            return
+        try:
+            with DisableTorchFunction():
+                read = self._bad_read(func, (args, kwargs))
+                if read is None or func in BACKWARDS:
+                    return
+                bad = {id(each) for each in read.tensors}
+                bad |= {id(made()) for made, of in self._derived}
+                if raised_because_of(bad, func, args, kwargs or {}):
+                    self._exceptions -= 1
+                    self._raised(error, read)
+        except theirs():  # a tensor may object to any question
+            self.unseen += 1
+
+    def ends_of(self, tensors: list[Tensor], keys: list[Key]) -> tuple[Batch, list[Key]]:
+        """Bad tensors that somebody has read, as values of the batch of what is bad."""
+        if self._forward is None:
+            self._forward = ActiveForward(Batch(0), {}, {}, None)
+        return self._forward.batch, keys or [self._key_of(each, "input[0]") for each in tensors]
 
     def _differentiate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
@@ -172,7 +267,11 @@ class Beside:
         path: int | None,
     ) -> None:
         """Note what an operation has made, or written to."""
-        if not result.is_floating_point() or (pair := abs_min_max(result)) is None:
+        if not result.is_floating_point():
+            if self._forward is not None:
+                self.hands_on(func, args, result)
+            return
+        if (pair := abs_min_max(result)) is None:
             return
         if getattr(func, "__name__", "") == "__get__" and func not in VIEWS:
             return  # such as a gradient
@@ -222,8 +321,13 @@ class Beside:
         alive = {
             key for _, key in batch.live.alive() if not math.isfinite(batch.pairs[key.value][1])
         }
-        renamed = keep_only(batch, alive | {*self._read})
+        handed = [*([] if self.handed is None else [self.handed]), *(of for _, of in self._derived)]
+        renamed = keep_only(
+            batch, alive | {*self._read, *(key for of in handed for key in of.keys)}
+        )
         self._read = [renamed[key] for key in self._read]
+        for keys in {id(of.keys): of.keys for of in handed}.values():
+            keys[:] = [renamed[key] for key in keys]
         self._keys = {
             each: (record, renamed[key])
             for each, (record, key) in self._keys.items()

@@ -119,6 +119,11 @@ class Losses:
         return loss is not None and not loss.has_ended
 
     @property
+    def loss_here(self) -> Loss | None:
+        """The loss that this thread computes, or has computed last."""
+        return self._following().loss
+
+    @property
     def writes(self) -> LateWrites:
         """What this thread has written since its last backward, as far as it was seen."""
         return self._following().writes

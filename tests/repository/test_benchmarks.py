@@ -189,3 +189,12 @@ def test_versions_needs_a_checkout(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert "is no checkout of fxguard" in ended.stderr
+
+
+def test_scripts_run_in_two_processes() -> None:
+    """A line for each case, with a ratio."""
+    ended = run("scripts.py", "--cases", "tiny", "acting", "--budget", "0")
+    assert ended.returncode == 0, ended.stderr
+    *_, tiny, acting = (line.split() for line in ended.stdout.splitlines())
+    assert (tiny[0], acting[0]) == ("tiny", "acting")
+    assert float(tiny[2]) > 0
