@@ -267,12 +267,18 @@ FLOAT64_RUNS = 8  # in one batch, at most: each runs an operation again
 
 
 def add_evidence(
-    batch: Batch, call: Call, func: Any, result: Any, made: list[tuple[tuple[int, ...], Key]]
+    batch: Batch,
+    call: Call,
+    func: Any,
+    result: Any,
+    made: list[tuple[tuple[int, ...], Key]],
+    *,
+    most: int = FLOAT64_RUNS,
 ) -> None:
-    """Take a closer look at an operation that made something bad."""
+    """Take a closer look at an operation that made something bad, at most so many in a batch."""
     for path, key in made:
         index = key.value
-        if index not in batch.details or len(batch.evidence) >= FLOAT64_RUNS:
+        if index not in batch.details or len(batch.evidence) >= most:
             continue
         if reason := waits(func, nodes.leaves([*call.args, *call.kwargs.values(), result])):
             batch.no_evidence[index] = reason

@@ -31,6 +31,7 @@ from fxguard.torch_names import DisableTorchFunction
 __all__ = ["Beside", "Handed"]
 
 CLOSELY = 2  # times that an operation at one place is looked at closely
+MOST_LOOKS = 128
 MOST_VALUES = 256
 MOST_REPETITIONS = 3  # of a backward: a bad gradient that is not explained stays bad
 MOST_RAISED = 32  # exceptions that are looked into: a script may try again and again
@@ -311,7 +312,7 @@ class Beside:
                     inputs.append((label, key))
             key = batch.measure(result, Role.MADE, call.kind)
             if not call.written and self._is_first_at(record):
-                add_evidence(batch, call, func, result, [((), key)])
+                add_evidence(batch, call, func, result, [((), key)], most=MOST_LOOKS)
             self._keys[id(record)] = record, key
             operation = operation_of(batch, call, record.place, inputs, [("output", key)])
             batch.events.append(operation)

@@ -253,3 +253,13 @@ def test_every_way_to_read_a_number(run_here: RunHere, read: str) -> None:
     found, _, err = run_here(f"import torch\nx = torch.zeros(3)\nz = x / x.sum()\n{read}\n")
     assert found == 3
     assert err.splitlines()[0] == "div made NaN (script.py:3): 0 / 0"
+
+
+def test_the_cause_is_known_after_much_else_was_bad(run_here: RunHere) -> None:
+    """Many lines may hand on a bad number before the one that matters makes its own."""
+    lines = "".join(f"b = b * {n}\n" for n in range(2, 22))
+    err = run_here(
+        f"import torch\nb = torch.zeros(2) / torch.zeros(2)\n{lines}"
+        "e = torch.zeros(1)\nprint(torch.log(e).item())\n"
+    ).err
+    assert err.splitlines()[0] == "log made -inf (script.py:24): log of zero"
