@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxguard.graph import nodes, tables
 from fxguard.graph.higher_order import Body, is_higher_order
 from fxguard.graph.operations import is_move, read_node
-from fxguard.plan._values import ValueTable
+from fxguard.plan._values import ValueTable, can_be_bad
 from fxguard.plan.plan import FramePlan, RowPlan, Step
 from fxguard.records import Role
 from fxguard.source.lines import source_of_trace
@@ -193,7 +192,7 @@ class Reading:
         used = {str(u.args[1]) for u in node.users if u.target is operator.getitem}
         for path, result in results:
             is_left_out = is_higher_order(node) and path and str(path[0]) not in used
-            if is_left_out or (result is not None and not _can_overflow(result)):
+            if is_left_out or (result is not None and not can_be_bad(result)):
                 made.append(None)
                 continue
             value = self.table.add(node, path, Role.MADE, node.name, measure=True)
@@ -214,7 +213,7 @@ class Reading:
         return [
             (name, each, self.table.add(each, (), Role.MADE, each.name, measure=True, after=node))
             for name, each in changed
-            if not self.knows_results or _can_overflow(nodes.example_of(each))
+            if not self.knows_results or can_be_bad(nodes.example_of(each))
         ]
 
     def write(self, node: Node, operand: Node, value: int | None) -> None:
@@ -262,7 +261,3 @@ class Reading:
             step=len(self.steps) - 1,
             calls=nodes.calls_of(node),
         )
-
-
-def _can_overflow(example: Any) -> bool:
-    return isinstance(example, Tensor) and (example.is_floating_point() or example.is_complex())

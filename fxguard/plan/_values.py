@@ -16,7 +16,7 @@ from fxguard.measure.at_hand import dtype_of
 from fxguard.plan.plan import LATER, Check, Value
 from fxguard.records import Role
 
-__all__ = ["ValueTable"]
+__all__ = ["ValueTable", "can_be_bad"]
 
 
 class ValueTable:
@@ -44,6 +44,10 @@ class ValueTable:
         self._order = {node: position for position, node in enumerate(graph_nodes)}
         self._memory: dict[Node, int] = {}
         self._aliases: dict[int, list[Node]] = {}  # memory to the results in it
+        # Results of integers that a row shows, with the write before it; and the last writes, by
+        # memory.
+        self._integers: dict[Node, tuple[int, Node | None]] = {}
+        self._written_at: dict[int | None, Node] = {}
         # Partly written inputs of the graph that nothing reads afterwards: the last node that wrote
         # one, and the values of the parts.
         self.in_parts: dict[Node, tuple[Node, list[int]]] = {}
@@ -119,6 +123,28 @@ class ValueTable:
         """The value that an argument holds now; None if it is not a measured tensor."""
         return self.now.get(item) if isinstance(item, Node) else None
 
+    # Integers, which are measured only for the rows of modules.
+
+    def value_shown(self, result: Node) -> int | None:
+        """The value that a row shows: an integer has no other one, and is measured for that."""
+        example = nodes.example_of(result)
+        if result in self.now and (example is None or can_be_bad(example)):
+            return self.now[result]
+        last = self._written_at.get(nodes.memory_of(example))
+        if last is not None and self._order[last] < self._order[result]:
+            last = None  # the memory was another's then
+        known = self._integers.get(result)
+        if known is None and last is None and result in self.now:
+            return self.now[result]
+        if known is None or known[1] is not last:
+            fresh = self.add(result, (), Role.MADE, result.name, measure=True, after=last)
+            known = self._integers[result] = fresh, last
+        return known[0]
+
+    def note_write(self, operand: Node, node: Node) -> None:
+        """``node`` wrote the memory of ``operand``, whatever that holds."""
+        self._written_at[nodes.memory_of(nodes.example_of(operand))] = node
+
     # Memory.
 
     def remember_memory(self, node: Node, like: Node | None = None) -> None:
@@ -154,6 +180,11 @@ class ValueTable:
                 _, parts = self.in_parts.get(alias, (node, []))
                 self.in_parts[alias] = (node, [*parts, value])
         return changed
+
+
+def can_be_bad(example: Any) -> bool:
+    """Whether it is a tensor that may hold inf or NaN."""
+    return isinstance(example, Tensor) and (example.is_floating_point() or example.is_complex())
 
 
 def _same_elements(a: Tensor, b: Tensor) -> bool:

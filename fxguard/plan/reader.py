@@ -191,6 +191,8 @@ def _read_operation(reading: Reading, node: Node) -> None:
         for _, operand, value in changed:
             reading.write(node, operand, value)
     _write_apart(reading, node, call)
+    for operand in (*call.in_place, *(each for _, each in call.beside)):
+        reading.table.note_write(operand, node)
 
 
 def _write_apart(reading: Reading, node: Node, call: Call) -> None:
@@ -244,12 +246,8 @@ def _read_module_return(reading: Reading, node: Node) -> None:
     for label, tensor, note in marks.rows_of(labels, node.args[1:]):
         if tensor in reading.quantized:
             tensor, note = None, NOT_MEASURED
-        elif tensor is not None and tensor not in reading.table.now:
-            # Integers are measured only for this row.
-            reading.table.now[tensor] = reading.table.add(
-                tensor, (), Role.MADE, tensor.name, measure=True
-            )
-        rows.append(RowPlan(label, reading.table.value_of(tensor), note))
+        value = reading.table.value_shown(tensor) if isinstance(tensor, Node) else None
+        rows.append(RowPlan(label, value, note))
     stack = nodes.stack_of(node)
     kind = nodes.class_of(list(stack.values())[-1]) if stack else "Module"
     calls = nodes.calls_of(node)
