@@ -11,6 +11,7 @@ from fxguard.advice import _expressions as made
 from fxguard.advice import becomes, signs
 from fxguard.advice._rules import Rule, names_in
 from fxguard.advice.case import Case
+from fxguard.advice.zeros import is_normalized_in_turn
 from fxguard.graph.poles import PRODUCTS, SUMS
 
 __all__ = ["REWRITES"]
@@ -119,6 +120,9 @@ REWRITES = (
          "take log(x).sum(dim){c.per_log} instead of {c.name}(prod(x, dim))",
          made.is_of("prod")),
     Rule(_LOST, _LOG, "advice",
+         "take log(x).cumsum(dim){c.per_log} instead of {c.name}(cumprod(x, dim)); log1p(-h) is "
+         "log(1 - h)", made.is_of("cumprod")),
+    Rule(_LOST, _LOG, "advice",
          "work with logarithms: logsumexp(log(w) + log(x).sum(dim), dim) instead of "
          "log(sum(w * prod(x, dim), dim))", made.is_log_of_products),
     Rule(_LOST, _LOG, "advice",
@@ -128,10 +132,6 @@ REWRITES = (
          "take xlogy(p, q){c.per_log} instead of p * {c.name}(q): it is 0 where p is",
          becomes.is_weighted_given,
          rewrites=("{c.weighted_log}",)),
-    Rule("zero divisor, underflow", _LOG, "advice",
-         "take p * {c.name}(q.clamp(min={c.near_zero})): the product is 0 where p is",
-         lambda c: becomes.is_weighted(c) and not becomes.is_weighted_given(c)
-         and not made.is_of("softmax")(c)),
     Rule("rounding", _DIVISIONS, "exact", "take log1p(x) instead of log(1 + x)",
          made.is_log_of_one_plus,
          rewrites=("log(1 + x) -> log1p(x)",)),
@@ -194,7 +194,7 @@ REWRITES = (
                    "log(exp(a) / sum(exp(b), d, k)) -> a - logsumexp(b, d, k)")),
     Rule("overflow", _EXPS, "exact",
          "subtract the row's maximum first, exp({c.bare} - {c.x}.amax(dim, keepdim=True)): the "
-         "division cancels it", becomes.is_normalized,
+         "division cancels it", lambda c: becomes.is_normalized(c) and not is_normalized_in_turn(c),
          rewrites=("exp(x) / sum(exp(x), d, True) -> softmax(x, d)",)),
     Rule("overflow", _PLAIN_PRODUCTS, "exact",
          "scale an operand before the product: (q {c.scale}) @ k instead of (q @ k) {c.scale}",

@@ -5,7 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fxguard.advice.case import Case
@@ -26,6 +26,8 @@ class Rule:
     last: bool = False  # used only if nothing else applies
     # The same for the program's text, see :class:`~fxguard.findings.Fix`; `c` as above.
     rewrites: tuple[str, ...] = ()
+    # Further words for the text, by name: of what the rule has found in the graph.
+    words: Callable[[Case], Mapping[str, str]] = lambda case: {}
 
     def applies(self, case: Case) -> bool:
         """Whether the rule applies to an origin."""
@@ -35,7 +37,7 @@ class Rule:
     def fix(self, case: Case) -> Fix:
         """The fix, worded for that origin."""
         rewrites = tuple(filter(None, (each.format(c=case) for each in self.rewrites)))
-        return Fix(self.kind, self.text.format(c=case), rewrites)
+        return Fix(self.kind, self.text.format(c=case, **self.words(case)), rewrites)
 
 
 def names_in(text: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from fxguard.advice._patterns import (
     are_equal,
     factors_of,
     is_made_by,
+    is_square_of,
     made_by,
     minus_one_of,
     one_plus_of,
@@ -40,10 +41,12 @@ __all__ = [
     "is_weighted",
     "is_weighted_given",
     "is_weighted_ratio",
+    "weights_of",
 ]
 
 _LOGS = ("log", "log10", "log2")
-MOST_STEPS = 3  # from a logarithm to what it is multiplied by
+_ADDS = ("add", "neg", "sub", *_LOGS)  # what leads from a logarithm to a product with it
+MOST_STEPS = 4  # from a logarithm to what it is multiplied by
 MOST_VALUES = 64  # from a sum to the quotient by it
 
 
@@ -63,13 +66,13 @@ def _products(case: Case) -> list[tuple[Step, int]]:
             for step, read in readers_of(case.around, value):
                 if plain(step.kind) == "mul":
                     found.append((step, read))
-                elif plain(step.kind) in ("add", "neg", "sub") or plain(step.kind) in _LOGS:
+                elif plain(step.kind) in _ADDS or is_square_of(step) is not None:
                     later += step.outputs
         todo = later
     return found
 
 
-def _weights(case: Case) -> list[int]:
+def weights_of(case: Case) -> list[int]:
     """The other factors of the products that read the result."""
     pairs = _products(case)
     return [value for step, read in pairs for value in factors_of(step) if value != read]
@@ -80,7 +83,7 @@ def is_weighted(case: Case) -> bool:
     around, culprit = case.around, case.around.culprit
     if culprit is None:
         return False
-    return any(are_equal(around, value, culprit) for value in _weights(case))
+    return any(are_equal(around, value, culprit) for value in weights_of(case))
 
 
 def is_of_masked_softmax(case: Case) -> bool:
@@ -133,7 +136,7 @@ def is_weighted_ratio(case: Case) -> bool:
     if not is_ratio_to_softmax(case):
         return False
     p = case.around.step.inputs[0]
-    return _is_target(case, p) and p in _weights(case)
+    return _is_target(case, p) and p in weights_of(case)
 
 
 # Exponentials that overflow: what becomes of them.

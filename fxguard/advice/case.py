@@ -9,7 +9,14 @@ import math
 from dataclasses import dataclass
 
 from fxguard.advice.causes import lost_eps, number_beyond
-from fxguard.advice.positive import cut_at_zero, free_parameters, made_at, other_pole
+from fxguard.advice.positive import (
+    LAYERS,
+    cut_at_zero,
+    free_layers,
+    free_parameters,
+    made_at,
+    other_pole,
+)
 from fxguard.advice.surroundings import Surroundings, is_scaling, names_of
 from fxguard.formats import FORMATS, is_mask
 from fxguard.graph.evidence import Evidence
@@ -18,11 +25,22 @@ from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
 from fxguard.records import Source
 from fxguard.source.assigned import assignments_of, in_words, statement_at
-from fxguard.source.named import operand_text, other_text, variable_in, variables_in
+from fxguard.source.named import (
+    factor_text,
+    innermost_operand_text,
+    operand_text,
+    other_text,
+    unbounded,
+    variable_in,
+    variables_in,
+)
+from fxguard.source.parameters import parameter_read
 
-__all__ = ["DOMAINS", "Case"]
+__all__ = ["DOMAINS", "Case", "without_parentheses", "written_operand"]
 
+MASKED = "log_p.masked_fill(mask, 0)"  # a product's operand whose name is not known
 MOST_NAMES = 4  # of parameters
+MOST_LAYERS = 2  # that are named
 MOST_STEPS = 16  # back from an operand
 BY_ROUNDINGS = 1e-3  # how far outside of a domain roundings may lead
 HOPELESS = 1e10  # no number of a healthy training is as large
@@ -37,13 +55,6 @@ DOMAINS = {
     "log1p": (-1.0, math.inf),
     "sqrt": (0.0, math.inf),
 }
-# What a model's last layer may be: its numbers have no sign by themselves.
-LAYERS = frozenset(
-    [
-        *("addmm", "baddbmm", "bmm", "embedding", "layer_norm", "linear", "matmul", "mm"),
-        *(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)),
-    ]
-)
 
 
 def _titled(step: Step) -> str:
@@ -51,7 +62,7 @@ def _titled(step: Step) -> str:
     return plain(step.kind) + (f" ({step.source.place})" if step.source else "")
 
 
-def _bare(text: str) -> str:
+def without_parentheses(text: str) -> str:
     """Without the parentheses that only a method needs."""
     is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
     return text[1:-1] if is_whole else text
@@ -75,14 +86,14 @@ class _Inner:
         while todo and len(seen) < MOST_STEPS:
             step = todo.pop(0)
             if plain(step.kind) == name:
-                return _bare(_operand_of(step)) or _free_letter(step, "x")
+                return without_parentheses(written_operand(step)) or _free_letter(step, "x")
             seen.append(step)
             makers = map(around.maker_of, step.inputs)
             todo += [each for each in makers if each is not None and each not in seen]
         return _free_letter(around.step, "x")
 
 
-def _operand_of(step: Step) -> str:
+def written_operand(step: Step) -> str:
     """The operand in question as the program has it; "" if that is not certain."""
     if step.source is None:
         return ""
@@ -240,13 +251,44 @@ class Case:
     @property
     def bare(self) -> str:
         """The same among the arguments of a call, where it needs no parentheses."""
-        return _bare(self.x)
+        return without_parentheses(self.x)
+
+    @property
+    def unbounded(self) -> str:
+        """The same without the program's own bound: ``cos`` of ``cos.clamp(-1, 1)``."""
+        return unbounded(self.x)
+
+    @property
+    def base(self) -> str:
+        """The base of the innermost power: ``x`` of ``x.pow(p).mean(-1).pow(1 / p)``."""
+        source = self.around.step.source
+        found = "" if source is None else innermost_operand_text(source.code, self.name)
+        return found or _free_letter(self.around.step, "x")
 
     @property
     def other(self) -> str:
         """The other one of two: the exponent of a power, or y."""
         source, step = self.around.step.source, self.around.step
         return (source and other_text(source.code, self.name)) or _free_letter(step, "y")
+
+    @property
+    def dividend(self) -> str:
+        """What a quotient divides: ``x``."""
+        source, step = self.around.step.source, self.around.step
+        return (source and without_parentheses(other_text(source.code, self.name))) or _free_letter(
+            step, "x"
+        )
+
+    @property
+    def size(self) -> str:
+        """How a program asks how many elements it reduces."""
+        is_whole = self.evidence is None or not self.evidence.index
+        return "numel()" if is_whole else "shape[dim]"
+
+    @property
+    def torch_dtype(self) -> str:
+        """``torch.float32``."""
+        return f"torch.{self.dtype}"
 
     @property
     def of(self) -> _Inner:
@@ -263,7 +305,7 @@ class Case:
     def definition(self) -> str:
         """`` d = adj.sum(1)``: what a divisor without a name is; "" of one that has a name."""
         text = self._written("d")
-        return "" if text == self.divisor else f" {self.divisor} = {_bare(text)}"
+        return "" if text == self.divisor else f" {self.divisor} = {without_parentheses(text)}"
 
     @property
     def number(self) -> str:
@@ -283,12 +325,12 @@ class Case:
         return self._written("n")
 
     def _written(self, fallback: str) -> str:
-        return _operand_of(self.around.step) or _free_letter(self.around.step, fallback)
+        return written_operand(self.around.step) or _free_letter(self.around.step, fallback)
 
     @property
     def assignments(self) -> list[tuple[str, Source]]:
         """The variable that the operand is, and what gave it its value, as far as is certain."""
-        source, name = self.around.step.source, variable_in(_operand_of(self.around.step))
+        source, name = self.around.step.source, variable_in(written_operand(self.around.step))
         return [] if source is None or not name else assignments_of(name, source)
 
     @property
@@ -297,7 +339,7 @@ class Case:
 
         Where the source does not tell, as of a function's argument, it is the line that made it.
         """
-        source, text = self.around.step.source, _operand_of(self.around.step)
+        source, text = self.around.step.source, written_operand(self.around.step)
         if source is None or not (name := variable_in(text)):
             return ""
         step = made_at(self.around, self.around.culprit)
@@ -328,13 +370,45 @@ class Case:
         return "" if step is None else _titled(step)
 
     @property
+    def variable(self) -> str:
+        """`` `var` ``: the variable that the operand is computed from; or it."""
+        name = variable_in(written_operand(self.around.step))
+        return f"`{name}`" if name else "it"
+
+    @property
+    def made_in(self) -> str:
+        """`` (gmm.py:41)``: the line that made the operand, if it is another one."""
+        source, step = self.around.step.source, made_at(self.around, self.around.culprit)
+        if source is None or step is None or step.source is None:
+            return ""
+        is_here = (step.source.file, step.source.line) == (source.file, source.line)
+        return "" if is_here else f" ({step.source.place})"
+
+    @property
+    def layers(self) -> str:
+        """``linear (kalman.py:21)``: the layers whose results the operand grows with."""
+        return " and ".join(dict.fromkeys(map(_titled, free_layers(self.around)[:MOST_LAYERS])))
+
+    @property
     def parameters(self) -> str:
         """The parameters that the operand grows with: ``r, q_pos and q_vel``."""
-        names = free_parameters(self.around)
+        names = self._parameters()
         names, more = names[:MOST_NAMES], len(names) - MOST_NAMES
         if more > 0:
             return f"{', '.join(names)} and {more} more"
         return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
+
+    def _parameters(self) -> list[str]:
+        """By the graph; where a parameter was only indexed, by the program's text."""
+        source = self.around.step.source
+        if names := free_parameters(self.around):
+            return names
+        name = (
+            ""
+            if source is None
+            else parameter_read(without_parentheses(written_operand(self.around.step)), source)
+        )
+        return [name] if name else []
 
     @property
     def near_zero(self) -> str:
@@ -359,6 +433,15 @@ class Case:
         if operands and math.isinf(operands[0].low):
             return f"{filled.format('a')} * b"
         return f"a * {filled.format('b')}"
+
+    @property
+    def masked(self) -> str:
+        """The operand that is -inf with 0 in its place, as the program's line has it."""
+        operands = () if self.evidence is None else self.evidence.operands
+        source = self.around.step.source
+        is_first = bool(operands) and math.isinf(operands[0].low)
+        found = "" if source is None else factor_text(source.code, is_first=is_first)
+        return f'{found}.masked_fill({found} == float("-inf"), 0)' if found else MASKED
 
     # Signs in the graph around the operand.
 
@@ -389,7 +472,11 @@ class Case:
 
     def is_of_parameters(self) -> bool:
         """It is computed of parameters that may turn negative."""
-        return bool(free_parameters(self.around))
+        return bool(self._parameters())
+
+    def is_of_layers(self) -> bool:
+        """It is computed of what layers make, which may turn negative."""
+        return bool(free_layers(self.around))
 
     def is_returned_by(self, name: str) -> bool:
         """Whether the operand is what a model returned, and such an operation made it there."""

@@ -5,10 +5,11 @@ A new fix is one entry in :data:`RULES`. Knows nothing of torch.
 
 from __future__ import annotations
 
-from fxguard.advice import becomes, signs
+from fxguard.advice import becomes, signs, zeros
 from fxguard.advice._rewrites import REWRITES
 from fxguard.advice._rules import Rule
 from fxguard.advice._rules import names_in as _names
+from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import DOMAINS, Case
 from fxguard.advice.surroundings import Surroundings
 from fxguard.findings import BROUGHT, Fix
@@ -27,6 +28,8 @@ from fxguard.records import Role
 from fxguard.source.suspects import Suspected
 
 __all__ = [
+    "ASKS_BACK",
+    "BOUND",
     "GREW",
     "MASKS",
     "MOST_FIXES",
@@ -42,6 +45,8 @@ MOST_FIXES = 3
 MASKS = ("mask with ", "take masked_fill")  # how advice begins that comes before a trial
 HUGE = 1e30  # numbers as large as this are rarely computed
 GREW = "look at what its operands grew from"  # how advice begins that a climb makes precise
+BOUND = "bound "  # how advice begins that bounds an argument
+ASKS_BACK = ("look at ", BOUND)  # how advice begins that asks for what led there
 SENT = "look at the other ranks: one of them has sent it"
 MASK = "mask with masked_fill, where or a boolean mask: nothing fits beside the dtype's limit"
 
@@ -165,9 +170,9 @@ _KEPT_WIDE = (PRODUCTS | frozenset(LAWS)) - _EXPS
 
 # How to keep an argument inside its domain or away from a pole.
 _BOUNDED = {
-    "acos": "acos({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "acos": "acos({c.unbounded}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "acosh": "acosh({c.x}.clamp(min=1 + {c.near_one}))",
-    "asin": "asin({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
+    "asin": "asin({c.unbounded}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "atanh": "atanh({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "erfinv": "erfinv({c.x}.clamp(-1 + {c.near_one}, 1 - {c.near_one}))",
     "log": "log({c.x}.clamp(min={c.near_zero}))",
@@ -186,8 +191,8 @@ _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
 # How to keep an argument away from an infinite derivative.
 _SMOOTHED = {
     **{
-        name: f"{name}({{c.x}}.clamp(-1 + {{c.near_one}}, 1 - {{c.near_one}})), or atan2 of the "
-        "sine and cosine"
+        name: f"{name}({{c.unbounded}}.clamp(-1 + {{c.near_one}}, 1 - {{c.near_one}})), or atan2 "
+        "of the sine and cosine"
         for name in ("acos", "asin")
     },
     "pow": "({c.bare} + {c.near_zero}) ** {c.other}: the derivative at 0 is infinite where the "
@@ -229,6 +234,7 @@ def _is_free(case: Case) -> bool:
 
 
 RULES = (
+    *ZERO_RULES,
     *REWRITES,
     # In a row that is masked entirely these are other functions, so they are not exact.
     Rule("overflow", _names("add sub"), "advice",
@@ -292,7 +298,8 @@ RULES = (
          signs.is_count_of_mask, rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
     Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
          "add an eps to the variance, {c.name}(v + {c.near_zero})",
-         lambda c: signs.is_variance(c) and c.eps_has_gradient()),
+         lambda c: signs.is_variance(c) and c.eps_has_gradient()
+         and not zeros.is_spread_of_data(c)),
     Rule("zero divisor", None, "advice",
          "compute {c.name} and what it reads in float32, with an eps: at an eps that float16 "
          "holds, the gradient overflows",
@@ -334,14 +341,17 @@ RULES = (
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
          "division, or add an eps to it", lambda c: not c.has_other_pole(), last=True),
     Rule("domain", _POSITIVE, "advice",
-         "keep {c.parameters} positive, by softplus or exp: {c.x} is computed of them, and a bound "
-         "has no gradient", lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
+         "keep {c.parameters} positive, by softplus or exp of a free parameter: a bound on {c.x} "
+         "has no gradient where it is negative",
+         lambda c: signs.is_free_domain(c) and c.is_of_parameters()),
     Rule("domain", _POSITIVE, "advice",
          "make {c.operand} positive where it is computed{c.made_at}, by softplus, exp or a "
          "softmax: a bound has no gradient there", lambda c: _is_free(c) and c.is_of_layer()),
     Rule("domain", _POSITIVE, "advice",
          "see why {c.operand} is negative{c.made_at}: a bound, such as clamp(min=0), hides it and "
-         "has no gradient there", lambda c: _is_free(c) and not c.is_of_layer()),
+         "has no gradient there",
+         lambda c: _is_free(c) and not (c.is_of_layer() or c.is_of_layers())
+         and not (signs.is_root_of_powers(c) or signs.is_learned_exponent(c))),
     Rule("rounding, domain", _names("pow rsqrt sqrt"), "advice", VARIANCE,
          signs.is_difference_with_square),
     *(Rule("domain", _names(name), "advice",
@@ -382,7 +392,7 @@ RULES = (
          "keep the argument of {c.name} away from where its derivative is infinite", last=True),
     # Intended infinities.
     Rule("domain", _names("mul"), "exact",
-         "put 0 where the mask is before this product, log_p.masked_fill(mask, 0): 0 * -inf is NaN",
+         "put 0 where the mask is before this product, {c.masked}: 0 * -inf is NaN",
          signs.is_masked_log, rewrites=("a * b -> {c.without_infinity}",)),
     Rule("domain", _names("mul"), "exact",
          "mask after this product, not before it: 0 * -inf is NaN", signs.is_masked_score),
@@ -395,7 +405,7 @@ RULES = (
              'a + b * float("-inf") -> a.masked_fill(b != 0, float("-inf"))')),
     Rule("domain", _names("add sub"), "exact",
          "join masks by where or a boolean or, not by addition: inf - inf is NaN",
-         Case.reads_mask),
+         lambda c: c.reads_mask() and not signs.is_difference_of_masks(c)),
     Rule("domain", PRODUCTS | _REDUCED, "advice",
          "put 0 where the mask is before the {c.name}: masked_fill(mask, 0)", Case.reads_mask),
     Rule("domain", _LOSSES, "advice",
@@ -406,8 +416,8 @@ RULES = (
          "drop the row in which everything is masked, or unmask one position of it"),
     # Empty operands.
     Rule("empty", SPREADS, "advice",
-         "take {c.name}(..., correction=0), or more than one element: where the last batch has one "
-"sample, drop_last=True leaves it out",
+         "leave it out of one element (if {c.x}.{c.size} > 1); drop_last=True leaves out such a "
+         "last batch; {c.name}(..., correction=0) makes 0",
          rewrites=("{c.name}(...) -> {c.name}(..., correction=0)",)),
     Rule("empty", LOSSES_OF_TARGETS, "advice",
          'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)',

@@ -152,8 +152,23 @@ def _tail(evidence: Evidence) -> str:
         more = evidence.share - 1
         others = f"{more} more element{'s' if more > 1 else ''}"
         is_all = evidence.share == evidence.numel
-        found.append(f"likewise in {f'all {evidence.share} elements' if is_all else others}")
+        text = f"likewise in {f'all {evidence.share} elements' if is_all else others}"
+        found.append(
+            text + (", " + where if not is_all and (where := shared_place(evidence)) else "")
+        )
     return f" ({'; '.join(found)})" if found else ""
+
+
+def shared_place(evidence: Evidence) -> str:
+    """``all in column 4 of 12``: what the bad elements have in common; "" if nothing."""
+    last = evidence.dims - 1
+    for dim, index, size in reversed(evidence.shared):
+        if dim == last and evidence.dims > 1:
+            return f"all in column {index} of {size}"
+        if dim > 0 or (evidence.dims > 1 and evidence.sample is None):
+            what = "row" if evidence.dims == 2 else f"index {index} of dimension {dim}"
+            return f"all in {what} {index} of {size}" if what == "row" else f"all at {what}"
+    return ""
 
 
 def _is_another_story(operand: Operand, dtype: str) -> bool:

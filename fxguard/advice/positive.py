@@ -14,7 +14,24 @@ from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
 from fxguard.records import Role
 
-__all__ = ["cut_at_zero", "free_parameters", "made_at", "other_pole"]
+__all__ = [
+    "LAYERS",
+    "cut_at_zero",
+    "free_layers",
+    "free_parameters",
+    "made_at",
+    "other_pole",
+]
+
+# What a model's last layer may be: its numbers have no sign by themselves.
+LAYERS = frozenset(
+    [
+        *("addmm", "baddbmm", "bmm", "embedding", "layer_norm", "linear", "matmul", "mm"),
+        *(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)),
+    ]
+)
+# Those that read weights by themselves.
+_OWN_LAYERS = LAYERS - frozenset(["baddbmm", "bmm", "matmul", "mm"])
 
 MOST_STEPS = 64  # in one walk
 MOST_VALUES = 2048  # of a walk to parameters, which loops make long
@@ -119,6 +136,35 @@ def free_parameters(around: Surroundings) -> list[str]:
         for position, read in enumerate(step.inputs):
             todo.append((read, is_subtracted != _is_subtracted(step, position)))
     return list(names)
+
+
+def free_layers(around: Surroundings) -> list[Step]:
+    """The layers whose results, of any sign, the operand grows with through sums and products.
+
+    Returns:
+        [] if something else than layers and positive numbers computed it as well.
+    """
+    todo = [(around.culprit, False)]
+    seen, found = set[tuple[int | None, bool]](), list[Step]()
+    while todo and len(seen) < MOST_VALUES:
+        value, is_subtracted = pair = todo.pop(0)
+        if value is None or pair in seen:
+            continue
+        seen.add(pair)
+        step = around.maker_of(value)
+        if step is None or plain(step.kind) in _POSITIVE or is_square_of(step) is not None:
+            continue
+        if plain(step.kind) in _OWN_LAYERS:
+            found += [] if is_subtracted or any(step is each for each in found) else [step]
+            continue
+        if plain(step.kind) == "sub" and not step.number_first:
+            return []  # a positive number may be too small
+        if step.counts and plain(step.kind) not in _COMBINES:
+            return []
+        for position, read in enumerate(step.inputs):
+            todo.append((read, is_subtracted != _is_subtracted(step, position)))
+    lines = {each.source: each for each in found}
+    return list(lines.values())
 
 
 def _multiplies_parameters(around: Surroundings, step: Step) -> bool:

@@ -5,6 +5,8 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
+import math
+
 from fxguard.advice import becomes
 from fxguard.advice._expressions import is_difference_of_squares
 from fxguard.advice._patterns import is_square_of, made_by
@@ -18,14 +20,17 @@ __all__ = [
     "is_by_weight_in_half",
     "is_chosen_after",
     "is_count_of_mask",
+    "is_difference_of_masks",
     "is_difference_with_square",
     "is_free_domain",
     "is_free_exponent",
+    "is_learned_exponent",
     "is_masked_log",
     "is_masked_score",
     "is_near_limit",
     "is_of_weight",
     "is_root_by_hand",
+    "is_root_of_powers",
     "is_square",
     "is_variance",
     "norm_follows",
@@ -75,11 +80,19 @@ def is_count_of_mask(case: Case) -> bool:
     operands = () if case.evidence is None else case.evidence.operands
     if operands and operands[-1].dtype.startswith(("int", "uint")):
         return True
+    if case.name in ("div", "reciprocal") and _divides_by_whole_numbers(case):
+        return True
     sums = [step for step in case.around.culprit_made_by if plain(step.kind) in _COUNTS]
     counted = [value for step in sums for value in step.inputs[-1:]]
     # x / x.sum() is not a mean over a mask.
     read = case.around.step.inputs
     return any(case.around.is_given(value) and value not in read for value in counted)
+
+
+def _divides_by_whole_numbers(case: Case) -> bool:
+    operands = () if case.evidence is None else case.evidence.operands
+    tensors = [each for each in operands if each.dtype]
+    return bool(tensors) and tensors[-1].is_whole and tensors[-1].low == 0
 
 
 def is_variance(case: Case) -> bool:
@@ -111,6 +124,32 @@ def is_free_domain(case: Case) -> bool:
     if is_difference and case.name not in ("log", "log10", "log2", "rsqrt"):
         return False
     return not (case.reads_infinity() or is_difference_with_square(case))
+
+
+def is_root_of_powers(case: Case) -> bool:
+    """Its base is a mean of powers: ``x.pow(p).mean(-1).pow(1 / p)``."""
+    step = made_by(case.around, case.around.culprit)
+    if step is None or plain(step.kind) not in ("mean", "sum", "avg_pool2d", "adaptive_avg_pool2d"):
+        return False
+    inner = made_by(case.around, step.inputs[0])
+    is_square = is_square_of(inner) is not None
+    return inner is not None and plain(inner.kind) in ("float_power", "pow") and not is_square
+
+
+def is_learned_exponent(case: Case) -> bool:
+    """Its exponent is computed of a weight."""
+    inputs = case.around.step.inputs
+    if len(inputs) != 2 or case.around.step.literals:
+        return False
+    behind = {inputs[1], *(each for s in case.around.behind(inputs[1]) for each in s.inputs)}
+    return any(case.around.values[each].role is Role.WEIGHT for each in behind)
+
+
+def is_difference_of_masks(case: Case) -> bool:
+    """It subtracts -inf from -inf, both of which began as numbers of the program."""
+    operands = () if case.evidence is None else case.evidence.operands
+    are_infinite = [each.low == -math.inf for each in operands]
+    return len(operands) == 2 and all(are_infinite) and case.reads_mask()
 
 
 def is_root_by_hand(case: Case) -> bool:

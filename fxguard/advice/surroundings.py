@@ -5,7 +5,7 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from fxguard.graph.poles import DEFAULT_EPS, plain
@@ -17,6 +17,7 @@ from fxguard.records import Role, Severity, Source
 __all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 
 MOST_STEPS = 64  # in one walk
+MOST_ALIKE = 4  # other turns of a loop that are looked at
 
 # The root of a number that a dtype cannot hold may be a number that it can hold.
 ROOTS = ("norm", "rsqrt", "sqrt", "std", "vector_norm")
@@ -189,6 +190,26 @@ class Surroundings:
     def ahead_all(self, steps: Iterable[Step]) -> list[Step]:
         """The operations that read the results of others."""
         return [each for step in steps for each in self.ahead(step.outputs)]
+
+    def alike(self) -> Iterator[Surroundings]:
+        """These, and those of the same operation in other turns, whose operands may be known."""
+        yield self
+        source = self.step.source
+        same = [
+            (index, step)
+            for index, step in enumerate(self.steps)
+            if source is not None and (step.kind, step.source) == (self.step.kind, source)
+        ]
+        for index, step in [pair for pair in same if pair[1] is not self.step][:MOST_ALIKE]:
+            blame = Blame(step.outputs[0], index, Severity.NAN)
+            yield Surroundings(
+                self.steps,
+                self.values,
+                blame,
+                self.intended,
+                self.features,
+                self.made_before,
+            )
 
     @property
     def culprit(self) -> int | None:

@@ -21,6 +21,7 @@ from fxguard.graph.poles import PRODUCTS, plain
 from fxguard.graph.wide_form import NotJudged, Ran, is_float, wide_result, widened
 from fxguard.measure import traceable
 from fxguard.measure.at_hand import dtype_of
+from fxguard.measure.details import are_counts
 
 __all__ = ["evidence_alone", "evidence_at", "evidence_of"]
 
@@ -78,6 +79,7 @@ def evidence_of(
         wide=_at(wide, made, index),
         needed=None if same is None or not is_float(same) else _needed(same),
         share=len(found),
+        shared=_shared(found, made),
         masked_row=reads_masked_row(args, kwargs),
         alignment=_alignment(call, args, kwargs),
         not_judged=not_judged,
@@ -113,6 +115,7 @@ def evidence_at(
         operands=operands,
         same=_at(same, made, index),
         numel=made.numel(),
+        dims=made.dim(),
         sample=index[0] if first_is_sample else None,
     )
 
@@ -195,7 +198,9 @@ class _Part:
         wide_low, wide_high = (None, None)
         if isinstance(other, Tensor) and other.shape == value.shape:
             wide_low, wide_high = _range(self.of(other, value))
-        return Operand(low, high, wide_low, wide_high, part.numel(), dtype_of(value), name)
+        is_whole = or_else(False, are_counts, value)
+        dtype, count = dtype_of(value), part.numel()
+        return Operand(low, high, wide_low, wide_high, count, dtype, name, is_whole)
 
     def of(self, value: Tensor, given: Tensor) -> Tensor:
         """The elements of an operand, in either form, given its original shape."""
@@ -275,6 +280,15 @@ def _range(part: Tensor) -> tuple[float, float]:
     real = part.real if part.is_complex() else part
     low, high = torch.aminmax(real.to(torch.float64))
     return float(low), float(high)
+
+
+def _shared(found: Tensor, made: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """The dimensions along which all bad elements have one index, of several."""
+    if len(found) < 2:
+        return ()
+    pairs = zip(found.amin(0).tolist(), found.amax(0).tolist(), strict=True)
+    same = ((dim, low) for dim, (low, high) in enumerate(pairs) if low == high)
+    return tuple((dim, index, made.shape[dim]) for dim, index in same if made.shape[dim] > 1)
 
 
 def _at(result: Tensor | None, made: Tensor, index: tuple[int, ...]) -> float | None:

@@ -23,6 +23,8 @@ class Operand:
     count: int = 1  # how many elements there are
     dtype: str = ""  # "float16"; "" for a Python number
     name: str = ""  # of the parameter, if it was given by keyword
+    # Whether all elements of the whole operand are whole numbers, and some are above 1: a count.
+    is_whole: bool = False
 
     @property
     def number(self) -> float | None:
@@ -53,6 +55,9 @@ class Evidence:
     needed: float | None = None
     share: int = 1  # how many elements of the result are bad
     numel: int = 1  # number of elements of the result
+    # The dimensions along which all bad elements have one index: (dimension, index, its size).
+    shared: tuple[tuple[int, int, int], ...] = ()
+    dims: int = 0  # dimensions of the result
     sample: int | None = None  # index in the batch of the model's inputs, if there is one
     masked_row: bool = False  # whether it read a row in which every element is -inf
     # The operation inside a composite one (``normalize``) that failed first; None if this is one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from fxguard.measure.traceable import inside, magnitudes, numbers
 from fxguard.records import Severity
 
-__all__ = ["Detail", "are_logs_of_counts", "describe", "not_finite_in"]
+__all__ = ["Detail", "are_counts", "are_logs_of_counts", "describe", "not_finite_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,20 @@ def not_finite_in(value: Tensor) -> str:
     real = infinite.real if infinite.is_complex() else infinite
     signs = (("inf", real > 0), ("-inf", real < 0))
     return " and ".join(sign for sign, found in signs if bool(found.any()))
+
+
+def are_counts(value: Tensor) -> bool:
+    """Whether the elements of a tensor are whole numbers, none negative, and some above 1.
+
+    Args:
+        value: a dense tensor of real numbers; of a long one the first elements are looked at.
+    """
+    if value.is_complex():
+        return False
+    numbers = value.detach().flatten()[:MOST_COUNTS].double()
+    if not numbers.numel() or not 0 == float(numbers.min()) < 1 < float(numbers.max()) < math.inf:
+        return False
+    return bool((numbers == numbers.round()).all())
 
 
 def are_logs_of_counts(value: Tensor) -> bool:

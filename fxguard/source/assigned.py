@@ -17,11 +17,13 @@ __all__ = [
     "assignment_of",
     "assignments_of",
     "comes_from",
+    "function_around",
     "function_called_in",
     "in_words",
     "source_of",
     "statement_at",
     "statement_node",
+    "target_of",
 ]
 
 LONGEST = 100  # characters of a statement of several lines
@@ -152,6 +154,23 @@ def statement_node(source: Source) -> ast.stmt | None:
     return around[-1] if around else None
 
 
+def target_of(source: Source) -> str:
+    """What a statement assigns or writes, or a part of: ``alpha`` of ``alpha[t] = x``; else ""."""
+    node = statement_node(source)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    target = targets[0] if not isinstance(node, ast.Expr) else _written_by(node.value)
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return ast.unparse(target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+
+
+def _written_by(node: ast.expr) -> ast.expr | None:
+    """What a method writes: ``w`` of ``w.sub_(x)``."""
+    called = node.func if isinstance(node, ast.Call) else None
+    writes = isinstance(called, ast.Attribute) and called.attr.endswith("_")
+    return called.value if writes and isinstance(called, ast.Attribute) else None
+
+
 def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
     """The function of the same file that a statement calls; None if there are none, or several."""
     tree = tree_of_file(file)
@@ -160,6 +179,12 @@ def function_called_in(statement: ast.stmt, file: str) -> ast.stmt | None:
     nodes = () if tree is None else ast.walk(tree)
     found = [each for each in nodes if isinstance(each, _FUNCTIONS) and each.name in names]
     return found[0] if len(found) == 1 else None
+
+
+def function_around(source: Source) -> ast.AST:
+    """The innermost function around a line, or else the module, as a syntax tree."""
+    tree = tree_of_file(source.file)
+    return ast.Module([], []) if tree is None else list(_scopes_at(tree, source.line))[-1]
 
 
 def _holds(node: ast.AST, line: int) -> bool:

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 from fxguard.source.syntax import tree_of
 
-__all__ = ["called_name", "operand_text", "other_text", "variable_in", "variables_in"]
+__all__ = [
+    "called_name",
+    "factor_text",
+    "first_argument",
+    "innermost_operand_text",
+    "operand_text",
+    "other_text",
+    "unbounded",
+    "variable_in",
+    "variables_in",
+]
 
 LONGEST = 30  # characters
 
@@ -22,6 +32,7 @@ OPERATORS: dict[str, tuple[type[ast.operator] | None, int]] = {
     "xlogy": (None, 1),
 }
 MODULES = ("F", "math", "nn", "torch")  # as programs call them
+NOT_OF_TENSORS = ("math", "cmath", "np", "numpy")
 SAFE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)  # these need no parentheses
 
 
@@ -110,13 +121,68 @@ def _operands(
         elif isinstance(node, ast.AugAssign) and sign is not None and isinstance(node.op, sign):
             yield node.value if position else node.target
         elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
-            if called_name(node) != name:
+            if called_name(node) != name or _is_of_numbers(node):
                 continue
-            given = list(node.args)
-            if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
-                given.insert(0, node.func.value)
+            given = _arguments(node)
             if len(given) > position:
                 yield given[position]
+
+
+def innermost_operand_text(code: str, name: str) -> str:
+    """The same of an operation whose operand does not hold that operation again.
+
+    Example:
+        >>> innermost_operand_text("y = x.pow(p).mean(-1).pow(1 / p)", "pow")
+        'x'
+    """
+    sign, position = OPERATORS.get(name, (None, 0))
+    found = _operands(code, name, sign, position)
+    return _only_text(x for x in found if not any(_operands(ast.unparse(x), name, sign, position)))
+
+
+def factor_text(code: str, *, is_first: bool) -> str:
+    """A factor of the only product of a line, if that is a variable or an attribute.
+
+    Example:
+        >>> factor_text("h = -(p * log_p).sum(-1)", is_first=False)
+        'log_p'
+    """
+    tree = _parsed(code)
+    found = [
+        node.left if is_first else node.right
+        for node in (() if tree is None else ast.walk(tree))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+    ]
+    is_named = len(found) == 1 and isinstance(found[0], (ast.Attribute, ast.Name))
+    return _text(found[0], with_numbers=False) if is_named else ""
+
+
+def unbounded(text: str) -> str:
+    """An expression without the bounds around it.
+
+    Example:
+        >>> unbounded("cos.clamp(-1.0, 1.0)")
+        'cos'
+    """
+    tree = _parsed(text)
+    first = tree.body[0] if isinstance(tree, ast.Module) and len(tree.body) == 1 else None
+    node = first.value if isinstance(first, ast.Expr) else None
+    while isinstance(node, ast.Call) and called_name(node) in ("clamp", "clip"):
+        node = first_argument(node)
+    return text if node is None else _text(node, with_numbers=True) or text
+
+
+def first_argument(call: ast.Call) -> ast.expr | None:
+    """The tensor that a method is called of, or the first argument of a function."""
+    return next(iter(_arguments(call)), None)
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a function; a method's tensor is the first."""
+    given = list(call.args)
+    if isinstance(call.func, ast.Attribute) and not _is_module(call.func.value):
+        given.insert(0, call.func.value)
+    return given
 
 
 def called_name(call: ast.Call) -> str:
@@ -124,6 +190,13 @@ def called_name(call: ast.Call) -> str:
     called = call.func
     name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
     return str(name).rstrip("_")
+
+
+def _is_of_numbers(call: ast.Call) -> bool:
+    """Whether a function computes with Python's numbers or arrays: ``math.log``."""
+    called = call.func
+    owner = called.value if isinstance(called, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and owner.id in NOT_OF_TENSORS
 
 
 def _is_module(node: ast.expr) -> bool:

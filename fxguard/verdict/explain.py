@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fxguard.batch.dataflow import DataFlow
 from fxguard.findings import Climb, Origin
@@ -16,7 +16,16 @@ from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
 from fxguard.verdict.origins import Verdict
 
-__all__ = ["Beyond", "beyond", "climb_to", "growth_of", "spread_of", "with_counts"]
+__all__ = [
+    "Back",
+    "Beyond",
+    "beyond",
+    "climb_to",
+    "growth_of",
+    "spread_of",
+    "way_back",
+    "with_counts",
+]
 
 MOST_STEPS = 3  # named in a climb
 LEAST_GROWTH = 1.5  # worth telling
@@ -97,8 +106,32 @@ def beyond(flow: DataFlow, blame: Blame, abs_max: Callable[[int], float]) -> lis
     return [value for value in dict.fromkeys(cast) if limit < abs_max(value) < math.inf]
 
 
+@dataclass(frozen=True, slots=True)
+class Back:
+    """One operation on the way back from an overflow, and the operand that it is followed to."""
+
+    flow: DataFlow
+    step: Step
+    operand: int  # a value of the flow
+    before: float  # its largest magnitude
+    after: float  # that of what the operation made
+
+
 def _walk(flow: DataFlow, blame: Blame, beyond: Beyond) -> Iterator[tuple[int, Climb]]:
     """The operations on the way back, each with a number that is larger the later it ran."""
+    for number, back in enumerate(way_back(flow, blame, beyond)):
+        step = back.step
+        yield -number, Climb(step.title, back.before, back.after, step.source)
+
+
+def way_back(flow: DataFlow, blame: Blame, beyond: Beyond) -> Iterator[Back]:
+    """The operations on the way back from an overflow, each along its largest operand.
+
+    Args:
+        flow: as for :func:`climb_to`.
+        blame: likewise.
+        beyond: likewise.
+    """
     makers: dict[int, dict[int, int]] = {}  # of each flow: value to the index of its step
     seen: set[tuple[int, int]] = set()
     value = None if blame.step is None else _largest(flow, flow.steps[blame.step])
@@ -116,8 +149,7 @@ def _walk(flow: DataFlow, blame: Blame, beyond: Beyond) -> Iterator[tuple[int, C
         step = flow.steps[index]
         operand = _largest(flow, step)
         if operand is not None and (before := _magnitude(flow, operand)):
-            title = step.title
-            yield -len(seen), Climb(title, before, _magnitude(flow, value) or 0.0, step.source)
+            yield Back(flow, step, operand, before, _magnitude(flow, value) or 0.0)
         value = operand
 
 

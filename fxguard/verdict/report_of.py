@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from fxguard.advice.case import Case
 from fxguard.advice.causes import needed_by
-from fxguard.advice.fixes import GREW, fixes_for, fixes_of_entry, fixes_of_given
+from fxguard.advice.fixes import (
+    ASKS_BACK,
+    BOUND,
+    GREW,
+    MOST_FIXES,
+    fixes_for,
+    fixes_of_entry,
+    fixes_of_given,
+)
 from fxguard.advice.operands import operands_text
 from fxguard.advice.positive import made_at
 from fxguard.advice.surroundings import Surroundings
@@ -37,6 +45,7 @@ from fxguard.source.written import operand_in
 from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
 from fxguard.verdict.first_origin import FirstOrigin, OnReport, with_additions
+from fxguard.verdict.grown import fixes_of_growth, fixes_of_updates
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.precedents import Precedents
@@ -426,6 +435,14 @@ class _Description:
             grown = growth_of(self.flow, blame, self.step.before)
             told = Fix("advice", f"look at {grown}: scale the inputs, or bound its argument")
             fixes = (told, *fixes[1:]) if grown else fixes
+        if cause == "overflow" and self.flow.values[blame.value].dtype not in HALVES:
+            updates = or_else(nothing, fixes_of_updates, self.flow, blame, self.step.before)
+            if updates:
+                return (*updates, *fixes)[:MOST_FIXES]
+        if fixes and fixes[0].text.startswith(ASKS_BACK):
+            causes = or_else(nothing, fixes_of_growth, self.flow, blame, self.step.before)
+            kept = 1 if fixes[0].text.startswith(BOUND) else 0
+            fixes = (*fixes[:kept], *causes, *fixes[kept:])[:MOST_FIXES]
         if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
             return fixes
         if blame != self.first:

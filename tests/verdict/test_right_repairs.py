@@ -202,7 +202,7 @@ def test_parameters_that_make_a_variance_negative_are_named(
         fxguard.instrument(Noise(variance))(torch.ones(1, 1))
     text = caught.value.report.origins[0].fixes[0].text
     if names:
-        assert text.startswith(f"keep {names} positive, by softplus or exp: S is computed of them")
+        assert text.startswith(f"keep {names} positive, by softplus or exp of a free parameter")
     else:
         assert text.startswith("see why S is negative in sub (test_right_repairs.py:")
 

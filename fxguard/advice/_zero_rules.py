@@ -1,0 +1,129 @@
+"""Rules for numbers that became 0, or negative, where the program can keep them from it.
+
+Each comes before a bound on the argument, which hides what went wrong. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fxguard.advice import signs, zeros
+from fxguard.advice._rules import Rule, names_in
+from fxguard.advice.case import Case
+from fxguard.source.assigned import target_of
+from fxguard.source.weighed import divergence_in
+
+__all__ = ["ZERO_RULES"]
+
+_LOG = names_in("log log10 log2")
+_POWERS = names_in("pow float_power")
+_LOST = "zero divisor, underflow"
+
+
+def _recursion(case: Case) -> Mapping[str, str]:
+    """The product that is repeated: what it assigns, and its line."""
+    step = zeros.turns_of_products(case)
+    if step is None or step.source is None:
+        return {"name": "it", "place": ""}
+    name = target_of(step.source)
+    return {"name": f"`{name}`" if name else "the product", "place": step.source.place}
+
+
+def _divergence(case: Case) -> Mapping[str, str]:
+    """The p and the q of a divergence that is written out."""
+    source = case.around.step.source
+    p, q = (None if source is None else divergence_in(source)) or ("p", "q")
+    return {"p": p, "q": q}
+
+
+def _is_divergence(case: Case) -> bool:
+    source, culprit = case.around.step.source, case.around.culprit
+    is_learned = culprit is not None and case.around.is_differentiated(culprit)
+    return source is not None and not is_learned and divergence_in(source) is not None
+
+
+def _is_recursion(case: Case) -> bool:
+    return zeros.turns_of_products(case) is not None
+
+
+def _collapse(case: Case) -> Mapping[str, str]:
+    """The variance that collapsed, and the line that made it."""
+    found = zeros.spread_of_data(case)
+    return {"name": case.variable, "place": "" if found is None else found.made_in}
+
+
+def _is_collapse(case: Case) -> bool:
+    return zeros.is_spread_of_data(case) and not case.loses_eps()
+
+
+ZERO_RULES = (
+    Rule(_LOST + ", unknown", _LOG | names_in("div reciprocal"), "advice",
+         "normalise {name} at every turn ({place}), and add up the logs of its sums; or take "
+         "logsumexp of logs there: a product of so many numbers is 0",
+         _is_recursion, words=_recursion),
+    Rule(_LOST, names_in("div"), "advice",
+         "take softmax({z}.sum(dim), 0) in place of exp({bare}).prod(dim) divided by its sum: as "
+         "logarithms they do not become 0",
+         lambda c: zeros.share_of(c) == "prod of exp", words=zeros.exponents),
+    Rule(_LOST, names_in("div"), "advice",
+         "take softmax(log({bare}).sum(dim), 0) in place of {z}.prod(dim) divided by its sum: as "
+         "logarithms they do not become 0",
+         lambda c: zeros.share_of(c) in ("prod", "cumprod"), words=zeros.exponents),
+    Rule(_LOST, names_in("div"), "advice",
+         "take softmax({bare}, dim) in place of exp({bare}) divided by its sum: all "
+         "of them became 0",
+         lambda c: zeros.share_of(c) == "exp", words=zeros.exponents),
+    Rule(_LOST, names_in("div"), "advice",
+         "add logarithms, and take softmax of the sum, in place of products divided by their sum: "
+         "all of them became 0", lambda c: zeros.share_of(c) == "mul"),
+    Rule("zero divisor", names_in("div"), "advice",
+         "take (c / {c.x}).clamp(max=1) in place of the smaller of {c.bare} and c, divided by "
+         "{c.x}: where {c.bare} is 0 it is 1", zeros.is_capped_ratio),
+    Rule(_LOST, _LOG | names_in("div reciprocal rsqrt sqrt"), "advice",
+         "add a floor in the line that makes {name}{place}, relative to the data, such as "
+         "+ 1e-3 * data.var(0): a spread has collapsed to 0", _is_collapse, words=_collapse),
+    Rule("zero divisor", _LOG, "advice",
+         "of counts take log1p({c.bare}), or log({c.x}.clamp(min=1)): all of {c.bare} are whole "
+         "numbers, and some are 0",
+         lambda c: zeros.is_of_whole_numbers(c) and not signs.is_count_of_mask(c),
+         rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
+    Rule(_LOST, _LOG, "advice",
+         "take the log of {c.x}.masked_fill({c.bare} == 0, 1): where {c.bare} is 0, so is what "
+         "multiplies the log, and 0 * inf is NaN", zeros.is_weighed,
+         rewrites=("{c.name}(a) -> {c.name}(a.masked_fill(a == 0, 1))",)),
+    Rule(_LOST, _LOG, "advice",
+         'take F.kl_div({q}, {p}, reduction="none") in place of {p} * ({p}.log() - {q})',
+         _is_divergence, words=_divergence),
+    Rule("zero divisor", names_in("div"), "advice",
+         "take F.normalize({c.dividend}, dim=dim), or add an eps to the norm: a row is all zeros",
+         zeros.divides_by_own_norm),
+    Rule("zero divisor", names_in("div"), "advice",
+         "add an eps to the norm, {c.x} + 1e-6: a norm is 0",
+         lambda c: zeros.is_norm(c) and not zeros.divides_by_own_norm(c) and c.eps_has_gradient()),
+    Rule("zero divisor", names_in("div"), "advice",
+         "take F.cosine_similarity, which bounds the divisor, or {c.x}.clamp(min=1e-8): a vector "
+         "is all zeros", lambda c: zeros.divides_by_two_norms(c) and c.eps_has_gradient()),
+    # Powers of numbers that may be negative.
+    Rule("domain", _POWERS, "advice",
+         "clamp what the first power reads, {c.base}.clamp(min=1e-6): a mean of powers may be "
+         "negative, and has no root", signs.is_root_of_powers),
+    Rule("domain", _POWERS, "advice",
+         "clamp the base, {c.base}.clamp(min=1e-6), before the power: the gradient of its exponent "
+         "is the log of the base",
+         lambda c: signs.is_learned_exponent(c) and not signs.is_root_of_powers(c)),
+    Rule("domain", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+         "make positive what {c.layers} makes, by softplus or exp: {c.x} is computed of it, and a "
+         "bound has no gradient",
+         lambda c: signs.is_free_domain(c) and not c.is_of_layer() and c.is_of_layers()),
+    # Log-space recursions.
+    Rule("domain", names_in("sub"), "advice",
+         "begin with torch.finfo({c.torch_dtype}).min in place of -inf: -inf - (-inf) is NaN",
+         signs.is_difference_of_masks),
+    # Sinkhorn's algorithm.
+    Rule("overflow", names_in("exp"), "advice",
+         "normalise in logarithms: subtract logsumexp along one dimension, then the other, and "
+         "take exp last; a maximum alone leaves rows of 0", zeros.is_normalized_in_turn),
+    Rule("overflow", names_in("exp"), "advice",
+         "make cosines of the scores before they are divided: F.normalize both factors",
+         zeros.is_normalized_in_turn),
+)  # fmt: skip

@@ -1,0 +1,308 @@
+"""Signs of why a number is 0: products of many, variances, weights of nothing, norms.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from fxguard.advice import becomes
+from fxguard.advice._patterns import factors_of, is_square_of, made_by, readers_of
+from fxguard.advice._rules import names_in
+from fxguard.advice.case import Case, without_parentheses, written_operand
+from fxguard.advice.surroundings import names_of
+from fxguard.graph.poles import plain
+from fxguard.graph.tables import CASTS, MOVES, SELECTS
+from fxguard.plan.plan import Step
+from fxguard.source.weighed import is_weighed_at
+
+__all__ = [
+    "divides_by_own_norm",
+    "divides_by_two_norms",
+    "exponents",
+    "is_capped_ratio",
+    "is_norm",
+    "is_normalized_in_turn",
+    "is_of_whole_numbers",
+    "is_spread_of_data",
+    "is_weighed",
+    "share_of",
+    "spread_of_data",
+    "turns_of_products",
+]
+
+MOST_STEPS = 400  # of a walk through a recursion
+LEAST_TURNS = 4  # of a recursion, so that it is one
+MOST_BACK = 12  # operations from a sum to the products that it adds
+
+_PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | {"index_select", "setitem", "where"}
+_PRODUCTS = names_in("bmm dot einsum matmul mm mul mv")
+_SUMS = names_in("mean nansum sum")
+_NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
+# They are 0 where their operand is.
+_KEEPS_ZERO = _PASSED | names_in(
+    "abs clamp clamp_max clip div gt minimum mul ne pow relu sign sqrt square tanh"
+)
+
+
+def _value_behind(case: Case, value: int | None) -> Step | None:
+    """What computed a value, behind what hands on its elements."""
+    return made_by(case.around, value)
+
+
+# Logarithms of what weighs them.
+
+
+def is_weighed(case: Case) -> bool:
+    """Its result is multiplied by its operand, or by what is 0 where that is.
+
+    If the product has not run yet, the program's text tells.
+    """
+    if becomes.is_weighted(case) or _is_weighed_by_zero(case):
+        return True
+    source, ran_on = case.around.step.source, bool(case.around.readers_of(case.around.made))
+    return source is not None and not ran_on and is_weighed_at(source, case.name)
+
+
+def _is_weighed_by_zero(case: Case) -> bool:
+    """A weight computed from the operand is 0 where it is: ``(x / 10).pow(0.75) * log(x)``."""
+    culprit = case.around.culprit
+    if culprit is None:
+        return False
+    root = _root(case, culprit)
+    return any(_is_zero_with(case, value, root) for value in becomes.weights_of(case))
+
+
+def _root(case: Case, value: int) -> int:
+    """The value whose elements another one holds."""
+    for _ in range(MOST_BACK):
+        step = case.around.maker_of(value)
+        is_view = step is not None and bool(step.inputs) and not step.counts
+        if step is None or not (is_view or step.kind in MOVES | CASTS):
+            return value
+        value = step.inputs[0]
+    return value
+
+
+def _is_zero_with(case: Case, value: int, root: int) -> bool:
+    for _ in range(MOST_BACK):
+        if value == root:
+            return True
+        step = case.around.maker_of(value)
+        if step is None or not step.inputs or step.number_first:
+            return False
+        name = plain(step.kind)
+        if name not in _KEEPS_ZERO or (name == "pow" and min(step.literals, default=0) <= 0):
+            return False
+        if name in ("clamp", "clip") and any(low > 0 for low in step.literals[:-1]):
+            return False
+        if name in ("gt", "ne") and step.literals != (0,):
+            return False
+        value = step.inputs[0]
+    return False
+
+
+# Products of many numbers.
+
+
+def turns_of_products(case: Case) -> Step | None:
+    """The product that a recursion repeats, which led to the operand; None if none did.
+
+    Between its turns there are only products, sums and what moves or selects: nothing that keeps
+    the numbers from becoming 0.
+    """
+    if case.around.culprit is None:
+        return None
+    steps = list(_multiplied(case, case.around.culprit))
+    lines = Counter(
+        (step.source.file, step.source.line)
+        for step in steps
+        if step.source is not None and plain(step.kind) in _PRODUCTS
+    )
+    turns = {
+        place: len({id(s) for s in steps if s.source and (s.source.file, s.source.line) == place})
+        for place in lines
+    }
+    place = max(turns, key=lambda each: turns[each], default=None)
+    if place is None or lines[place] < LEAST_TURNS:
+        return None
+    return next(
+        step
+        for step in steps
+        if step.source is not None
+        and (step.source.file, step.source.line) == place
+        and plain(step.kind) in _PRODUCTS
+    )
+
+
+def _multiplied(case: Case, value: int) -> Iterator[Step]:
+    """The operations that led to a value through products, sums and moves, nearest first."""
+    todo, seen = [value], {value}
+    for _ in range(MOST_STEPS):
+        if not todo:
+            return
+        step = case.around.maker_of(todo.pop(0))
+        if step is None:
+            continue
+        name = plain(step.kind)
+        if step.counts and name not in _PASSED | _PRODUCTS | _SUMS:
+            continue
+        yield step
+        todo += [each for each in step.inputs if each not in seen]
+        seen.update(step.inputs)
+
+
+def share_of(case: Case) -> str:
+    """What made the numbers that are divided by their own sum: ``w / w.sum()``.
+
+    Returns:
+        ``"exp"``, ``"prod"``, ``"cumprod"``, ``"prod of exp"``; ``"mul"`` where one of two factors
+        is made so; "" for others.
+    """
+    part = _own_part(case)
+    if part is None:
+        return ""
+    name = plain(part.kind)
+    if name in ("cumprod", "prod"):
+        return f"{name} of exp" if _is_made_by(case, part.inputs[0], "exp") else name
+    factors = [_value_behind(case, each) for each in factors_of(part)]
+    made = [plain(each.kind) for each in factors if each is not None]
+    return "mul" if {"cumprod", "exp", "prod"} & {*made} else name if name == "exp" else ""
+
+
+def exponents(case: Case) -> Mapping[str, str]:
+    """What that operation was given, as the program has it."""
+    part = _own_part(case)
+    if part is None:
+        return {"z": "z", "bare": "z"}
+    step = _value_behind(case, part.inputs[0])
+    is_exp = plain(part.kind) != "exp" and step is not None and plain(step.kind) == "exp"
+    text = written_operand(step if is_exp and step is not None else part) or "z"
+    return {"z": text, "bare": without_parentheses(text)}
+
+
+def _own_part(case: Case) -> Step | None:
+    """The operation that made what is divided by its own sum."""
+    read = case.around.step.inputs
+    if case.name != "div" or len(read) != 2:
+        return None
+    total = _value_behind(case, read[1])
+    if total is None or plain(total.kind) not in _SUMS:
+        return None
+    whole, part = (_value_behind(case, each) for each in (total.inputs[0], read[0]))
+    return part if part is not None and whole is part and part.inputs else None
+
+
+def _is_made_by(case: Case, value: int, name: str) -> bool:
+    step = _value_behind(case, value)
+    return step is not None and plain(step.kind) == name
+
+
+# Variances.
+
+
+def is_spread_of_data(case: Case) -> bool:
+    """It is a weighted mean of squares, of which one may collapse: as a mixture's variance is."""
+    return spread_of_data(case) is not None
+
+
+def spread_of_data(case: Case) -> Case | None:
+    """The same in the first turn of a loop where that is known."""
+    cases = (replace(case, around=each) for each in case.around.alike())
+    return next(filter(_is_spread_of_data, cases), None)
+
+
+def _is_spread_of_data(case: Case) -> bool:
+    step = _value_behind(case, case.around.culprit)
+    for _ in range(MOST_BACK):
+        if step is None or not step.inputs:
+            return False
+        name = plain(step.kind)
+        if name in ("div", "mul", "sqrt") and (name != "mul" or step.literals):
+            step = _value_behind(case, step.inputs[0])
+        elif name == "matmul" or (name in _SUMS and step.inputs):
+            return any(_is_weighted_square(case, value) for value in step.inputs)
+        else:
+            return False
+    return False
+
+
+def _is_weighted_square(case: Case, value: int) -> bool:
+    step = _value_behind(case, value)
+    factors = factors_of(step)
+    squares = [is_square_of(_value_behind(case, each)) for each in factors]
+    found = [each for each in (*squares, is_square_of(step)) if each is not None]
+    differences = [_value_behind(case, each) for each in found]
+    are_weighted = bool(factors) or case.around.step.inputs[-1:] != (value,)
+    return are_weighted and any(x is not None and plain(x.kind) == "sub" for x in differences)
+
+
+# Divisors.
+
+
+def is_norm(case: Case) -> bool:
+    """It divides by a norm."""
+    step = _value_behind(case, case.around.culprit)
+    return case.name == "div" and step is not None and plain(step.kind) in _NORMS
+
+
+def divides_by_own_norm(case: Case) -> bool:
+    """The same, and it is that of the dividend: ``x / x.norm()``."""
+    step = _value_behind(case, case.around.culprit)
+    if not is_norm(case) or step is None or len(case.around.step.inputs) != 2:
+        return False
+    dividend = _root(case, case.around.step.inputs[0])
+    return dividend == _root(case, step.inputs[0])
+
+
+def divides_by_two_norms(case: Case) -> bool:
+    """It divides by the product of two norms: a cosine."""
+    factors = factors_of(_value_behind(case, case.around.culprit))
+    made = [_value_behind(case, each) for each in factors]
+    return len(made) == 2 and all(x is not None and plain(x.kind) in _NORMS for x in made)
+
+
+def is_capped_ratio(case: Case) -> bool:
+    """It divides the smaller of x and a bound by x: ``minimum(x, c) / x``."""
+    if case.name != "div" or len(case.around.step.inputs) != 2:
+        return False
+    part, whole = case.around.step.inputs
+    step = case.around.maker_of(part)
+    if step is None or not step.inputs:
+        return False
+    name = plain(step.kind)
+    is_smaller = name in ("minimum", "clamp_max") or (name in ("min", "clamp") and step.literals)
+    return bool(is_smaller or name == "min") and any(
+        _root(case, each) == _root(case, whole) for each in step.inputs
+    )
+
+
+def is_of_whole_numbers(case: Case) -> bool:
+    """All elements of its operand are whole numbers, some of them above 1: counts."""
+    operands = () if case.evidence is None else case.evidence.operands
+    return bool(operands) and operands[0].is_whole
+
+
+def is_normalized_in_turn(case: Case) -> bool:
+    """It is divided by its own sums along two dimensions, one after the other, as by Sinkhorn."""
+    value, found = case.around.made, 0
+    for _ in range(MOST_STEPS):
+        divided = None
+        for step, read in readers_of(case.around, value):
+            is_first = step.inputs[:1] == (read,)
+            if plain(step.kind) not in ("div", "mul") or not is_first or not step.outputs:
+                continue
+            divisor = _value_behind(case, step.inputs[-1]) if len(step.inputs) == 2 else None
+            is_own = divisor is not None and "sum" in names_of(
+                [divisor, *case.around.behind_all([divisor])]
+            )
+            found += is_own
+            divided = step.outputs[0]
+            break
+        if divided is None or found >= 3:
+            return found >= 3
+        value = divided
+    return False

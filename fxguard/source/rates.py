@@ -1,0 +1,35 @@
+"""Learning rates in the program's own updates: ``w -= lr * g``. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from fxguard.records import Source
+from fxguard.source.assigned import statement_node
+
+__all__ = ["rate_in"]
+
+RATE = re.compile(r"(^|_)(lr|eta|rate|step_size|stepsize)(_|\d*$)|learning")
+GRADIENT = re.compile(r"(^|_)(d?grads?|gradient)(_|\d*$)")
+LONGEST = 20  # characters
+
+
+def rate_in(source: Source) -> str | None:
+    """The learning rate of the update at a line; None if it is no update.
+
+    Returns:
+        As the program has it, ``hp.lr``; "" where it is a number beside a gradient.
+    """
+    statement = statement_node(source)
+    if statement is None:
+        return None
+    nodes = [x for x in ast.walk(statement) if isinstance(x, (ast.Name, ast.Attribute))]
+    rates = [ast.unparse(node) for node in nodes if RATE.search(_name(node))]
+    if rates:
+        return rates[0] if len(rates[0]) <= LONGEST else ""
+    return "" if any(GRADIENT.search(_name(node)) for node in nodes) else None
+
+
+def _name(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr

@@ -1,0 +1,114 @@
+"""What a number that overflowed grew from: updates that diverge, inputs that are not scaled."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from fxguard.advice.positive import LAYERS
+from fxguard.advice.surroundings import is_passed
+from fxguard.batch.dataflow import DataFlow
+from fxguard.findings import Fix
+from fxguard.graph.poles import plain
+from fxguard.plan.blame import Blame
+from fxguard.plan.plan import Step
+from fxguard.records import Range, Role
+from fxguard.source.assigned import target_of
+from fxguard.source.rates import rate_in
+from fxguard.source.read import argument_read
+from fxguard.verdict.explain import Back, Beyond, way_back
+
+__all__ = ["fixes_of_growth", "fixes_of_updates"]
+
+UPDATES = frozenset(["add", "add_", "addcdiv_", "addcmul_", "index_add_", "lerp_", "sub", "sub_"])
+DIVERGED = 100.0  # how much larger updates have made a number
+UNSCALED = 100.0  # times a weight, from which an input is large
+WHITE = 255.0  # the largest of pixels that nobody has divided
+MADE_OF_DATA = frozenset(["arange", "as_tensor", "from_numpy", "full", "linspace", "tensor"])
+READERS = LAYERS - {"embedding", "layer_norm"}
+
+
+def fixes_of_growth(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, ...]:
+    """What to do about what an overflow grew from; () if that is not certain.
+
+    Args:
+        flow: the batch of the origin.
+        blame: the origin.
+        beyond: see :data:`fxguard.verdict.explain.Beyond`.
+    """
+    return tuple(_of_inputs(list(way_back(flow, blame, beyond))))
+
+
+def fixes_of_updates(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, ...]:
+    """The learning rate by which updates of the program have made a number larger each time.
+
+    Args:
+        flow: as for :func:`fixes_of_growth`.
+        blame: likewise.
+        beyond: likewise.
+    """
+    return tuple(_of_updates(list(way_back(flow, blame, beyond))))
+
+
+def _of_updates(way: Sequence[Back]) -> Iterator[Fix]:
+    """Updates at one line that made a number larger each time it ran."""
+    for back in way:
+        step = back.step
+        if step.kind not in UPDATES or step.source is None:
+            continue
+        rate = rate_in(step.source)
+        before = [_magnitude(back.flow, each) for each in _at_same_line(back.flow, step)]
+        finite = [number for number in before if number]
+        if rate is None or len(finite) < 2 or finite[-1] < DIVERGED * min(finite):
+            continue
+        name = target_of(step.source) or "the weights"
+        what = f"the learning rate, {rate}" if rate else "the learning rate"
+        yield Fix(
+            "advice",
+            f"lower {what} ({step.source.place}): its updates made {name} grow from "
+            f"{min(finite):.2g} to {finite[-1]:.2g}",
+        )
+        return
+
+
+def _at_same_line(flow: DataFlow, step: Step) -> list[int]:
+    same = [x for x in flow.steps if (x.kind, x.source) == (step.kind, step.source)]
+    return [value for each in same for value in each.outputs]
+
+
+def _of_inputs(way: Sequence[Back]) -> Iterator[Fix]:
+    """A layer that reads data far larger than its weights."""
+    layers = [i for i, back in enumerate(way) if plain(back.step.kind) in READERS]
+    if not layers:
+        return
+    first = way[layers[-1]]
+    behind = [back.step for back in way[layers[-1] + 1 :]]
+    is_data = all(is_passed(step) or plain(step.kind) in MADE_OF_DATA for step in behind)
+    others = [_magnitude(first.flow, x) for x in first.step.inputs if x != first.operand]
+    largest = max(filter(None, others), default=0.0)
+    role = first.flow.values[first.operand].role
+    if not is_data or first.step.source is None or role is Role.WEIGHT:
+        return
+    if first.before < UNSCALED or first.before < UNSCALED * min(largest, 1.0):
+        return
+    if first.before < largest:
+        return
+    place = f"{plain(first.step.kind)} ({first.step.source.place})"
+    name = argument_read(first.step.source) or _name(first) or "its input"
+    if first.before == WHITE:
+        how = f"divide {name} by 255"
+    else:
+        how = f"scale {name}, such as by its mean and deviation"
+    yield Fix("advice", f"{how}: {place} reads numbers up to {first.before:.3g}")
+
+
+def _name(back: Back) -> str:
+    name = back.flow.values[back.operand].name.strip("`")
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else ""
+
+
+def _magnitude(flow: DataFlow, value: int) -> float | None:
+    number = flow.ranges[value]
+    is_finite = isinstance(number, Range) and math.isfinite(number.abs_max)
+    return number.abs_max if is_finite and isinstance(number, Range) else None

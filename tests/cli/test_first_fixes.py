@@ -1,0 +1,285 @@
+"""What ``fxguard run`` proposes first: the repair that a program needs, in its own words.
+
+Each kind of fault is written in several ways, and has a twin which looks like it and needs
+something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RunHere = Callable[[str], Any]
+
+HEAD = "import math, torch\nimport torch.nn.functional as F\ntorch.manual_seed(0)\n"
+
+WEIGHED = {
+    "an entropy of numbers": (
+        "p = torch.tensor([[0.0, 0.4, 0.6]])\n"
+        "entropy = -torch.sum(p * torch.log(p), dim=-1)\nprint(entropy)\n",
+        "xlogy(p, ",
+    ),
+    "a divergence from a target made beside a model": (
+        "net = torch.nn.Linear(4, 3)\nx = torch.randn(5, 4)\n"
+        "with torch.no_grad():\n    target = (torch.randn(5, 3) * 90).softmax(1) ** 2\n"
+        "    target = target / target.sum(1, keepdim=True)\n"
+        "logq = net(x).log_softmax(1)\n"
+        "loss = (target * (torch.log(target) - logq)).sum(1).mean()\nloss.backward()\n",
+        "take the log of target.masked_fill(target == 0, 1)",
+    ),
+    "a logarithm on a line of its own": (
+        "net = torch.nn.Linear(4, 3)\nx = torch.randn(5, 4)\n"
+        "with torch.no_grad():\n    t = torch.eye(5, 3) + 0\n    log_t = t.log()\n"
+        "logq = net(x).log_softmax(1)\n"
+        "loss = (t * (log_t - logq)).sum(1).mean()\nloss.backward()\n",
+        "masked_fill(t == 0, 1)",
+    ),
+    "an entropy of what a parameter made": (
+        "w = torch.zeros(3, requires_grad=True)\n"
+        "p = torch.relu(w) / 3\n"
+        "h = (p * p.log()).sum()\nh.backward()\n",
+        "masked_fill(p == 0, 1)",
+    ),
+    "weights by counts": (
+        "n = torch.tensor([[0.0, 3.5], [1.0, 0.5]], dtype=torch.float64)\n"
+        "log_n = torch.log(n)\nf = torch.clamp((n / 100) ** 0.75, max=1)\n"
+        "w = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)\n"
+        "loss = (f * torch.square(w - log_n)).sum()\nloss.backward()\n",
+        "masked_fill(n == 0, 1)",
+    ),
+}
+
+PRODUCTS = {
+    "a forward pass of a hidden Markov model": (
+        "A = torch.full((2, 2), 0.5)\nB = torch.rand(2, 5) * 0.1\n"
+        "obs = torch.randint(5, (200,))\nalpha = torch.full((2,), 0.5)\n"
+        "for o in obs:\n    alpha = (alpha @ A) * B[:, o]\n"
+        "print(torch.log(alpha.sum()).item())\n",
+        "normalise `alpha` at every turn (script.py:9)",
+    ),
+    "one row after the other": (
+        "A = torch.full((2, 2), 0.5)\nB = torch.rand(2, 5) * 0.1\n"
+        "a = torch.zeros(150, 2)\na[0] = 0.5\n"
+        "for t in range(1, 150):\n    a[t] = B[:, t % 5] * torch.mv(A.t(), a[t - 1])\n"
+        "post = a[-1] / a[-1].sum()\nprint(post)\n",
+        "normalise `a` at every turn (script.py:9)",
+    ),
+    "a belief": (
+        "belief = torch.ones(8, dtype=torch.float64) / 8\n"
+        "for _ in range(400):\n    belief = belief * (torch.rand(8, dtype=torch.float64) * 0.1)\n"
+        "belief = belief / belief.sum()\nprint(belief.max().item())\n",
+        "normalise `belief` at every turn (script.py:6)",
+    ),
+    "importance weights": (
+        "lp = torch.randn(8, 300) - 3\nratio = lp.exp()\nw = ratio.prod(1)\n"
+        "w = w / w.sum()\nprint((w * torch.arange(8)).sum())\n",
+        "take softmax(lp.sum(dim), 0) in place of exp(lp).prod(dim)",
+    ),
+    "a posterior": (
+        "lik = torch.rand(5, 400) * 0.1\nprior = torch.ones(5) / 5\n"
+        "joint = prior * lik.prod(dim=1)\nprint(joint / joint.sum())\n",
+        "add logarithms, and take softmax of the sum",
+    ),
+    "exponentials of energies": (
+        "e = torch.rand(6) * 10 + 200\nw = torch.exp(-e)\nprint((w / w.sum()).max())\n",
+        "take softmax(-e, dim) in place of exp(-e)",
+    ),
+}
+
+SPREADS = {
+    "a mixture by expectation and maximization": (
+        "x = torch.cat([torch.randn(30), torch.full((20,), 9.0)])\n"
+        "mu, var = torch.tensor([0.0, 9.0]), torch.ones(2)\n"
+        "for _ in range(9):\n"
+        "    d = x[:, None] - mu\n"
+        "    logp = -0.5 * (d ** 2 / var + torch.log(var))\n"
+        "    r = logp.softmax(1)\n"
+        "    n = r.sum(0)\n"
+        "    mu = (r * x[:, None]).sum(0) / n\n"
+        "    var = (r * (x[:, None] - mu) ** 2).sum(0) / n\n"
+        "print(mu, var)\n",
+        "add a floor in the line that makes `var` (script.py:12)",
+    ),
+}
+
+SIGNS = {
+    "a variance that is a parameter": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.s2 = torch.nn.Parameter(torch.tensor([0.01, 1.0]))\n"
+        "    def nll(self, x, i):\n"
+        "        v = self.s2[i]\n"
+        "        return (torch.log(v) + x ** 2 / v).mean()\n"
+        "m = M()\no = torch.optim.SGD(m.parameters(), 0.05)\n"
+        "x, i = torch.randn(6) * 0.0, torch.tensor([0, 0, 1, 1, 0, 1])\n"
+        "for _ in range(9):\n    o.zero_grad()\n    m.nll(x, i).backward()\n    o.step()\n",
+        "keep self.s2 positive, by softplus or exp",
+    ),
+    "generalized mean pooling": (
+        "x = torch.randn(2, 3, 4, 4)\np = torch.nn.Parameter(torch.tensor(3.0))\n"
+        "y = (x ** p).mean((2, 3)) ** (1 / p)\ny.sum().backward()\n",
+        "clamp what the first power reads, x.clamp(min=1e-6)",
+    ),
+}
+
+DIVISORS = {
+    "the smaller of both": (
+        "snr = torch.tensor([0.0, 0.5, 9.0])\nw = torch.clamp(snr, max=5.0) / snr\nprint(w)\n",
+        "take (c / snr).clamp(max=1)",
+    ),
+    "a row without a length": (
+        "x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])\nu = x / x.norm(dim=1, keepdim=True)\n"
+        "print(u)\n",
+        "take F.normalize(x, dim=dim)",
+    ),
+    "gradients that are clipped each": (
+        "g = torch.tensor([[0.0, 0.0], [3.0, 4.0]])\nn = torch.linalg.norm(g, dim=1)\n"
+        "g = g * (1.0 / n)[:, None]\nprint(g)\n",
+        "add an eps to the norm, n + 1e-6",
+    ),
+    "one advantage": (
+        "adv = torch.tensor([0.5])\nadv = (adv - adv.mean()) / (adv.std() + 1e-8)\nprint(adv)\n",
+        "leave it out of one element (if adv.numel() > 1)",
+    ),
+    "words that are counted": (
+        "n = torch.tensor([[0.0, 3.0], [1.0, 2.0]], dtype=torch.float64)\nx = n.log()\n"
+        "print(x.sum())\n",
+        "of counts take log1p(n), or log(n.clamp(min=1))",
+    ),
+    "words that never occur": (
+        "df = torch.tensor([0.0, 3.0, 8.0])\nidf = torch.log(10 / df)\nprint(idf * 2)\n",
+        "clamp(min=1)",
+    ),
+}
+
+OVERFLOWS = {
+    "descent with too large a step": (
+        "x = torch.randn(50, 3)\ny = x @ torch.tensor([1.0, -2.0, 0.5])\n"
+        "w, learning_rate = torch.zeros(3), 3.0\n"
+        "for i in range(200):\n    err = x @ w - y\n    grad = 2 * x.T @ err / len(x)\n"
+        "    w = w - learning_rate * grad\n"
+        "print((err ** 2).mean())\n",
+        "lower the learning rate, learning_rate (script.py:10)",
+    ),
+    "descent by autograd": (
+        "x = torch.randn(50, 3) * 9\ny = x.sum(1)\n"
+        "w, lr = torch.zeros(3, requires_grad=True), 0.5\n"
+        "for i in range(90):\n    loss = ((x @ w - y) ** 2).mean()\n    loss.backward()\n"
+        "    with torch.no_grad():\n        w -= lr * w.grad\n        w.grad.zero_()\n",
+        "lower the learning rate, lr (script.py:11)",
+    ),
+    "factors that are updated in place": (
+        "U, V = torch.randn(9, 4), torch.randn(8, 4)\nR = torch.rand(9, 8) * 5\neta = 0.5\n"
+        "for i in range(90):\n    e = R - U @ V.T\n    dU, dV = e @ V, e.T @ U\n"
+        "    U.add_(dU, alpha=eta)\n    V.add_(dV, alpha=eta)\n    print(float((e ** 2).sum()))\n",
+        "lower the learning rate, eta (script.py:",
+    ),
+    "pixels": (
+        "enc, dec = torch.nn.Linear(6, 4), torch.nn.Linear(2, 6)\n"
+        "class V(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.e, self.d = enc, dec\n"
+        "    def forward(self, img):\n"
+        "        mu, logvar = self.e(img).chunk(2, 1)\n"
+        "        return self.d(mu + torch.exp(logvar)), logvar\n"
+        "m = V()\nimg = torch.randint(0, 256, (64, 6)).float()\nimg[0] = 255\n"
+        "out, logvar = m(img)\nloss = F.mse_loss(out, img) + logvar.exp().mean()\n"
+        "loss.backward()\n",
+        "divide img by 255: linear (script.py:10) reads numbers up to 255",
+    ),
+    "assignments by Sinkhorn": (
+        "s = torch.randn(16, 5) * 40\nq = torch.exp(s / 0.05).t()\nq = q / q.sum()\n"
+        "for _ in range(3):\n    q = q / q.sum(1, keepdim=True)\n"
+        "    q = q / q.sum(0, keepdim=True)\n"
+        "print(q.t())\n",
+        "normalise in logarithms",
+    ),
+}
+
+FIRST = {**WEIGHED, **PRODUCTS, **SPREADS, **SIGNS, **DIVISORS, **OVERFLOWS}
+
+# What is not said of these, and what is.
+TWINS = {
+    "a logarithm that another weight multiplies": (
+        "p = torch.tensor([0.0, 0.4])\nq = torch.tensor([0.5, 0.5])\nprint((q * p.log()).sum())\n",
+        "masked_fill",
+    ),
+    "a weight that is not 0 there": (
+        "n = torch.tensor([0.0, 3.5])\nf = (n / 10) + 1\nprint((f * n.log()).sum())\n",
+        "masked_fill",
+    ),
+    "a short chain of layers": (
+        "w = torch.zeros(3, 3)\nx = torch.randn(2, 3)\n"
+        "h = torch.relu(x @ w)\nh = torch.relu(h @ w)\nprint(torch.log(h.sum()))\n",
+        "at every turn",
+    ),
+    "a recursion with an activation": (
+        "w = torch.zeros(3, 3)\nh = torch.randn(2, 3)\n"
+        "for _ in range(9):\n    h = torch.relu(h @ w)\nprint(torch.log(h.sum()))\n",
+        "at every turn",
+    ),
+    "shares of what is 0": (
+        "w = torch.relu(-torch.rand(4))\nprint(w / w.sum())\n",
+        "softmax",
+    ),
+    "a divisor that is no norm": (
+        "x = torch.zeros(2, 3)\nprint(x / x.abs().sum(1, keepdim=True))\n",
+        "normalize",
+    ),
+    "a column without a spread": (
+        "x = torch.tensor([[1.0, 2.0], [1.0, 3.0]])\nprint((x - x.mean(0)) / x.std(0))\n",
+        "add a floor",
+    ),
+    "a power of a difference": (
+        "x = torch.tensor([0.2, 0.9])\nprint((x - 0.5) ** 0.3)\n",
+        "clamp what",
+    ),
+    "an ordinary softmax by hand": (
+        "s = torch.randn(4, 5) * 400\ne = s.exp()\nprint(e / e.sum(1, keepdim=True))\n",
+        "in logarithms",
+    ),
+    "a recursion that grows": (
+        "h = torch.ones(3)\nfor _ in range(99):\n    h = h + h * 3.0\nprint(h.sum())\n",
+        "learning rate",
+    ),
+    "an exponent of small numbers": (
+        "w = torch.full((3, 3), 99.0)\nx = torch.ones(2, 3)\nprint(torch.exp(x @ w))\n",
+        "scale x",
+    ),
+    "a zero among fractions": (
+        "x = torch.tensor([0.0, 0.25, 3.5])\nprint(torch.log(x))\n",
+        "counts",
+    ),
+}
+
+
+def fixes_of(run_here: RunHere, text: str) -> list[str]:
+    """The lines of the first finding that say what to do."""
+    status, _, err = run_here(HEAD + text)
+    assert status == 3, err
+    lines = err.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("  fix: ")), None)
+    assert first is not None, err
+    return [lines[first], *(x for x in lines[first + 1 : first + 3] if x.startswith("  or: "))]
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_repair_comes_first(run_here: RunHere, name: str) -> None:
+    """With the program's own names, as far as its line has them."""
+    text, fix = FIRST[name]
+    assert fix in fixes_of(run_here, text)[0]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_is_told_something_else(run_here: RunHere, name: str) -> None:
+    """The rule asks for the operation, its numbers, and what is around it."""
+    text, fix = TWINS[name]
+    assert not any(fix in line for line in fixes_of(run_here, text))
+
+
+def test_a_divergence_may_be_left_to_torch(run_here: RunHere) -> None:
+    """With both of its operands, in their order."""
+    fixes = fixes_of(run_here, WEIGHED["a divergence from a target made beside a model"][0])
+    assert 'F.kl_div(logq, target, reduction="none")' in fixes[1]
