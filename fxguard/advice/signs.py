@@ -92,7 +92,9 @@ def is_count_of_mask(case: Case) -> bool:
 def _divides_by_whole_numbers(case: Case) -> bool:
     operands = () if case.evidence is None else case.evidence.operands
     tensors = [each for each in operands if each.dtype]
-    return bool(tensors) and tensors[-1].is_whole and tensors[-1].low == 0
+    culprit = case.around.culprit
+    is_learned = culprit is not None and case.around.is_differentiated(culprit)
+    return bool(tensors) and tensors[-1].is_whole and tensors[-1].low == 0 and not is_learned
 
 
 def is_variance(case: Case) -> bool:

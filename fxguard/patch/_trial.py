@@ -16,7 +16,7 @@ from fxguard.patch._operations import OF_RULES, Imports
 from fxguard.patch._rendering import ATOM, Renderer
 from fxguard.patch._rewriting import IN_FLOAT32, SCALED_STEP, Refused, sides_of
 
-__all__ = ["can_be_tried", "is_pure", "tried"]
+__all__ = ["can_be_tried", "evaluated", "is_pure", "letter_of", "tried"]
 
 _IMPORTS = Imports({"torch": "torch"}, {})
 RANDOM = ("bernoulli", "dropout", "multinomial", "normal", "rand", "randn", "random")
@@ -100,12 +100,12 @@ def _run(old: ast.expr, new: ast.expr, evidence: Evidence | None) -> tuple[Tenso
             raise Refused("the numbers of the operation are not known to try it on")
         letters = dict[str, Any]()
         for position, rule in enumerate(wanted.operands):
-            letter = _letter(rule)
+            letter = letter_of(rule)
             if letter and position < len(operands):
                 letters[letter] = _of(operands[position])
         if wanted.name == "cross_entropy":
             letters = {"a": torch.zeros(2, 3, requires_grad=True), "b": torch.full((2,), -100)}
-        value = _evaluated(new, letters)
+        value = evaluated(new, letters)
         leaves = [x for x in letters.values() if isinstance(x, Tensor)]
     leaves = [x for x in leaves if x.requires_grad]
     if not value.requires_grad:
@@ -128,10 +128,10 @@ def _skipped() -> str:
     return "tried on a gradient that is inf: the step is left out, and the scale is halved"
 
 
-def _letter(rule: ast.expr | None) -> str:
+def letter_of(rule: ast.expr | None) -> str:
     """The letter that an operand is, or that a bound is put on."""
     if isinstance(rule, ast.Call) and (inner := OF_RULES.operation(rule)) is not None:
-        return _letter(inner.operands[0]) if inner.name == "clamp" else ""
+        return letter_of(inner.operands[0]) if inner.name == "clamp" else ""
     return rule.id if isinstance(rule, ast.Name) else ""
 
 
@@ -143,7 +143,7 @@ def _of(operand: Operand) -> Any:
     return torch.tensor(numbers, dtype=dtype).requires_grad_(dtype.is_floating_point)
 
 
-def _evaluated(new: ast.expr, letters: dict[str, Any]) -> Tensor:
+def evaluated(new: ast.expr, letters: dict[str, Any]) -> Tensor:
     text = Renderer(_IMPORTS, lambda letter: (letter, ATOM)).text(new)
     value: Tensor = torch.as_tensor(eval(text, {"torch": torch}, letters))  # a text of a rule
     return value

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fxguard.graph.evidence import Evidence
 from fxguard.guard.listeners import Listener
+from fxguard.patch.fix_trials import tried_first
 from fxguard.patch.made import Patcher
 from fxguard.report.report import Report
 from fxguard.source.running_code import codes_of
@@ -21,12 +22,13 @@ class Patches(Listener):
 
     def reports(self, report: Report, first: FirstOrigin) -> Report:
         """The report, which can be asked for a patch."""
-        return _with(report, [first.evidence])
+        return tried_first(_with(report, [first.evidence]), first.evidence, first.operation)
 
     def reports_backward(self, report: Report, first: FirstGradient) -> Report:
         """The same of a backward."""
         seen = None if first.began is None else first.began.seen
-        return _with(report, [] if seen is None else [seen.forward, seen.gradient])
+        report = _with(report, [] if seen is None else [seen.forward, seen.gradient])
+        return report if seen is None else tried_first(report, seen.forward or seen.gradient)
 
     def reports_rest(self, report: Report) -> Report:
         """The same of an optimizer's step, whose numbers at one element are not kept."""

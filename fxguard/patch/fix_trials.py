@@ -1,0 +1,117 @@
+"""Runs fixes before they are said: those that repair the operation come first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.findings import Fix
+from fxguard.forgiving import theirs
+from fxguard.graph.evidence import Evidence
+from fxguard.graph.nodes import leaves
+from fxguard.graph.one_operation import OneOperation
+from fxguard.patch._operations import OF_RULES
+from fxguard.patch._rewriting import Refused, sides_of
+from fxguard.patch._trial import can_be_tried, evaluated, letter_of, tried
+from fxguard.report.report import Report
+from fxguard.torch_names import DisableTorchFunction
+
+__all__ = ["tried_first"]
+
+MOST_ELEMENTS = 2**22  # of an operand that is computed with again
+NEAR = 0.1  # how far from float64 a result may be, relative to its largest magnitude
+
+
+def tried_first(
+    report: Report, evidence: Evidence | None, operation: OneOperation | None = None
+) -> Report:
+    """The report, with the fixes of its first origin that were run and failed as the last ones.
+
+    A fix is run in the operation's place: on all of its operands where they are known, or else on
+    the numbers of the first bad element; forward and backward, in the model's dtype and in float64.
+
+    Args:
+        report: the report.
+        evidence: the operation of its first origin, at the first bad element.
+        operation: the same with its operands, if they are known.
+    """
+    origin, *others = report.origins
+    if len(origin.fixes) < 2 or evidence is None:
+        return report
+    with DisableTorchFunction():  # nobody is to follow what runs here
+        failed = [fix for fix in origin.fixes if _fails(fix, evidence, operation)]
+    fixes = (*(fix for fix in origin.fixes if fix not in failed), *failed)
+    return replace(report, origins=(replace(origin, fixes=fixes), *others))
+
+
+def _fails(fix: Fix, evidence: Evidence, operation: OneOperation | None) -> bool:
+    """Whether a fix was run, and its result or its gradient is not finite."""
+    if fix.kind == "tried" or fix.at is not None:
+        return False
+    rules = [rule for rule in fix.rewrites if can_be_tried(rule, evidence)]
+    return bool(rules) and not any(_repairs(rule, evidence, operation) for rule in rules[:1])
+
+
+def _repairs(rule: str, evidence: Evidence, operation: OneOperation | None) -> bool:
+    try:
+        known = None if operation is None else _operands_of(rule, operation)
+        if known is None:
+            tried(rule, evidence)
+            return True
+        new = sides_of(rule)[1]
+        made = _finite(new, known)
+        wide = _finite(new, {letter: _widened(each) for letter, each in known.items()})
+        return made is not None and wide is not None and _is_near(made, wide)
+    except Refused:
+        return False
+    except theirs():  # what a rule writes may not exist for these operands: nothing was tried
+        return True
+
+
+def _operands_of(rule: str, operation: OneOperation) -> dict[str, Any] | None:
+    """The operands of an operation by the letters that a rule has for them; None if too large."""
+    wanted = OF_RULES.operation(sides_of(rule)[0])
+    if wanted is None or operation.is_backward:
+        return None
+    given = [x for x in leaves(operation.args) if isinstance(x, (int, float, Tensor))]
+    if any(isinstance(x, Tensor) and x.numel() > MOST_ELEMENTS for x in given):
+        return None
+    letters = [letter_of(each) for each in wanted.operands[: len(given)]]
+    return {letter: x for letter, x in zip(letters, given, strict=False) if letter}
+
+
+def _widened(operand: Any) -> Any:
+    is_float = isinstance(operand, Tensor) and operand.is_floating_point()
+    return operand.double() if is_float else operand
+
+
+def _finite(new: ast.expr, operands: dict[str, Any]) -> Tensor | None:
+    """What an expression makes; None if that, or a gradient of it, is not finite."""
+    letters = {letter: _leaf(each) for letter, each in operands.items()}
+    with torch.enable_grad():
+        made = evaluated(new, letters)
+    given = [x for x in letters.values() if isinstance(x, Tensor) and x.requires_grad]
+    found: Sequence[Tensor | None] = ()
+    if made.requires_grad and given:
+        ones = torch.ones_like(made)
+        found = torch.autograd.grad(made, given, ones, allow_unused=True)
+    are_finite = all(x is None or bool(x.isfinite().all()) for x in (made, *found))
+    return made.detach() if are_finite else None
+
+
+def _leaf(operand: Any) -> Any:
+    if not isinstance(operand, Tensor) or not operand.is_floating_point():
+        return operand
+    return operand.detach().clone().requires_grad_()
+
+
+def _is_near(made: Tensor, wide: Tensor) -> bool:
+    if not made.numel():
+        return True
+    difference = (made.double() - wide.double()).abs().max()
+    return bool(difference <= NEAR * wide.abs().max())
