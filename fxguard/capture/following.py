@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,8 +39,9 @@ RETAINS = 2, 3  # position of retain_graph in a backward, and in torch.autograd.
 class Beside(Protocol):
     """Looks at operations that belong to no loss."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run one."""
+    operations: Any  # runs each, and may stand in the place of a `__torch_function__`
+    otherwise: Callable[..., Any]  # is called there of what may belong to a loss
+    tidy: Callable[[BaseException], object]  # is given what such an operation raised
 
     def handed_on(self, values: Any) -> None:
         """A loss is about to read these arguments."""
@@ -48,7 +49,7 @@ class Beside(Protocol):
     def hands_on(self, func: Any, args: tuple[Any, ...], result: Any = None) -> None:
         """A loss was read by an operation that makes no floating-point number."""
 
-    def raised(
+    def has_raised(
         self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> None:
         """An operation has raised, in a loss or not."""
@@ -67,11 +68,40 @@ class Following(Observer):
     def __init__(self) -> None:
         super().__init__()
         plain_python.prepare_tracing()
-        self.loss: Loss | None = None
+        self._loss: Loss | None = None
+        self._beside: Beside | None = None
         self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
         self.writes = LateWrites()  # since the last backward
         self.differentiates = False  # a backward of the loss is running
-        self.beside: Beside | None = None
+
+    @property
+    def loss(self) -> Loss | None:
+        """The loss that is followed, or has ended last."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: Loss | None) -> None:
+        self._loss = loss
+        if self._beside is not None:
+            self._beside.operations.is_direct = loss is None
+
+    @property
+    def beside(self) -> Beside | None:
+        """Looks at the operations that belong to no loss."""
+        return self._beside
+
+    @beside.setter
+    def beside(self, beside: Beside | None) -> None:
+        if self._beside is not None:
+            self._beside.operations.__self__ = None
+            del vars(self)["__torch_function__"]
+        self._beside = beside
+        if beside is not None:
+            beside.otherwise, beside.tidy = self.__torch_function__, hide_frames
+            beside.operations.is_direct = self._loss is None
+            # Torch finds it in place of the method, and most operations take no other step.
+            beside.operations.__self__ = self
+            vars(self)["__torch_function__"] = beside.operations
 
     def __torch_function__(
         self,
@@ -92,7 +122,7 @@ class Following(Observer):
                 result = follow(loss, func, args, kwargs or {})
         except BaseException as error:
             if self.beside is not None and isinstance(error, Exception):
-                self.beside.raised(error, func, args, kwargs)
+                self.beside.has_raised(error, func, args, kwargs)
             hide_frames(error)
             raise
         if loss.has_ended and func not in BACKWARDS:
@@ -103,7 +133,7 @@ class Following(Observer):
         """Run an operation that belongs to no loss."""
         if self.beside is None:
             return func(*args, **(kwargs or {}))
-        return self.beside.run(func, args, kwargs)
+        return self.beside.operations.run(func, args, kwargs)
 
     def loss_of(self, number: int) -> Loss:
         """The loss that the outputs of a guarded model belong to.

@@ -347,24 +347,18 @@ static int has_memory(PyObject *object) {
     return is_known;
 }
 
-/* Whether the exchange can read something, and its smallest and largest magnitude if so. Leaves no
- * error. */
-static int find_range(PyObject *object, double *low, double *high) {
-    DLTensor tensor;
-    if (tensor_of(object, &tensor) != 0) {
-        PyErr_Clear();
+/* Whether there is something to read, and its smallest and largest magnitude if so. */
+static int range_in(const DLTensor *tensor, double *low, double *high) {
+    const Kind *kind = kind_of(tensor);
+    if (kind == NULL || tensor->device.type != DEVICE_CPU || tensor->data == NULL ||
+        tensor->ndim > MOST_AXES || (tensor->ndim > 0 && tensor->strides == NULL))
         return 0;
-    }
-    const Kind *kind = kind_of(&tensor);
-    if (kind == NULL || tensor.device.type != DEVICE_CPU || tensor.data == NULL ||
-        tensor.ndim > MOST_AXES || (tensor.ndim > 0 && tensor.strides == NULL))
-        return 0;
-    for (int32_t d = 0; d < tensor.ndim; d++)
-        if (tensor.shape[d] == 0)
+    for (int32_t d = 0; d < tensor->ndim; d++)
+        if (tensor->shape[d] == 0)
             return 0;
     Axis axes[MOST_AXES];
-    const int count = axes_of(&tensor, axes);
-    const char *start = (const char *)tensor.data + tensor.byte_offset;
+    const int count = axes_of(tensor, axes);
+    const char *start = (const char *)tensor->data + tensor->byte_offset;
     Bits found = {kind->largest, 0};
     int64_t bytes = kind->bits / 8;
     for (int d = 0; d < count; d++)
@@ -379,6 +373,16 @@ static int find_range(PyObject *object, double *low, double *high) {
     *low = kind->number_of(found.low);
     *high = kind->number_of(found.high);
     return 1;
+}
+
+/* The same of what the exchange gives of an object. Leaves no error. */
+static int find_range(PyObject *object, double *low, double *high) {
+    DLTensor tensor;
+    if (tensor_of(object, &tensor) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    return range_in(&tensor, low, high);
 }
 
 /* The same as a pair; None where there is nothing to read. */
@@ -742,6 +746,8 @@ static PyObject *all_hooked(PyObject *module, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+#include "_operations.h"
+
 /* cuLaunchKernel of the CUDA driver: a function, numbers of programs and threads in three
  * dimensions, shared memory, a stream, the places of the arguments, and nothing. */
 typedef int (*starter)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -803,4 +809,9 @@ static struct PyModuleDef MODULE = {
     .m_methods = METHODS,
 };
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module != NULL && add_operations(module) != 0)
+        Py_CLEAR(module);
+    return module;
+}

@@ -41,3 +41,35 @@ def launch(
     rounds: int,
     /,
 ) -> int: ...
+
+class Record: ...
+
+class Operations:
+    pauses: bool
+    has_bad: bool
+    is_direct: bool
+    __self__: Any
+    @property
+    def count(self) -> int: ...
+    def __new__(
+        cls,
+        hooks: object,
+        plain_types: frozenset[type],
+        apart: frozenset[Any],
+        views: frozenset[Any],
+        unknown: object,
+        setitem: object,
+        tolist: object,
+        getter: type,
+        leaves: dict[int, ref[Tensor]],
+        noted: str,
+        is_grad_enabled: Callable[[], bool],
+        most_depth: int,
+        most_known: int,
+        /,
+    ) -> Operations: ...
+    def __call__(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /
+    ) -> Any: ...
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, /) -> Any: ...
+    def of(self, tensor: Tensor, /) -> Record | None: ...

@@ -19,6 +19,8 @@ from torch import Tensor
 from fxguard.torch_names import FakeTensor, dispatch_mode_count, func_level
 
 __all__ = [
+    "Operations",
+    "Record",
     "abs_min_max",
     "all_finite",
     "all_hooked",
@@ -180,5 +182,10 @@ any_filled: Callable[[list[Any], tuple[str, ...]], bool] | None
 any_filled = getattr(_functions, "any_filled", None)
 all_hooked: Callable[[tuple[Any, ...], dict[int, Any]], bool] | None
 all_hooked = getattr(_functions, "all_hooked", None)
+
+# Run the operations of a script and keep records of them (:mod:`fxguard.script.operations`, where
+# the same is in Python). None where the extension lacks them.
+Operations: Any = getattr(_functions, "Operations", None)
+Record: Any = getattr(_functions, "Record", None)
 
 is_built = _functions is not _NotBuilt

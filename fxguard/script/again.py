@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fxguard.graph.operations import read_call
 from fxguard.measure.native import abs_min_max
-from fxguard.script.records import UNKNOWN, Noted, Record, flat, noted_at
+from fxguard.script.noted import Noted, flat, noted_at
+from fxguard.script.operations import UNKNOWN, Record, is_record, place_of
 from fxguard.source.lines import as_if_called_at
 
 __all__ = ["NotRepeated", "Repetition"]
@@ -64,7 +65,7 @@ class Repetition:
             before = [
                 each
                 for position, each in enumerate(flat((record.args, record.kwargs)))
-                if type(each) is Record
+                if is_record(each)
                 and id(each) not in self._made
                 and position not in self._given_to(record)
             ]
@@ -82,7 +83,8 @@ class Repetition:
         return self._noted.get(id(record), (record, {}))[1]
 
     def _run(self, record: Record) -> Tensor:
-        call = *record[:3], *(id(each) for each in flat(record.args) if type(each) is Record)
+        read = (id(each) for each in flat(record.args) if is_record(each))
+        call = record.func, record.code, record.last, *read
         if record.path is not None and call in self._made:  # another result of the same call
             return self._made[call][record.path]  # type: ignore[no-any-return]
         positions = iter(range(MOST_OPERATIONS))
@@ -98,13 +100,13 @@ class Repetition:
                 return self._input(*found)
             if value is UNKNOWN:
                 raise NotRepeated
-            return self._made[id(value)] if type(value) is Record else value
+            return self._made[id(value)] if is_record(value) else value
 
         args, kwargs = filled((record.args, record.kwargs))
         writes = bool(read_call(record.func, args, kwargs).written)
         if writes and args and id(args[0]) in self._read:
             raise NotRepeated  # it would write to a tensor of the script
-        with as_if_called_at(record.place), torch.enable_grad():
+        with as_if_called_at(place_of(record)), torch.enable_grad():
             result = self._observe(record.func, args, kwargs)
         if record.path is not None:
             self._made[call] = result

@@ -16,8 +16,8 @@ from fxguard.forgiving import theirs
 from fxguard.graph.operations import name_of
 from fxguard.graph.random_state import random_state_kept
 from fxguard.measure.at_hand import own_arithmetic, range_of
-from fxguard.measure.native import abs_min_max
 from fxguard.records import Range
+from fxguard.script.operations import pair_of
 from fxguard.source.lines import Place, is_internal
 from fxguard.trees import tree_map
 
@@ -42,7 +42,7 @@ MOST_LINKS = 16  # of exceptions that came of one another
 
 def is_bad(tensor: Tensor) -> bool:
     """Whether a tensor holds inf or NaN."""
-    pair = abs_min_max(tensor)
+    pair = pair_of(tensor)
     if pair is not None:
         return not math.isfinite(pair[1])
     found = range_of(tensor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -15,16 +14,25 @@ from fxguard.batch.active import ActiveForward
 from fxguard.batch.batch import Batch
 from fxguard.batch.forget import keep_only
 from fxguard.batch.keys import Key
-from fxguard.batch.loss import BACKWARDS, VIEWS
+from fxguard.batch.loss import BACKWARDS
 from fxguard.batch.observer import add_evidence, operation_of, rows_read
 from fxguard.errors import FxguardError
 from fxguard.forgiving import theirs
 from fxguard.graph import nodes
 from fxguard.graph.operations import is_move, read_call
-from fxguard.measure.native import abs_min_max
+from fxguard.measure.at_hand import name_of_dtype
 from fxguard.records import Role
 from fxguard.script.because_of import OF_NO_NUMBER, is_bad, raised_because_of
-from fxguard.script.records import MOST_DEPTH, UNKNOWN, Record, Records
+from fxguard.script.noted import Leaves
+from fxguard.script.operations import (
+    MOST_DEPTH,
+    UNKNOWN,
+    Record,
+    is_record,
+    kind_of_code,
+    operations_with,
+    place_of,
+)
 from fxguard.source.held_tensors import held_name
 from fxguard.torch_names import DisableTorchFunction
 
@@ -52,6 +60,10 @@ ASKS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf", "isreal"
 Matters = Callable[[Batch, list[Key]], object]
 
 
+def _nobody(func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return func(*args, **(kwargs or {}))
+
+
 class Handed(NamedTuple):
     """Bad tensors that somebody has read. It keeps none of them alive."""
 
@@ -77,7 +89,7 @@ class Beside:
         raised: called when an operation has raised because of bad tensors, with its error.
 
     Attributes:
-        pauses: whether nothing is looked at, such as while an optimizer makes a step.
+        operations: runs each operation.
         has_no_model: whether what the script does with a bad number matters, and not what a model
             or its loss does.
         count: of the operations that were looked at.
@@ -97,13 +109,15 @@ class Beside:
         self._backward_begins = backward_begins
         self._gradient_bad = gradient_bad
         self._raised = raised
-        self.pauses = False
         self.has_no_model = True
         self.unseen = 0
         self.handed: Handed | None = None
         self._derived: list[tuple[weakref.ref[Tensor], Handed]] = []  # integers of bad numbers
         self._exceptions = MOST_RAISED  # that are left
-        self._records = Records()
+        self._leaves: Leaves = {}
+        self.operations = operations_with(self, self._leaves)
+        self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
+        self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
         self._most_values = MOST_VALUES  # in its batch, before those that are gone are forgotten
         self._keys: dict[int, tuple[Record, Key]] = {}  # by id of the record
@@ -113,36 +127,32 @@ class Beside:
         self._times: dict[Any, int] = {}  # by code and instruction
         self._repetitions = MOST_REPETITIONS  # of backward passes that are left
 
-    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run an operation of the script."""
-        if self.pauses:
-            return func(*args, **(kwargs or {}))
-        if func in BACKWARDS:
-            return self._differentiate(func, args, kwargs or {})
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        try:
-            self._look(func, args, kwargs, result)
-        except FxguardError:
-            raise
-        except theirs():  # a tensor may object to any question
-            self.unseen += 1
-        return result
+    # What is called of an operation that has run: see `Hooks`.
 
-    def _look(
+    kind_of = staticmethod(kind_of_code)
+
+    def other(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
-        """Look at what an operation has made, or handed to Python."""
-        if type(result) is Tensor:
-            self._made(func, args, kwargs, result, None)
-        elif isinstance(result, (tuple, list)) and func is not Tensor.tolist:
-            for position, each in enumerate(result):
-                if type(each) is Tensor:
-                    self._made(func, args, kwargs, each, position)
-        elif func is Tensor.__setitem__:
-            if type(args[0]) is Tensor:
-                self._made(func, args, kwargs, args[0], None)
-        elif self._forward is not None:
-            self.hands_on(func, args)
+        """Something was bad before, and this operation has made no floating-point numbers."""
+        self.hands_on(func, args, result)
+
+    def raised(
+        self, error: BaseException, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> None:
+        """An operation has raised that belongs to no loss."""
+        if isinstance(error, Exception):
+            self.has_raised(error, func, args, kwargs)
+        self.tidy(error)
+
+    def objected(self, error: BaseException) -> None:
+        """An error came while an operation was looked at."""
+        if isinstance(error, FxguardError):
+            raise error
+        try:
+            raise error
+        except theirs():  # a tensor may object to any question
+            self.unseen += 1
 
     def hands_on(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any = None) -> None:
         """Note what an operation has handed to Python, or made that is no floating-point number.
@@ -186,9 +196,9 @@ class Beside:
                 references.append(weakref.ref(each))
                 if self._forward is not None:
                     keys += self._bad_among([each])
-        return Handed(func, references, keys, self._records.count) if references else None
+        return Handed(func, references, keys, self.operations.count) if references else None
 
-    def raised(
+    def has_raised(
         self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> None:
         """An operation has raised, beside a model or in the loss of one."""
@@ -210,21 +220,32 @@ class Beside:
     def ends_of(self, tensors: list[Tensor], keys: list[Key]) -> tuple[Batch, list[Key]]:
         """Bad tensors that somebody has read, as values of the batch of what is bad."""
         if self._forward is None:
-            self._forward = ActiveForward(Batch(0), {}, {}, None)
+            self._forward, self.operations.has_bad = ActiveForward(Batch(0), {}, {}, None), True
         return self._forward.batch, keys or [self._key_of(each, "input[0]") for each in tensors]
 
-    def _differentiate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+    def apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
+        kwargs = kwargs or {}
         roots = [x for x in nodes.leaves(args[:1] or kwargs) if isinstance(x, Tensor)]
         if self.has_no_model and self._forward is not None:
             self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
-        if self.has_no_model and self._repetitions and self._records.has_bad_gradient():
+        if self.has_no_model and self._repetitions and self._has_bad_gradient():
             self._repetitions -= 1
             gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
             with DisableTorchFunction():
                 self._gradient_bad(roots, gradient)
         return result
+
+    def _has_bad_gradient(self) -> bool:
+        """Whether a leaf has a gradient that is not finite."""
+        for key, reference in list(self._leaves.items()):
+            leaf = reference()
+            if leaf is None:
+                del self._leaves[key]
+            elif leaf.grad is not None and is_bad(leaf.grad):
+                return True
+        return False
 
     def handed_on(self, values: Any) -> None:
         """A model, or a loss that is followed, is about to read these arguments."""
@@ -238,12 +259,21 @@ class Beside:
 
     def leaves(self) -> list[Tensor]:
         """The leaves of autograd that the script has read."""
-        return self._records.leaves()
+        return [leaf for each in self._leaves.values() if (leaf := each()) is not None]
+
+    @property
+    def pauses(self) -> bool:
+        """Whether nothing is looked at, such as while an optimizer makes a step."""
+        return self.operations.pauses
+
+    @pauses.setter
+    def pauses(self, pauses: bool) -> None:
+        self.operations.pauses = pauses
 
     @property
     def count(self) -> int:
         """How many operations were looked at."""
-        return self._records.count
+        return self.operations.count
 
     def _bad_among(self, values: Iterable[Any]) -> list[Key]:
         """The values of the batch of what is bad that some tensors hold."""
@@ -259,40 +289,20 @@ class Beside:
             self._asked_at = 2 * self._turned  # intended infinities may be read all the time
             matters(self._forward.batch, bad)
 
-    def _made(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Any,
-        result: Tensor,
-        path: int | None,
-    ) -> None:
-        """Note what an operation has made, or written to."""
-        if not result.is_floating_point():
-            if self._forward is not None:
-                self.hands_on(func, args, result)
-            return
-        if (pair := abs_min_max(result)) is None:
-            return
-        if getattr(func, "__name__", "") == "__get__" and func not in VIEWS:
-            return  # such as a gradient
-        self._records.add(func, args, kwargs, result, path, pair, sys._getframe(4))
-        if not math.isfinite(pair[1]):
-            self._turned_bad(func, args, kwargs or {}, result)
-
     @torch.compiler.disable
-    def _turned_bad(
+    def turned_bad(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, result: Tensor
     ) -> None:
         """Look closer at an operation that made something bad, or handed it on."""
+        kwargs = kwargs or {}
         if self._forward is None:
-            self._forward = ActiveForward(Batch(0), {}, {}, None)
+            self._forward, self.operations.has_bad = ActiveForward(Batch(0), {}, {}, None), True
         batch = self._forward.batch
         self._turned += 1
         if len(batch.values) > self._most_values:
             self._forget(batch)
         with DisableTorchFunction():
-            record = self._records.of(result)
+            record = self.operations.of(result)
             if record is None:  # it was called by nobody's code
                 return
             call = read_call(func, args, kwargs)
@@ -314,7 +324,7 @@ class Beside:
             if not call.written and self._is_first_at(record):
                 add_evidence(batch, call, func, result, [((), key)], most=MOST_LOOKS)
             self._keys[id(record)] = record, key
-            operation = operation_of(batch, call, record.place, inputs, [("output", key)])
+            operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
             batch.events.append(operation)
 
     def _forget(self, batch: Batch) -> None:
@@ -338,14 +348,15 @@ class Beside:
 
     def _is_first_at(self, record: Record) -> bool:
         """Whether this is one of the first times that an operation turned bad at its place."""
-        times = self._times[record[1:3]] = self._times.get(record[1:3], 0) + 1
+        place = record.code, record.last
+        times = self._times[place] = self._times.get(place, 0) + 1
         return times <= CLOSELY
 
     def _key_before(self, written: Tensor, record: Record) -> Key | None:
         """The value that a tensor held before the operation of a record wrote to it."""
         assert self._forward is not None
-        before = record.args[0] if record.args else None
-        if type(before) is Record:
+        before: Any = record.args[0] if record.args else None
+        if is_record(before):
             return self._key_of_record(before)
         return self._forward.batch.live.origin_of(written)
 
@@ -354,7 +365,7 @@ class Beside:
         assert self._forward is not None
         batch = self._forward.batch
         key = batch.live.key_of(tensor)
-        if key is None and (record := self._records.of(tensor)) is not None:
+        if key is None and (record := self.operations.of(tensor)) is not None:
             key = self._key_of_record(record)
             batch.live.remember(tensor, key)
         if key is None:
@@ -378,10 +389,10 @@ class Beside:
         def stand_in(value: Any) -> Any:
             if type(value) in (tuple, list):
                 return type(value)([stand_in(each) for each in value])
-            if type(value) is not Record and value is not UNKNOWN:
+            if not is_record(value) and value is not UNKNOWN:
                 return value
             made = torch.empty(0, device="meta")
-            if type(value) is Record and depth:
+            if is_record(value) and depth:
                 tensors[id(made)] = self._key_of_record(value, depth - 1)
             return made
 
@@ -390,7 +401,7 @@ class Beside:
         call = read_call(record.func, args, kwargs)
         read = rows_read(call)
         inputs = [(label, tensors[id(x)]) for label, x in read if id(x) in tensors]
-        key = batch.measured_before(call.kind, record.dtype, record.pair)
+        key = batch.measured_before(call.kind, name_of_dtype(record.dtype), record.pair)
         self._keys[id(record)] = record, key
-        batch.events.append(operation_of(batch, call, record.place, inputs, [("output", key)]))
+        batch.events.append(operation_of(batch, call, place_of(record), inputs, [("output", key)]))
         return key

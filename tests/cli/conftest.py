@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fxguard.measure import native
+from fxguard.script import operations
 from support.command_line import status
 
 
@@ -56,3 +58,15 @@ def ends_as_ever(
         return ran.err
 
     return run
+
+
+@pytest.fixture(params=["C", "Python"])
+def form_of_operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a script computes is looked at by the C extension, and without one."""
+    form: str = request.param
+    if form == "Python":
+        monkeypatch.setattr(native, "Operations", None)
+        monkeypatch.setattr(operations, "PAIRS_IN_C", False)
+    elif native.Operations is None:
+        pytest.skip("the C extension is not built")
+    return form

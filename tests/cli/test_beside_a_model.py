@@ -10,6 +10,8 @@ import pytest
 from fxguard.api.whole_script import WholeScript
 from fxguard.script.beside import MOST_VALUES, Beside
 
+pytestmark = pytest.mark.usefixtures("form_of_operations")
+
 RunHere = Callable[[str], Any]
 EndsAsEver = Callable[[str], str]
 
@@ -131,7 +133,7 @@ def test_an_intended_mask_is_judged_only_where_something_is_wrong(
     """A mask that is made for each step costs no judgment, and what led to it is let go."""
     judged, sizes = [], []
     report = WholeScript._report
-    turned = Beside._turned_bad
+    turned = Beside.turned_bad
 
     def counted(self: Any, *args: Any) -> Any:
         judged.append(args)
@@ -142,7 +144,7 @@ def test_an_intended_mask_is_judged_only_where_something_is_wrong(
         sizes.append(len(self._forward.batch.values))
 
     monkeypatch.setattr(WholeScript, "_report", counted)
-    monkeypatch.setattr(Beside, "_turned_bad", measured)
+    monkeypatch.setattr(Beside, "turned_bad", measured)
     text = (
         "layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)\n"
         "for _ in range(400):\n"

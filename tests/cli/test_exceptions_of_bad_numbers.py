@@ -8,8 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from support.programs import run_python
+
+pytestmark = pytest.mark.usefixtures("form_of_operations")
 
 RunHere = Callable[[str], Any]
+
+
+@pytest.fixture(autouse=True)
+def checks_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that compiles has turned them off in this process."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
 
 HEAD = "import math\nimport torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
 BAD = "x = torch.zeros(3, 3)\np = x / x.sum()\n"  # on lines 5 and 6
@@ -178,12 +190,9 @@ def test_distributions_check_their_arguments_beside_a_model(run_here: RunHere) -
     assert "to satisfy the constraint GreaterThan" in ran.err
 
 
-def test_a_compiler_that_the_script_asks_for_turns_checks_off(run_here: RunHere) -> None:
+def test_a_compiler_that_the_script_asks_for_turns_checks_off(here: Path) -> None:
     """As it does without fxguard, and from then on."""
-    text = (
-        "f = torch.compile(lambda x: x + 1, backend='eager')\n"
-        "print(torch.distributions.Distribution._validate_args)\n"
-    )
-    ran = run_here(HEAD + MODEL + text)
-    assert ran.status == 0
-    assert ran.out == "False\n"
+    ask = "print(torch.distributions.Distribution._validate_args)\n"
+    text = "f = torch.compile(lambda x: x + 1, backend='eager')\n"
+    here.joinpath("script.py").write_text(HEAD + MODEL + ask + text + ask)
+    assert run_python(here, "-m", "fxguard", "run", "script.py").stdout == "True\nFalse\n"

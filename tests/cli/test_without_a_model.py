@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import pytest
-import torch
 
 from fxguard.batch.batch import Batch
-from fxguard.script.records import Records
+from fxguard.script.beside import Beside
+from fxguard.script.operations import kind_of_code
+
+pytestmark = pytest.mark.usefixtures("form_of_operations")
 
 RunHere = Callable[[str], Any]
 EndsAsEver = Callable[[str], str]
@@ -227,15 +230,15 @@ def test_an_operation_that_cannot_be_looked_at_is_counted(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script goes on, and so does looking at it."""
-    add = Records.add
 
-    def objects(self: Records, func: Any, *rest: Any) -> None:
-        if func is torch.Tensor.sin:
+    def objects(code: CodeType) -> int:
+        if code.co_name == "odd":
             raise RuntimeError("not this one")
-        add(self, func, *rest)
+        return kind_of_code(code)
 
-    monkeypatch.setattr(Records, "add", objects)
-    ran = run_here(HEAD + "x = torch.ones(2)\nprint((x.sin() * 0 + x.log()).sum().item())\n")
+    monkeypatch.setattr(Beside, "kind_of", staticmethod(objects))
+    text = "x = torch.ones(2)\ndef odd():\n    return x.sin()\n"
+    ran = run_here(HEAD + text + "print((odd() * 0 + x.log()).sum().item())\n")
     assert ran.status == 0
     assert "nothing found; not checked: 1 operations of the script" in ran.err
 

@@ -28,6 +28,7 @@ from support.needs import needs_program
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "fxguard/measure/_native.c"
+OPERATIONS = ROOT / "tests/script/test_operations.py"
 
 INTEGERS = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
 
@@ -447,7 +448,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no sanitizers here")
 def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
-    """This file again, with an extension that looks at each access and each piece of arithmetic."""
+    """With an extension that looks at each access: this file, and operations of scripts."""
     include = sysconfig.get_paths()["include"]
     library = tmp_path / "_native.abi3.so"
     flags = ["-g", "-O1", "-shared", "-fPIC", "-fsanitize=address,undefined"]
@@ -456,7 +457,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
     # The sanitizer looks for the function that throws exceptions of C++ when it is loaded.
     runtime = " ".join(file_of(name, compiler) for name in ("libasan.so", "libstdc++.so.6"))
     command = [sys.executable, "-c", RUN, str(library), "-q", "-p", "no:cacheprovider"]
-    command += ["-s", "-m", "not slow", "-k", "not forked", __file__]
+    command += ["-s", "-m", "not slow", "-k", "not forked", __file__, str(OPERATIONS)]
     env = dict(os.environ, LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0")
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,861 @@
+/* What a script computes, operation by operation: runs each, reads what it made, and keeps a short
+ * record of it. A part of _native.c, which includes it.
+ *
+ * A record keeps no tensor, and is no object of the garbage collector: it holds functions, code,
+ * numbers and other records, all of them older. fxguard/script/records.py has the same in Python.
+ */
+
+enum { MOST_LOST = 50, NO_PATH = -1, UNCOUNTED = -1, FEW = 4 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *func, *code, *kwargs, *dtype;
+    PyObject *args;      /* NULL for few, which are here: a tuple would call the garbage collector */
+    PyObject *few[FEW];
+    PyObject *reference; /* to the tensor; NULL where the table has another record in its place */
+    double low, high;
+    long count, last, depth, path, version;
+} Record;
+
+static PyTypeObject *record_type;
+
+/* A record may be the last to hold another one, and so on: they go one after the other. */
+static PyObject *lost;
+static int nested;
+
+static void let_go(Record *record) {
+    Py_CLEAR(record->func);
+    Py_CLEAR(record->code);
+    Py_CLEAR(record->args);
+    Py_CLEAR(record->kwargs);
+    Py_CLEAR(record->dtype);
+    if (record->count <= FEW)
+        for (long i = 0; i < record->count; i++)
+            Py_CLEAR(record->few[i]);
+    PyTypeObject *type = Py_TYPE(record);
+    PyObject_Free(record);
+    Py_DECREF(type);
+}
+
+static void record_dealloc(PyObject *self) {
+    Record *record = (Record *)self;
+    Py_CLEAR(record->reference);
+    if (nested >= MOST_LOST) {
+        record->reference = lost; /* a link now */
+        lost = self;
+        return;
+    }
+    nested++;
+    let_go(record);
+    if (--nested == 0)
+        while (lost != NULL) {
+            Record *next = (Record *)lost;
+            lost = next->reference;
+            next->reference = NULL;
+            nested++;
+            let_go(next);
+            nested--;
+        }
+}
+
+static PyObject *held(PyObject *object) {
+    PyObject *found = object == NULL ? Py_None : object;
+    Py_INCREF(found);
+    return found;
+}
+
+static PyObject *args_of(Record *record) {
+    if (record->args != NULL)
+        return held(record->args);
+    PyObject *args = PyTuple_New(record->count);
+    for (long i = 0; args != NULL && i < record->count; i++)
+        PyTuple_SetItem(args, i, held(record->few[i]));
+    return args;
+}
+
+#define GETTER(NAME, RESULT)                                                                       \
+    static PyObject *record_##NAME(PyObject *self, void *closure) {                                \
+        (void)closure;                                                                             \
+        Record *record = (Record *)self;                                                           \
+        return RESULT;                                                                             \
+    }
+
+GETTER(func, held(record->func))
+GETTER(code, held(record->code))
+GETTER(args, args_of(record))
+GETTER(kwargs, record->kwargs == NULL ? PyDict_New() : held(record->kwargs))
+GETTER(dtype, held(record->dtype))
+GETTER(last, PyLong_FromLong(record->last))
+GETTER(depth, PyLong_FromLong(record->depth))
+GETTER(path, record->path == NO_PATH ? held(NULL) : PyLong_FromLong(record->path))
+GETTER(pair, Py_BuildValue("dd", record->low, record->high))
+
+static PyGetSetDef RECORD_ATTRIBUTES[] = {
+    {"func", record_func, NULL, "What ran.", NULL},
+    {"code", record_code, NULL, "The code that called it.", NULL},
+    {"args", record_args, NULL, "Its arguments, without their tensors.", NULL},
+    {"kwargs", record_kwargs, NULL, "Likewise.", NULL},
+    {"dtype", record_dtype, NULL, "Of what it made.", NULL},
+    {"last", record_last, NULL, "The place in the code.", NULL},
+    {"depth", record_depth, NULL, "How many records led to it.", NULL},
+    {"path", record_path, NULL, "Which of several results it is.", NULL},
+    {"pair", record_pair, NULL, "The smallest and the largest magnitude.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot RECORD_SLOTS[] = {
+    {Py_tp_dealloc, record_dealloc},
+    {Py_tp_getset, RECORD_ATTRIBUTES},
+    {Py_tp_doc, "One operation that has run."},
+    {0, NULL},
+};
+
+static PyType_Spec RECORD_SPEC = {
+    .name = "fxguard.measure._native.Record",
+    .basicsize = sizeof(Record),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = RECORD_SLOTS,
+};
+
+/* The records of live tensors, and what runs each operation. */
+
+enum { KINDS_OF_CODE = 256, CODE_OF_SCRIPT = 0, CODE_INNER = 1, CODE_OF_GRAPH = 2 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *hooks;                       /* what Python does with operations */
+    PyObject *mode;                        /* whose __torch_function__ it is; NULL for nobody's */
+    PyObject *plain_types, *apart, *views; /* sets: of types, of functions, of functions */
+    PyObject *unknown;                     /* in the place of a tensor without a record */
+    PyObject *setitem, *tolist;
+    PyObject *leaves;  /* of autograd that were read: address to a weak reference */
+    PyObject *noted;   /* the key in the metadata of a node of autograd */
+    PyObject *is_grad_enabled;
+    PyObject *wrapper;    /* the type of what gets an attribute */
+    PyObject *table;      /* address of a tensor to its record */
+    PyObject *codes[KINDS_OF_CODE]; /* code that was asked about, and its kind */
+    unsigned char kinds[KINDS_OF_CODE];
+    Py_ssize_t most, most_known;
+    long most_depth;
+    long long count;
+    char pauses, has_bad, is_direct;
+} Operations;
+
+/* Names of attributes. */
+static PyObject *f_back, *f_lasti, *is_inference, *grad_fn, *metadata, *name_kind, *name_turned, *name_other,
+    *name_apart, *name_raised, *name_objected, *name_otherwise;
+
+static long version_of_tensor(PyObject *tensor) {
+    PyObject *found = PyObject_GetAttr(tensor, version);
+    if (found == NULL)
+        return UNCOUNTED;
+    const long number = PyLong_AsLong(found);
+    Py_DECREF(found);
+    return number;
+}
+
+static int is_tensor(PyObject *object) {
+    return (PyObject *)Py_TYPE(object) == plain || (PyObject *)Py_TYPE(object) == parameter ||
+           PyObject_TypeCheck(object, (PyTypeObject *)plain);
+}
+
+/* The record of what a tensor holds now, borrowed; NULL without one, or where an error came. */
+static Record *record_of(Operations *all, PyObject *tensor, int whatever_version) {
+    PyObject *key = PyLong_FromVoidPtr(tensor);
+    Record *record = key == NULL ? NULL : (Record *)PyDict_GetItemWithError(all->table, key);
+    Py_XDECREF(key);
+    if (record == NULL || PyWeakref_GetObject(record->reference) != tensor)
+        return NULL;
+    if (whatever_version || record->version == UNCOUNTED)
+        return record;
+    return version_of_tensor(tensor) == record->version && !PyErr_Occurred() ? record : NULL;
+}
+
+/* What a record keeps of an argument. */
+static PyObject *kept_of(Operations *all, PyObject *value, PyObject *result, long *depth) {
+    PyObject *found = value;
+    if (is_tensor(value)) {
+        found = (PyObject *)record_of(all, value, value == result);
+        if (found == NULL && PyErr_Occurred())
+            return NULL;
+        if (found == NULL)
+            found = all->unknown;
+        else if (((Record *)found)->depth >= *depth)
+            *depth = ((Record *)found)->depth + 1;
+    } else if (PyTuple_CheckExact(value)) {
+        const Py_ssize_t count = PyTuple_Size(value);
+        PyObject *items = PyTuple_New(count);
+        for (Py_ssize_t i = 0; items != NULL && i < count; i++) {
+            PyObject *kept = kept_of(all, PyTuple_GetItem(value, i), result, depth);
+            if (kept == NULL)
+                Py_CLEAR(items);
+            else
+                PyTuple_SetItem(items, i, kept);
+        }
+        return items;
+    } else if (PyList_CheckExact(value)) {
+        PyObject *items = PyList_New(0);
+        for (Py_ssize_t i = 0; items != NULL && i < PyList_Size(value); i++) {
+            PyObject *item = PyList_GetItem(value, i);
+            Py_INCREF(item);
+            PyObject *kept = kept_of(all, item, result, depth);
+            Py_DECREF(item);
+            if (kept == NULL || PyList_Append(items, kept) != 0)
+                Py_CLEAR(items);
+            Py_XDECREF(kept);
+        }
+        return items;
+    } else if (!PyFloat_CheckExact(value) && !PyLong_CheckExact(value) && value != Py_None) {
+        const int is_plain = PySet_Contains(all->plain_types, (PyObject *)Py_TYPE(value));
+        if (is_plain < 0)
+            return NULL;
+        if (!is_plain)
+            found = all->unknown;
+    }
+    Py_INCREF(found);
+    return found;
+}
+
+static PyObject *kept_of_names(Operations *all, PyObject *kwargs, PyObject *result, long *depth) {
+    PyObject *kept = PyDict_New(), *name, *value;
+    Py_ssize_t at = 0;
+    while (kept != NULL && PyDict_Next(kwargs, &at, &name, &value)) {
+        PyObject *found = kept_of(all, value, result, depth);
+        if (found == NULL || PyDict_SetItem(kept, name, found) != 0)
+            Py_CLEAR(kept);
+        Py_XDECREF(found);
+    }
+    return kept;
+}
+
+/* The same without records, which is what begins a new chain. */
+static PyObject *without_records(Operations *all, PyObject *value) {
+    if (Py_TYPE(value) == record_type)
+        value = all->unknown;
+    const int is_tuple = PyTuple_CheckExact(value);
+    if (!is_tuple && !PyList_CheckExact(value)) {
+        Py_INCREF(value);
+        return value;
+    }
+    const Py_ssize_t count = is_tuple ? PyTuple_Size(value) : PyList_Size(value);
+    PyObject *items = is_tuple ? PyTuple_New(count) : PyList_New(count);
+    for (Py_ssize_t i = 0; items != NULL && i < count; i++) {
+        PyObject *kept = without_records(
+            all, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i));
+        if (kept == NULL)
+            Py_CLEAR(items);
+        else if (is_tuple)
+            PyTuple_SetItem(items, i, kept);
+        else
+            PyList_SetItem(items, i, kept);
+    }
+    return items;
+}
+
+/* Whether code is the script's, a library's, or a graph's. -1 where an error came instead. */
+static int kind_of_code(Operations *all, PyObject *code) {
+    const size_t at = ((uintptr_t)code >> 4) % KINDS_OF_CODE;
+    if (all->codes[at] == code)
+        return all->kinds[at];
+    PyObject *found = PyObject_CallMethodObjArgs(all->hooks, name_kind, code, NULL);
+    const long kind = found == NULL ? -1 : PyLong_AsLong(found);
+    Py_XDECREF(found);
+    if (kind < 0)
+        return -1;
+    PyObject *before = all->codes[at];
+    Py_INCREF(code);
+    all->codes[at] = code;
+    all->kinds[at] = (unsigned char)kind;
+    Py_XDECREF(before);
+    return (int)kind;
+}
+
+/* Finds the code of the script that runs now, and the place in it. 1 where there is some, 0 where
+ * not, -1 where an error came instead. */
+static int find_caller(Operations *all, PyObject **code, long *last) {
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    Py_XINCREF(frame);
+    while (frame != NULL && frame != Py_None) {
+        PyObject *own = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+        const int kind = kind_of_code(all, own);
+        if (kind == CODE_OF_SCRIPT) {
+            PyObject *at = PyObject_GetAttr(frame, f_lasti);
+            Py_DECREF(frame);
+            *last = at == NULL ? -1 : PyLong_AsLong(at);
+            *code = own;
+            Py_XDECREF(at);
+            if (at != NULL)
+                return 1;
+            Py_DECREF(own);
+            return -1;
+        }
+        Py_DECREF(own);
+        PyObject *back = kind == CODE_INNER ? PyObject_GetAttr(frame, f_back) : NULL;
+        Py_DECREF(frame);
+        if (kind != CODE_INNER)
+            return kind < 0 ? -1 : 0;
+        frame = back;
+        if (back == NULL)
+            return -1;
+    }
+    Py_XDECREF(frame);
+    return 0;
+}
+
+static int forget_gone(Operations *all) {
+    PyObject *key, *value, *kept = PyDict_New();
+    Py_ssize_t at = 0;
+    while (kept != NULL && PyDict_Next(all->table, &at, &key, &value))
+        if (PyWeakref_GetObject(((Record *)value)->reference) != Py_None &&
+            PyDict_SetItem(kept, key, value) != 0)
+            Py_CLEAR(kept);
+    if (kept == NULL)
+        return -1;
+    PyObject *before = all->table;
+    all->table = kept;
+    Py_DECREF(before);
+    all->most = 2 * PyDict_Size(kept) + all->most_known;
+    return 0;
+}
+
+/* Fills in what a record keeps of the arguments. */
+static int keep_args(Operations *all, Record *record, PyObject *args, PyObject *kwargs,
+                     PyObject *result, int keeps_all) {
+    const Py_ssize_t count = PyTuple_Size(args);
+    if (count > FEW) {
+        record->count = FEW + 1;
+        record->args = kept_of(all, args, result, &record->depth);
+        if (record->args == NULL)
+            return -1;
+    } else {
+        for (; record->count < count; record->count++) {
+            PyObject *value = PyTuple_GetItem(args, record->count);
+            record->few[record->count] = kept_of(all, value, result, &record->depth);
+            if (record->few[record->count] == NULL)
+                return -1;
+        }
+    }
+    if (kwargs != NULL && PyDict_Size(kwargs) > 0) {
+        record->kwargs = kept_of_names(all, kwargs, result, &record->depth);
+        if (record->kwargs == NULL)
+            return -1;
+    }
+    if (record->depth <= all->most_depth || keeps_all)
+        return 0;
+    record->depth = 0;
+    PyObject **each = record->args != NULL ? &record->args : record->few;
+    for (long i = 0; i < (record->args != NULL ? 1 : record->count); i++) {
+        PyObject *before = each[i];
+        each[i] = without_records(all, before);
+        if (each[i] == NULL) {
+            each[i] = before;
+            return -1;
+        }
+        Py_DECREF(before);
+    }
+    return 0;
+}
+
+/* A new record, whose place and numbers are set by the caller. */
+static Record *record_made(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs,
+                           PyObject *result, PyObject *its_dtype, long path, int keeps_all) {
+    Record *record = PyObject_New(Record, record_type);
+    if (record == NULL)
+        return NULL;
+    record->func = held(func);
+    record->dtype = held(its_dtype);
+    record->code = record->kwargs = record->args = record->reference = NULL;
+    record->path = path;
+    record->depth = record->count = 0;
+    record->last = -1;
+    record->version = UNCOUNTED;
+    if (keep_args(all, record, args, kwargs, result, keeps_all) == 0) {
+        PyObject *uncounted = keeps_all ? held(Py_False)
+                                        : PyObject_CallMethodObjArgs(result, is_inference, NULL);
+        if (uncounted == Py_False)
+            record->version = version_of_tensor(result);
+        Py_XDECREF(uncounted);
+        if (!PyErr_Occurred())
+            record->reference = PyWeakref_NewRef(result, NULL);
+        if (record->reference != NULL)
+            return record;
+    }
+    Py_DECREF(record);
+    return NULL;
+}
+
+/* Puts a record in the table, in place of one that nobody asks for any more. */
+static int enter(Operations *all, PyObject *tensor, Record *record) {
+    PyObject *key = PyLong_FromVoidPtr(tensor);
+    Record *before = key == NULL ? NULL : (Record *)PyDict_GetItemWithError(all->table, key);
+    int done = key == NULL || PyErr_Occurred() ? -1 : 0;
+    if (before != NULL)
+        Py_CLEAR(before->reference);
+    if (done == 0)
+        done = PyDict_SetItem(all->table, key, (PyObject *)record);
+    Py_XDECREF(key);
+    return done == 0 && PyDict_Size(all->table) > all->most ? forget_gone(all) : done;
+}
+
+/* Notes a tensor that cannot be made again, at its position: a leaf, or one without a record. */
+static int give(Operations *all, PyObject *value, PyObject *kept, long position, PyObject *given) {
+    PyObject *found = PyObject_GetAttr(value, is_leaf);
+    if (found == NULL)
+        return -1;
+    const int leaf = found == Py_True;
+    Py_DECREF(found);
+    if (!leaf && Py_TYPE(kept) == record_type)
+        return 0;
+    PyObject *counted = PyObject_GetAttr(value, version);
+    PyObject *key = PyLong_FromLong(position);
+    PyObject *pair = counted == NULL ? NULL : PyTuple_Pack(2, value, counted);
+    int done = key == NULL || pair == NULL ? -1 : PyDict_SetItem(given, key, pair);
+    Py_XDECREF(counted);
+    Py_XDECREF(key);
+    Py_XDECREF(pair);
+    if (done != 0 || !leaf || !attribute_is(value, requires_grad, Py_True))
+        return done;
+    key = PyLong_FromVoidPtr(value);
+    PyObject *reference = PyWeakref_NewRef(value, NULL);
+    done = key == NULL || reference == NULL ? -1 : PyDict_SetItem(all->leaves, key, reference);
+    Py_XDECREF(key);
+    Py_XDECREF(reference);
+    return done;
+}
+
+/* The same for an argument, or for what is nested in it; counts positions. */
+static int give_all(Operations *all, PyObject *value, PyObject *kept, long *position,
+                    PyObject *given) {
+    const int is_tuple = PyTuple_CheckExact(value);
+    if (is_tuple || PyList_CheckExact(value)) {
+        const Py_ssize_t count = is_tuple ? PyTuple_Size(kept) : PyList_Size(kept);
+        if (count != (is_tuple ? PyTuple_Size(value) : PyList_Size(value)))
+            return PyErr_Occurred() ? -1 : 0; /* it was changed meanwhile */
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyObject *item = is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
+            PyObject *own = is_tuple ? PyTuple_GetItem(kept, i) : PyList_GetItem(kept, i);
+            if (give_all(all, item, own, position, given) != 0)
+                return -1;
+        }
+        return 0;
+    }
+    const long at = (*position)++;
+    return is_tensor(value) ? give(all, value, kept, at, given) : 0;
+}
+
+/* Notes an operation at its node of autograd. */
+static int note_at_node(Operations *all, Record *record, PyObject *args, PyObject *kwargs,
+                        PyObject *result) {
+    PyObject *enabled = PyObject_CallNoArgs(all->is_grad_enabled);
+    Py_XDECREF(enabled);
+    if (enabled != Py_True) /* the node of a view that was written then could not be asked for */
+        return enabled == NULL ? -1 : 0;
+    PyObject *node = PyObject_GetAttr(result, grad_fn);
+    if (node == NULL || node == Py_None) {
+        Py_XDECREF(node);
+        return node == NULL ? -1 : 0;
+    }
+    PyObject *kept = PyObject_GetAttr(node, metadata), *given = PyDict_New(), *noted = NULL;
+    Py_DECREF(node);
+    int done = kept == NULL || given == NULL ? -1 : 0;
+    long position = 0;
+    for (Py_ssize_t i = 0; done == 0 && i < PyTuple_Size(args); i++)
+        done = give_all(all, PyTuple_GetItem(args, i),
+                        record->args != NULL ? PyTuple_GetItem(record->args, i) : record->few[i],
+                        &position, given);
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (done == 0 && record->kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value)) {
+        PyObject *own = PyDict_GetItemWithError(record->kwargs, name);
+        done = own == NULL ? -1 : give_all(all, value, own, &position, given);
+    }
+    if (done == 0)
+        noted = PyTuple_Pack(2, record, given);
+    done = noted == NULL ? -1 : PyDict_SetItem(kept, all->noted, noted);
+    Py_XDECREF(kept);
+    Py_XDECREF(given);
+    Py_XDECREF(noted);
+    return done;
+}
+
+/* Notes what an operation has made, or written to. -1 where an error came. */
+static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result,
+                long path) {
+    if ((PyObject *)Py_TYPE(result) != plain || !attribute_is(result, is_cpu, Py_True) ||
+        !attribute_is(result, layout, strided) || !attribute_is(result, is_nested, Py_False))
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *its_dtype = PyObject_GetAttr(result, dtype);
+    if (its_dtype == NULL)
+        return -1;
+    const int is_known = PySet_Contains(dtypes, its_dtype);
+    Record *record = NULL;
+    PyObject *code = NULL, *needs = NULL;
+    int done = -1;
+    DLTensor memory;
+    if (is_known != 1) {
+        done = is_known;
+        goto end;
+    }
+    if (tensor_of(result, &memory) != 0) { /* such as a value of a transform */
+        PyErr_Clear();
+        done = 0;
+        goto end;
+    }
+    if (memory.dtype.code != CODE_FLOAT && memory.dtype.code != CODE_BFLOAT) {
+        PyObject *said = !all->has_bad ? held(NULL)
+                                       : PyObject_CallMethodObjArgs(all->hooks, name_other, func,
+                                                                    args, held(kwargs), result, NULL);
+        done = said == NULL ? -1 : 0;
+        Py_XDECREF(said);
+        goto end;
+    }
+    double low, high;
+    if (!range_in(&memory, &low, &high)) {
+        done = 0;
+        goto end;
+    }
+    if ((PyObject *)Py_TYPE(func) == all->wrapper) { /* such as a gradient */
+        const int is_view = PySet_Contains(all->views, func);
+        if (is_view != 1) {
+            done = is_view;
+            goto end;
+        }
+    }
+    long last;
+    const int is_called = find_caller(all, &code, &last);
+    if (is_called != 1) {
+        done = is_called;
+        goto end;
+    }
+    needs = PyObject_GetAttr(result, requires_grad);
+    if (needs == NULL)
+        goto end;
+    record = record_made(all, func, args, kwargs, result, its_dtype, path, needs == Py_True);
+    if (record == NULL)
+        goto end;
+    record->code = code;
+    code = NULL;
+    record->last = last;
+    record->low = low;
+    record->high = high;
+    all->count++;
+    if (enter(all, result, record) != 0)
+        goto end;
+    done = 0;
+    PyObject *named = kwargs == NULL ? Py_None : kwargs;
+    if (needs == Py_True)
+        done = note_at_node(all, record, args, kwargs, result);
+    if (done == 0 && !(high <= DBL_MAX)) {
+        PyObject *said = PyObject_CallMethodObjArgs(all->hooks, name_turned, func, args, named,
+                                                    result, NULL);
+        done = said == NULL ? -1 : 0;
+        Py_XDECREF(said);
+    }
+end:
+    Py_DECREF(its_dtype);
+    Py_XDECREF(code);
+    Py_XDECREF(needs);
+    Py_XDECREF(record);
+    return done;
+}
+
+/* Looks at what an operation has made, or handed to Python. */
+static int look(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result) {
+    if ((PyObject *)Py_TYPE(result) == plain)
+        return note(all, func, args, kwargs, result, NO_PATH);
+    if ((PyTuple_Check(result) || PyList_Check(result)) && func != all->tolist) {
+        const int is_tuple = PyTuple_Check(result);
+        for (Py_ssize_t i = 0; i < (is_tuple ? PyTuple_Size(result) : PyList_Size(result)); i++) {
+            PyObject *item = is_tuple ? PyTuple_GetItem(result, i) : PyList_GetItem(result, i);
+            if ((PyObject *)Py_TYPE(item) != plain)
+                continue;
+            Py_INCREF(item);
+            const int done = note(all, func, args, kwargs, item, (long)i);
+            Py_DECREF(item);
+            if (done != 0)
+                return done;
+        }
+        return 0;
+    }
+    if (func == all->setitem) {
+        PyObject *written = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : Py_None;
+        return (PyObject *)Py_TYPE(written) == plain
+                   ? note(all, func, args, kwargs, written, NO_PATH)
+                   : 0;
+    }
+    if (!all->has_bad)
+        return 0;
+    PyObject *said = PyObject_CallMethodObjArgs(all->hooks, name_other, func, args,
+                                                kwargs == NULL ? Py_None : kwargs, result, NULL);
+    Py_XDECREF(said);
+    return said == NULL ? -1 : 0;
+}
+
+/* Tells Python of an exception that is on its way. It goes on, or the one that Python raises does. */
+static void tell(Operations *all, PyObject *name, PyObject *func, PyObject *args, PyObject *kwargs) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(value, trace);
+    PyObject *said =
+        PyObject_CallMethodObjArgs(all->hooks, name, value, func, args, kwargs, NULL);
+    if (said == NULL) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return;
+    }
+    Py_DECREF(said);
+    Py_XDECREF(trace);
+    trace = PyException_GetTraceback(value); /* frames may have been left out */
+    PyErr_Restore(type, value, trace);
+}
+
+/* Runs an operation and looks at it. */
+static PyObject *run_operation(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs) {
+    if (all->pauses)
+        return PyObject_Call(func, args, kwargs);
+    const int is_apart = PySet_Contains(all->apart, func);
+    if (is_apart != 0)
+        return is_apart < 0 ? NULL
+                            : PyObject_CallMethodObjArgs(all->hooks, name_apart, func, args,
+                                                         kwargs == NULL ? Py_None : kwargs, NULL);
+    PyObject *result = PyObject_Call(func, args, kwargs);
+    if (result != NULL && look(all, func, args, kwargs, result) != 0) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        if (trace != NULL)
+            PyException_SetTraceback(value, trace);
+        PyObject *said = PyObject_CallMethodObjArgs(all->hooks, name_objected, value, NULL);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        if (said == NULL)
+            Py_CLEAR(result);
+        Py_XDECREF(said);
+    }
+    return result;
+}
+
+static int as_names(PyObject **kwargs) {
+    if (*kwargs == Py_None)
+        *kwargs = NULL;
+    if (*kwargs == NULL || PyDict_Check(*kwargs))
+        return 0;
+    PyErr_SetString(PyExc_TypeError, "keywords are a dictionary");
+    return -1;
+}
+
+PyDoc_STRVAR(run_doc, "run(func, args, kwargs)\n--\n\nRun an operation, and look at it.");
+
+static PyObject *operations_run(PyObject *self, PyObject *given) {
+    PyObject *func, *args, *kwargs;
+    if (!PyArg_ParseTuple(given, "OO!O", &func, &PyTuple_Type, &args, &kwargs) ||
+        as_names(&kwargs) != 0)
+        return NULL;
+    return run_operation((Operations *)self, func, args, kwargs);
+}
+
+/* As a `__torch_function__`. */
+static PyObject *operations_call(PyObject *self, PyObject *given, PyObject *names) {
+    Operations *all = (Operations *)self;
+    PyObject *func, *types, *args = NULL, *kwargs = NULL;
+    if (!all->is_direct || (names != NULL && PyDict_Size(names) > 0) || PyTuple_Size(given) < 3) {
+        PyObject *otherwise = PyObject_GetAttr(all->hooks, name_otherwise);
+        PyObject *found = otherwise == NULL ? NULL : PyObject_Call(otherwise, given, names);
+        Py_XDECREF(otherwise);
+        return found;
+    }
+    if (!PyArg_ParseTuple(given, "OOO!|O", &func, &types, &PyTuple_Type, &args, &kwargs) ||
+        as_names(&kwargs) != 0)
+        return NULL;
+    PyObject *result = run_operation(all, func, args, kwargs);
+    if (result == NULL)
+        tell(all, name_raised, func, args, kwargs == NULL ? Py_None : kwargs);
+    return result;
+}
+
+PyDoc_STRVAR(of_doc, "of(tensor)\n--\n\nThe record of what a tensor holds now, or None.");
+
+static PyObject *operations_of(PyObject *self, PyObject *tensor) {
+    Record *record = record_of((Operations *)self, tensor, 0);
+    return record == NULL && PyErr_Occurred() ? NULL : held((PyObject *)record);
+}
+
+static PyObject *operations_new(PyTypeObject *type, PyObject *given, PyObject *names) {
+    (void)names;
+    PyObject *kept[11];
+    long most_depth;
+    Py_ssize_t most_known;
+    if (!PyArg_ParseTuple(given, "OOOOOOOOO!OOln", &kept[0], &kept[1], &kept[2], &kept[3], &kept[4],
+                          &kept[5], &kept[6], &kept[7], &PyDict_Type, &kept[8], &kept[9], &kept[10],
+                          &most_depth, &most_known))
+        return NULL;
+    const allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Operations *all = (Operations *)make(type, 0);
+    if (all == NULL)
+        return NULL;
+    for (int i = 0; i < 11; i++)
+        Py_INCREF(kept[i]);
+    all->hooks = kept[0];
+    all->plain_types = kept[1];
+    all->apart = kept[2];
+    all->views = kept[3];
+    all->unknown = kept[4];
+    all->setitem = kept[5];
+    all->tolist = kept[6];
+    all->wrapper = kept[7];
+    all->leaves = kept[8];
+    all->noted = kept[9];
+    all->is_grad_enabled = kept[10];
+    all->most_depth = most_depth;
+    all->most = all->most_known = most_known;
+    all->table = PyDict_New();
+    if (all->table == NULL)
+        Py_CLEAR(all);
+    return (PyObject *)all;
+}
+
+static int operations_traverse(PyObject *self, visitproc visit, void *arg) {
+    Operations *all = (Operations *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(all->hooks);
+    Py_VISIT(all->mode);
+    Py_VISIT(all->table);
+    return 0;
+}
+
+static int operations_clear(PyObject *self) {
+    Operations *all = (Operations *)self;
+    Py_CLEAR(all->hooks);
+    Py_CLEAR(all->mode);
+    if (all->table != NULL)
+        PyDict_Clear(all->table);
+    return 0;
+}
+
+static void operations_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    Operations *all = (Operations *)self;
+    Py_CLEAR(all->hooks);
+    Py_CLEAR(all->mode);
+    Py_CLEAR(all->plain_types);
+    Py_CLEAR(all->apart);
+    Py_CLEAR(all->views);
+    Py_CLEAR(all->unknown);
+    Py_CLEAR(all->setitem);
+    Py_CLEAR(all->tolist);
+    Py_CLEAR(all->wrapper);
+    Py_CLEAR(all->leaves);
+    Py_CLEAR(all->noted);
+    Py_CLEAR(all->is_grad_enabled);
+    Py_CLEAR(all->table);
+    for (int i = 0; i < KINDS_OF_CODE; i++)
+        Py_CLEAR(all->codes[i]);
+    PyTypeObject *type = Py_TYPE(self);
+    const freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+#define FLAG(NAME)                                                                                 \
+    static PyObject *get_##NAME(PyObject *self, void *closure) {                                   \
+        (void)closure;                                                                             \
+        return PyBool_FromLong(((Operations *)self)->NAME);                                        \
+    }                                                                                              \
+    static int set_##NAME(PyObject *self, PyObject *value, void *closure) {                        \
+        (void)closure;                                                                             \
+        const int is_true = value == NULL ? 0 : PyObject_IsTrue(value);                            \
+        if (is_true < 0)                                                                           \
+            return -1;                                                                             \
+        ((Operations *)self)->NAME = (char)is_true;                                                \
+        return 0;                                                                                  \
+    }
+
+FLAG(pauses)
+FLAG(has_bad)
+FLAG(is_direct)
+
+static PyObject *get_count(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromLongLong(((Operations *)self)->count);
+}
+
+static PyObject *get_mode(PyObject *self, void *closure) {
+    (void)closure;
+    return held(((Operations *)self)->mode);
+}
+
+static int set_mode(PyObject *self, PyObject *value, void *closure) {
+    (void)closure;
+    Operations *all = (Operations *)self;
+    PyObject *before = all->mode;
+    Py_XINCREF(value);
+    all->mode = value;
+    Py_XDECREF(before);
+    return 0;
+}
+
+static PyGetSetDef OPERATIONS_ATTRIBUTES[] = {
+    {"__self__", get_mode, set_mode, "The mode, as of a method of it.", NULL},
+    {"pauses", get_pauses, set_pauses, "Whether nothing is looked at.", NULL},
+    {"has_bad", get_has_bad, set_has_bad, "Whether something was bad.", NULL},
+    {"is_direct", get_is_direct, set_is_direct, "Whether calls are operations of no loss.", NULL},
+    {"count", get_count, NULL, "How many operations were noted.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef OPERATIONS_METHODS[] = {
+    {"run", operations_run, METH_VARARGS, run_doc},
+    {"of", operations_of, METH_O, of_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot OPERATIONS_SLOTS[] = {
+    {Py_tp_new, operations_new},
+    {Py_tp_dealloc, operations_dealloc},
+    {Py_tp_traverse, operations_traverse},
+    {Py_tp_clear, operations_clear},
+    {Py_tp_call, operations_call},
+    {Py_tp_methods, OPERATIONS_METHODS},
+    {Py_tp_getset, OPERATIONS_ATTRIBUTES},
+    {Py_tp_doc, "Runs the operations of a script, and keeps the records of live tensors."},
+    {0, NULL},
+};
+
+static PyType_Spec OPERATIONS_SPEC = {
+    .name = "fxguard.measure._native.Operations",
+    .basicsize = sizeof(Operations),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = OPERATIONS_SLOTS,
+};
+
+/* Adds both types to the module. */
+static int add_operations(PyObject *module) {
+    const struct {
+        PyObject **at;
+        const char *name;
+    } names[] = {
+        {&f_back, "f_back"},       {&f_lasti, "f_lasti"},         {&is_inference, "is_inference"},
+        {&grad_fn, "grad_fn"},     {&metadata, "metadata"},
+        {&name_kind, "kind_of"},   {&name_turned, "turned_bad"},
+        {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},
+        {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        *names[i].at = PyUnicode_InternFromString(names[i].name);
+        if (*names[i].at == NULL)
+            return -1;
+    }
+    PyObject *record = PyType_FromSpec(&RECORD_SPEC);
+    PyObject *operations = record == NULL ? NULL : PyType_FromSpec(&OPERATIONS_SPEC);
+    if (operations == NULL)
+        return -1;
+    record_type = (PyTypeObject *)record;
+    Py_INCREF(record); /* for as long as the process runs */
+    if (PyModule_AddObject(module, "Record", record) != 0)
+        return -1;
+    return PyModule_AddObject(module, "Operations", operations);
+}
