@@ -35,6 +35,7 @@ __all__ = [
     "is_ratio_of_exp",
     "is_ratio_of_exps",
     "is_ratio_of_same_exp",
+    "is_sigmoid_by_hand",
     "is_sum_of_densities",
     "is_sum_of_exp",
     "is_sum_of_exps",
@@ -109,9 +110,29 @@ def _ratio(case: Case) -> tuple[int, int] | None:
 
 
 def is_ratio_of_exp(case: Case) -> bool:
-    """It is exp(a) / b."""
-    ratio = _ratio(case)
-    return ratio is not None and _is(case, ratio[0], "exp")
+    """It is exp(a) / b, of a tensor or a number."""
+    step, ratio = _maker(case), _ratio(case)
+    if step is not None and plain(step.kind) == "div" and not step.number_first:
+        is_by_number = len(step.inputs) == 1 and bool(step.literals)
+        return (is_by_number or ratio is not None) and _is(case, step.inputs[0], "exp")
+    return False
+
+
+def is_sigmoid_by_hand(case: Case) -> bool:
+    """It is 1 / (1 + exp(-x)), or 1 minus that."""
+    value = _one_minus(case)
+    makers = [_maker(case), None if value is None else made_by(case.around, value)]
+    return any(_is_reciprocal_of_one_plus_exp(case, step) for step in makers)
+
+
+def _is_reciprocal_of_one_plus_exp(case: Case, step: Step | None) -> bool:
+    if step is None or not step.inputs:
+        return False
+    is_by_number = plain(step.kind) == "div" and (step.number_first or len(step.inputs) == 1)
+    if plain(step.kind) != "reciprocal" and not (is_by_number and step.literals == (1,)):
+        return False
+    inner = one_plus_of(made_by(case.around, step.inputs[0]))
+    return inner is not None and _is(case, inner, "exp")
 
 
 def is_ratio_of_exps(case: Case) -> bool:
@@ -177,9 +198,11 @@ def is_weighted_sum_of_exp(by: str) -> Callable[[Case], bool]:
 def is_sum_of_densities(case: Case) -> bool:
     """It is a sum of products or quotients with an exponential: w * exp(x) / s."""
     step = _maker(case)
-    if step is None or plain(step.kind) not in ("mean", "sum"):
+    if step is None or plain(step.kind) not in ("add", "mean", "sum"):
         return False
     todo = list(step.inputs[:1])
+    if plain(step.kind) == "add":
+        todo = terms_of(case.around, step)[-1:]  # that of the last turn of a loop
     for _ in range(MOST_FACTORS):
         maker = made_by(case.around, todo.pop()) if todo else None
         if maker is None:
@@ -193,7 +216,9 @@ def is_sum_of_densities(case: Case) -> bool:
 
 def is_log_of_product_with_exp(case: Case) -> bool:
     """It is exp(a) * b."""
-    factors = factors_of(_maker(case))
+    step = _maker(case)
+    is_by_number = step is not None and plain(step.kind) == "mul" and len(step.inputs) == 1
+    factors = step.inputs if is_by_number and step is not None else factors_of(step)
     return any(_is(case, each, "exp") for each in factors)
 
 

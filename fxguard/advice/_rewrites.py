@@ -66,6 +66,9 @@ REWRITES = (
          made.is_one_minus("sigmoid"),
          rewrites=("{c.log}(1 - sigmoid(x)) -> logsigmoid(-x){c.per_log}",
                    "log1p(-sigmoid(x)) -> logsigmoid(-x)")),
+    Rule(_LOST, _LOGS, "advice",
+         "take logsigmoid(x) instead of log(1 / (1 + exp(-x))), and logsigmoid(-x) of 1 minus it: "
+         "binary_cross_entropy_with_logits has both", made.is_sigmoid_by_hand),
     Rule(_LOST, _LOG, "exact",
          "take log_softmax(x, dim){c.per_log} instead of {c.name}(exp(x) / sum(exp(x), dim))",
          made.is_ratio_of_same_exp,
@@ -117,7 +120,7 @@ REWRITES = (
          lambda c: made.is_weighted_sum_of_exp("")(c)
          and not made.is_weighted_sum_of_exp("softmax")(c)),
     Rule(_LOST, _LOG, "advice",
-         "take log(x).sum(dim){c.per_log} instead of {c.name}(prod(x, dim))",
+         "take log({c.of[prod]}).sum(dim){c.per_log} instead of {c.name}(prod({c.of[prod]}, dim))",
          made.is_of("prod")),
     Rule(_LOST, _LOG, "advice",
          "take log(x).cumsum(dim){c.per_log} instead of {c.name}(cumprod(x, dim)); log1p(-h) is "
@@ -185,6 +188,8 @@ REWRITES = (
                    "of n numbers", ()),
           ("add", f"take logaddexp(a, b){per} instead of {log}(exp(a) + exp(b))",
            (f"{log}(exp(a) + exp(b)) -> logaddexp(a, b){per}",)))),
+    Rule("overflow", names_in("exp"), "advice",
+         "take x + log(-expm1(-x)) instead of log(exp(x) - 1)", becomes.is_inverse_softplus),
     Rule("overflow", _EXPS, "exact",
          "take logsumexp or log_softmax: a logarithm is taken of these exponentials anyway",
          becomes.is_logged,

@@ -82,15 +82,24 @@ ZERO_RULES = (
     Rule(_LOST, _LOG | names_in("div reciprocal rsqrt sqrt"), "advice",
          "add a floor in the line that makes {name}{place}, relative to the data, such as "
          "+ 1e-3 * data.var(0): a spread has collapsed to 0", _is_collapse, words=_collapse),
-    Rule("zero divisor", _LOG, "advice",
-         "of counts take log1p({c.bare}), or log({c.x}.clamp(min=1)): all of {c.bare} are whole "
-         "numbers, and some are 0",
-         lambda c: zeros.is_of_whole_numbers(c) and not signs.is_count_of_mask(c),
-         rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
     Rule(_LOST, _LOG, "advice",
          "take the log of {c.x}.masked_fill({c.bare} == 0, 1): where {c.bare} is 0, so is what "
          "multiplies the log, and 0 * inf is NaN", zeros.is_weighed,
          rewrites=("{c.name}(a) -> {c.name}(a.masked_fill(a == 0, 1))",)),
+    Rule("zero divisor", _LOG, "advice",
+         "of counts take log1p({c.bare}), or log({c.x}.clamp(min=1)): all of {c.bare} are whole "
+         "numbers, and some are 0",
+         lambda c: zeros.is_of_whole_numbers(c)
+         and not (signs.is_count_of_mask(c) or zeros.is_weighed(c)),
+         rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
+    Rule(_LOST, names_in("div"), "advice",
+         "leave out where {c.dividend} is 0 before the division, by {c.dividend}[{c.dividend} > 0] "
+         "or where: its logarithm is multiplied by {c.dividend}, and 0 * inf is NaN",
+         zeros.is_ratio_in_divergence),
+    Rule("zero divisor", names_in("div reciprocal"), "advice",
+         "take {c.counted}.clamp(min=1): it is whole numbers, as counts are, and some are 0",
+         lambda c: signs.divides_by_whole_numbers(c) and not signs.is_count_of_mask(c)
+         and not zeros.is_capped_ratio(c) and not zeros.is_ratio_in_divergence(c)),
     Rule(_LOST, _LOG, "advice",
          'take F.kl_div({q}, {p}, reduction="none") in place of {p} * ({p}.log() - {q})',
          _is_divergence, words=_divergence),

@@ -28,6 +28,7 @@ __all__ = [
     "adds_exponentials",
     "divides_by_one_plus",
     "is_bounded_after",
+    "is_inverse_softplus",
     "is_logged",
     "is_logged_by",
     "is_normalized",
@@ -197,9 +198,19 @@ def is_bounded_after(case: Case) -> bool:
     return any(step.kind in LIMITERS for step in steps)
 
 
+def is_inverse_softplus(case: Case) -> bool:
+    """The logarithm of its result minus 1 is taken."""
+    for step, read in readers_of(case.around, case.around.made):
+        if minus_one_of(step) == read:
+            after = readers_of(case.around, step.outputs[0])
+            if any(plain(each.kind) == "log" for each, _ in after):
+                return True
+    return False
+
+
 def is_logged(case: Case) -> bool:
     """The logarithm of a sum or a ratio of its results is taken."""
-    if is_softplus(case):
+    if is_softplus(case) or is_inverse_softplus(case):
         return False
     steps = case.around.read_by
     for _ in range(2):

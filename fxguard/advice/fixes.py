@@ -379,8 +379,14 @@ RULES = (
          "gradient, and 0 * inf is NaN", signs.is_chosen_after,
          rewrites=("where(c, {c.name}(a), b) -> where(c, {c.name}(where(c, a, {c.safe})), b)",
                    "where(c, b, {c.name}(a)) -> where(c, b, {c.name}(where(c, {c.safe}, a)))")),
+    Rule("singular gradient", _names("sqrt"), "advice",
+         "sqrt({c.x}.clamp(min={c.near_zero})): at 0 the derivative is infinite, and by roundings "
+         "this difference may be below 0, too; torch.cdist has a gradient of 0 there",
+         lambda c: signs.is_difference(c) and not signs.is_chosen_after(c),
+         rewrites=("sqrt(a) -> sqrt(a.clamp(min={c.near_zero}))",)),
     *(Rule("singular gradient", _names(name), "advice", smoothed,
-           lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient(),
+           lambda c: not signs.is_chosen_after(c) and c.eps_has_gradient()
+           and not (c.name == "sqrt" and signs.is_difference(c)),
            rewrites=_WITH_EPS.get(name, ()))
       for name, smoothed in _SMOOTHED.items()),
     *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",

@@ -17,9 +17,11 @@ from fxguard.graph.tables import CASTS, MOVES
 from fxguard.records import Role
 
 __all__ = [
+    "divides_by_whole_numbers",
     "is_by_weight_in_half",
     "is_chosen_after",
     "is_count_of_mask",
+    "is_difference",
     "is_difference_of_masks",
     "is_difference_with_square",
     "is_free_domain",
@@ -39,6 +41,14 @@ __all__ = [
 
 # These put together what is counted; the operand that is counted is their last one.
 _COUNTS = ("bincount", "index_add", "scatter_add", "scatter_reduce", "sum")
+
+# Their results may be whole numbers by chance.
+_NO_COUNTS = frozenset(
+    [
+        *("abs", "amax", "div", "linalg_norm", "linalg_vector_norm", "max", "norm", "pow"),
+        *("sqrt", "std", "sub", "var", "vector_norm"),
+    ]
+)
 
 _LOGARITHMS = ("log", "log_softmax", "logsumexp")  # they make logarithms of probabilities
 
@@ -80,8 +90,6 @@ def is_count_of_mask(case: Case) -> bool:
     operands = () if case.evidence is None else case.evidence.operands
     if operands and operands[-1].dtype.startswith(("int", "uint")):
         return True
-    if case.name in ("div", "reciprocal") and _divides_by_whole_numbers(case):
-        return True
     sums = [step for step in case.around.culprit_made_by if plain(step.kind) in _COUNTS]
     counted = [value for step in sums for value in step.inputs[-1:]]
     # x / x.sum() is not a mean over a mask.
@@ -89,11 +97,15 @@ def is_count_of_mask(case: Case) -> bool:
     return any(case.around.is_given(value) and value not in read for value in counted)
 
 
-def _divides_by_whole_numbers(case: Case) -> bool:
+def divides_by_whole_numbers(case: Case) -> bool:
+    """Its divisor is whole numbers, some of them 0, and no gradient flows there."""
     operands = () if case.evidence is None else case.evidence.operands
     tensors = [each for each in operands if each.dtype]
     culprit = case.around.culprit
     is_learned = culprit is not None and case.around.is_differentiated(culprit)
+    maker = made_by(case.around, culprit)
+    if maker is not None and plain(maker.kind) in _NO_COUNTS:
+        return False
     return bool(tensors) and tensors[-1].is_whole and tensors[-1].low == 0 and not is_learned
 
 
@@ -117,6 +129,12 @@ def is_difference_with_square(case: Case) -> bool:
         and is_square_of(second) is not None
         and not (is_difference_of_squares(case))
     )
+
+
+def is_difference(case: Case) -> bool:
+    """It is a difference of two tensors."""
+    step = made_by(case.around, case.around.culprit)
+    return step is not None and plain(step.kind) == "sub" and len(set(step.inputs)) == 2
 
 
 def is_free_domain(case: Case) -> bool:

@@ -196,20 +196,19 @@ class Surroundings:
         yield self
         source = self.step.source
         same = [
-            (index, step)
-            for index, step in enumerate(self.steps)
+            step
+            for step in self.steps
             if source is not None and (step.kind, step.source) == (self.step.kind, source)
         ]
-        for index, step in [pair for pair in same if pair[1] is not self.step][:MOST_ALIKE]:
-            blame = Blame(step.outputs[0], index, Severity.NAN)
-            yield Surroundings(
-                self.steps,
-                self.values,
-                blame,
-                self.intended,
-                self.features,
-                self.made_before,
-            )
+        yield from map(self.of, [step for step in same if step is not self.step][:MOST_ALIKE])
+
+    def of(self, step: Step) -> Surroundings:
+        """Those of another operation."""
+        index = next(i for i, each in enumerate(self.steps) if each is step)
+        blame = Blame(step.outputs[0], index, Severity.NAN)
+        return Surroundings(
+            self.steps, self.values, blame, self.intended, self.features, self.made_before
+        )
 
     @property
     def culprit(self) -> int | None:

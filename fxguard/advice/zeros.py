@@ -27,6 +27,7 @@ __all__ = [
     "is_norm",
     "is_normalized_in_turn",
     "is_of_whole_numbers",
+    "is_ratio_in_divergence",
     "is_spread_of_data",
     "is_weighed",
     "share_of",
@@ -42,6 +43,7 @@ _PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | {"index_select", "set
 _PRODUCTS = names_in("bmm dot einsum matmul mm mul mv")
 _SUMS = names_in("mean nansum sum")
 _NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
+_COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tril triu")
 # They are 0 where their operand is.
 _KEEPS_ZERO = _PASSED | names_in(
     "abs clamp clamp_max clip div gt minimum mul ne pow relu sign sqrt square tanh"
@@ -72,8 +74,26 @@ def _is_weighed_by_zero(case: Case) -> bool:
     culprit = case.around.culprit
     if culprit is None:
         return False
-    root = _root(case, culprit)
-    return any(_is_zero_with(case, value, root) for value in becomes.weights_of(case))
+    root, weights = _root(case, culprit), list(becomes.weights_of(case))
+    if any(_is_zero_with(case, value, root) for value in weights):
+        return True
+    ratio = case.around.maker_of(root)
+    is_ratio = ratio is not None and plain(ratio.kind) == "div" and not ratio.number_first
+    dividend = _root(case, ratio.inputs[0]) if is_ratio and ratio is not None else None
+    return dividend is not None and dividend in [_root(case, value) for value in weights]
+
+
+def is_ratio_in_divergence(case: Case) -> bool:
+    """It divides p by q, and p weighs the logarithm of the result: p * log(p / q)."""
+    around, read = case.around, case.around.step.inputs
+    if case.name != "div" or len(read) != 2:
+        return False
+    logs = [step for step, _ in readers_of(around, around.made) if plain(step.kind) == "log"]
+    for log in logs:
+        other = replace(case, around=around.of(log))
+        if _root(case, read[0]) in [_root(case, value) for value in becomes.weights_of(other)]:
+            return True
+    return False
 
 
 def _root(case: Case, value: int) -> int:
@@ -168,9 +188,25 @@ def share_of(case: Case) -> str:
     name = plain(part.kind)
     if name in ("cumprod", "prod"):
         return f"{name} of exp" if _is_made_by(case, part.inputs[0], "exp") else name
+    if any(_is_mask(case, each) for each in factors_of(part)):
+        return ""
     factors = [_value_behind(case, each) for each in factors_of(part)]
     made = [plain(each.kind) for each in factors if each is not None]
     return "mul" if {"cumprod", "exp", "prod"} & {*made} else name if name == "exp" else ""
+
+
+def _is_mask(case: Case, value: int) -> bool:
+    """Whether a factor is made of a comparison, or of numbers that are not floating-point."""
+    step: Step | None = None
+    for _ in range(MOST_BACK):
+        step = case.around.maker_of(value)
+        if step is None or not step.inputs or step.kind not in MOVES | SELECTS | CASTS:
+            break
+        value = step.inputs[0]
+    if step is None:
+        dtype = case.around.values[value].dtype
+        return bool(dtype) and "float" not in dtype
+    return (step.kind in CASTS and not step.inputs) or plain(step.kind) in _COMPARISONS
 
 
 def exponents(case: Case) -> Mapping[str, str]:

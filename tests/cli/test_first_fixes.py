@@ -42,6 +42,17 @@ WEIGHED = {
         "h = (p * p.log()).sum()\nh.backward()\n",
         "masked_fill(p == 0, 1)",
     ),
+    "a divergence of ratios": (
+        "p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.5, 0.25])\n"
+        "print((p * (p / q).log()).sum())\n",
+        "masked_fill(p / q == 0, 1)",
+    ),
+    "a mutual information": (
+        "P = torch.tensor([[0.5, 0.5], [0.0, 0.0]])\n"
+        "d = P.sum(1, keepdim=True) * P.sum(0, keepdim=True)\n"
+        "print((P * torch.log(P / d)).sum())\n",
+        "leave out where P is 0 before the division",
+    ),
     "weights by counts": (
         "n = torch.tensor([[0.0, 3.5], [1.0, 0.5]], dtype=torch.float64)\n"
         "log_n = torch.log(n)\nf = torch.clamp((n / 100) ** 0.75, max=1)\n"
@@ -52,6 +63,27 @@ WEIGHED = {
 }
 
 PRODUCTS = {
+    "a mixture of densities in a loop": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.l = torch.nn.Linear(2, 9)\n"
+        "    def forward(self, x, y):\n"
+        "        w, mu, s = self.l(x).chunk(3, 1)\n"
+        "        w, s, like = w.softmax(1), s.exp(), 0.0\n"
+        "        for k in range(3):\n"
+        "            z = (y - mu[:, k]) / s[:, k]\n"
+        "            like = like + w[:, k] * torch.exp(-0.5 * z**2) / s[:, k]\n"
+        "        return -like.log().mean()\n"
+        "M()(torch.randn(16, 2), torch.randn(16) * 60).backward()\n",
+        "work with logarithms: logsumexp of the exponents",
+    ),
+    "a logistic regression by hand": (
+        "w = torch.randn(4, requires_grad=True)\n"
+        "x, y = torch.randn(8, 4) * 100, torch.rand(8).round()\n"
+        "p = 1 / (1 + torch.exp(-(x @ w)))\n"
+        "loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()\nloss.backward()\n",
+        "take logsigmoid(x) instead of log(1 / (1 + exp(-x)))",
+    ),
     "a forward pass of a hidden Markov model": (
         "A = torch.full((2, 2), 0.5)\nB = torch.rand(2, 5) * 0.1\n"
         "obs = torch.randint(5, (200,))\nalpha = torch.full((2,), 0.5)\n"
@@ -223,6 +255,11 @@ TWINS = {
     "shares of what is 0": (
         "w = torch.relu(-torch.rand(4))\nprint(w / w.sum())\n",
         "softmax",
+    ),
+    "weights that a mask made 0": (
+        "s = torch.randn(2, 3).exp() * torch.tensor([[True] * 3, [False] * 3]).float()\n"
+        "print(s / s.sum(1, keepdim=True))\n",
+        "became 0",
     ),
     "a divisor that is no norm": (
         "x = torch.zeros(2, 3)\nprint(x / x.abs().sum(1, keepdim=True))\n",

@@ -369,6 +369,29 @@ CASES = (
          "advice: take F.cosine_similarity", dtype="float32"),
     Case("zero divisor", "s = sub(1, h); c = cumprod(s, 1); y = log(c)!",
          "advice: take log(x).cumsum(dim)"),
+    Case("zero divisor", "r = div(p, q)!; l = log(r); y = mul(p, l)",
+         "advice: leave out where x is 0 before the division"),
+    Case("zero divisor", "r = div(p, q)!; l = log(r); y = mul(z, l)",
+         "advice: choose the divisor by"),
+    Case("zero divisor", "r = div(p, q); l = log(r)!; y = mul(p, l)",
+         "advice: take the log of x.masked_fill(x == 0, 1)"),
+    Case("zero divisor", "r = div(p, q); l = log(r)!; y = mul(q, l)", "advice: bound the argument"),
+    Case("zero divisor", "e = exp(l); m = gt(x, 0); j = mul(e, m); s = sum(j, 1); y = div(j, s)!",
+         "advice: choose the divisor by"),
+    Case("underflow", "e = exp(a); d = div(e, 2.5); y = log(d)!", "exact: take (a - log(b))"),
+    Case("underflow", "e = exp(a); d = mul(e, 0.4); y = log(d)!", "exact: take (a + log(b))"),
+    Case("underflow", "e = relu(a); d = div(e, 2.5); y = log(d)!", "advice: bound the argument"),
+    Case("underflow", "e = exp(a); s = mul(w, e); t = add(z, s); f = exp(b); g = mul(v, f); "
+         "l = add(t, g); y = log(l)!", "advice: work with logarithms: logsumexp of the exponents"),
+    Case("underflow", "n = neg(z); e = exp(n); o = add(1, e); p = reciprocal(o); y = log(p)!",
+         "advice: take logsigmoid(x) instead of log(1 / (1 + exp(-x)))"),
+    Case("rounding", "n = neg(z); e = exp(n); o = add(1, e); p = div(1, o); q = sub(1, p); "
+         "y = log(q)!", "advice: take logsigmoid(x) instead of log(1 / (1 + exp(-x)))"),
+    Case("underflow", "n = neg(z); e = exp(n); o = add(2, e); p = reciprocal(o); y = log(p)!",
+         "advice: bound the argument"),
+    Case("overflow", "e = exp(x)!; d = sub(e, 1); y = log(d)",
+         "advice: take x + log(-expm1(-x)) instead of log(exp(x) - 1)"),
+    Case("singular gradient", "s = sub(a, b); y = sqrt(s)!", "advice: sqrt(x.clamp(min=1e-4))"),
     Case("domain", "q = pow(x, w); m = mean(q, 1); r = div(1, w); y = pow(m, r)!",
          "advice: clamp what the first power reads"),
     Case("domain", "q = pow(x, 2); m = mean(q, 1); n = sub(m, z); y = pow(n, 0.3)!",
@@ -432,7 +455,7 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
-OF_PROGRAMS = ("take F.kl_div({q}", "of counts take")
+OF_PROGRAMS = ("take F.kl_div({q}", "of counts take", "take {c.counted}.clamp(min=1): it is whole")
 
 
 def test_every_rule_is_said_once_at_least() -> None:
