@@ -143,7 +143,7 @@ typedef struct {
 
 /* Names of attributes. */
 static PyObject *f_back, *f_lasti, *is_inference, *grad_fn, *metadata, *name_kind, *name_turned, *name_other,
-    *name_apart, *name_raised, *name_objected, *name_otherwise;
+    *name_apart, *name_inside, *name_raised, *name_objected, *name_otherwise;
 
 static long version_of_tensor(PyObject *tensor) {
     PyObject *found = PyObject_GetAttr(tensor, version);
@@ -616,6 +616,13 @@ static void tell(Operations *all, PyObject *name, PyObject *func, PyObject *args
 static PyObject *run_operation(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs) {
     if (all->pauses)
         return PyObject_Call(func, args, kwargs);
+    PyObject *transform = PyObject_CallNoArgs(innermost_transform);
+    if (transform == NULL)
+        return NULL;
+    Py_DECREF(transform);
+    if (transform != Py_None)
+        return PyObject_CallMethodObjArgs(all->hooks, name_inside, func, args,
+                                          kwargs == NULL ? Py_None : kwargs, NULL);
     const int is_apart = PySet_Contains(all->apart, func);
     if (is_apart != 0)
         return is_apart < 0 ? NULL
@@ -842,7 +849,7 @@ static int add_operations(PyObject *module) {
         {&grad_fn, "grad_fn"},     {&metadata, "metadata"},
         {&name_kind, "kind_of"},   {&name_turned, "turned_bad"},
         {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},
-        {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
+        {&name_inside, "inside"}, {&name_objected, "objected"}, {&name_otherwise, "otherwise"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         *names[i].at = PyUnicode_InternFromString(names[i].name);

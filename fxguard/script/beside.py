@@ -33,6 +33,7 @@ from fxguard.script.operations import (
     operations_with,
     place_of,
 )
+from fxguard.script.transforms import Transforms
 from fxguard.source.held_tensors import held_name
 from fxguard.torch_names import DisableTorchFunction
 
@@ -116,6 +117,7 @@ class Beside:
         self._exceptions = MOST_RAISED  # that are left
         self._leaves: Leaves = {}
         self.operations = operations_with(self, self._leaves)
+        self._transforms = Transforms(self.operations.of)
         self.otherwise: Callable[..., Any] = _nobody  # runs what may belong to a loss
         self.tidy: Callable[[BaseException], object] = str  # is given what goes on to the script
         self._forward: ActiveForward | None = None  # of what is bad; None as long as nothing is
@@ -136,6 +138,21 @@ class Beside:
     ) -> None:
         """Something was bad before, and this operation has made no floating-point numbers."""
         self.hands_on(func, args, result)
+
+    def inside(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run an operation inside a transform of ``torch.func``."""
+        if func is torch.autograd.grad:
+            result = self._transforms.differentiate(func, args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
+        try:
+            with DisableTorchFunction():
+                self._transforms.look(func, args, kwargs or {}, result)
+                if self._transforms.has_bad:
+                    self._begin()
+        except theirs() as error:  # a tensor may object to any question
+            self.objected(error)
+        return result
 
     def raised(
         self, error: BaseException, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -219,9 +236,7 @@ class Beside:
 
     def ends_of(self, tensors: list[Tensor], keys: list[Key]) -> tuple[Batch, list[Key]]:
         """Bad tensors that somebody has read, as values of the batch of what is bad."""
-        if self._forward is None:
-            self._forward, self.operations.has_bad = ActiveForward(Batch(0), {}, {}, None), True
-        return self._forward.batch, keys or [self._key_of(each, "input[0]") for each in tensors]
+        return self._begin(), keys or [self._key_of(each, "input[0]") for each in tensors]
 
     def apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward, and look at what it makes."""
@@ -273,14 +288,23 @@ class Beside:
     @property
     def count(self) -> int:
         """How many operations were looked at."""
-        return self.operations.count
+        return self.operations.count + self._transforms.count
 
     def _bad_among(self, values: Iterable[Any]) -> list[Key]:
         """The values of the batch of what is bad that some tensors hold."""
         assert self._forward is not None
         live = self._forward.batch.live
-        keys = [live.key_of(each) for each in values if isinstance(each, Tensor)]
-        return [key for key in keys if key is not None]
+        found = []
+        with DisableTorchFunction():
+            for each in values:
+                if not isinstance(each, Tensor):
+                    continue
+                key = live.key_of(each)
+                if key is None and self._transforms.of(each) is not None and is_bad(each):
+                    key = self._key_of(each, "")
+                if key is not None:
+                    found.append(key)
+        return found
 
     def _reaches(self, values: Iterable[Any], matters: Matters) -> None:
         """Some of these tensors may be bad, and now that matters."""
@@ -295,9 +319,7 @@ class Beside:
     ) -> None:
         """Look closer at an operation that made something bad, or handed it on."""
         kwargs = kwargs or {}
-        if self._forward is None:
-            self._forward, self.operations.has_bad = ActiveForward(Batch(0), {}, {}, None), True
-        batch = self._forward.batch
+        batch = self._begin()
         self._turned += 1
         if len(batch.values) > self._most_values:
             self._forget(batch)
@@ -346,6 +368,16 @@ class Beside:
         }
         self._most_values = 2 * len(batch.values) + MOST_VALUES
 
+    def _begin(self) -> Batch:
+        """The batch of what is bad, which begins when something is."""
+        if self._forward is None:
+            self._forward, self.operations.has_bad = ActiveForward(Batch(0), {}, {}, None), True
+        return self._forward.batch
+
+    def _record_of(self, tensor: Tensor) -> Record | None:
+        """The record of what a tensor holds, whoever has made it."""
+        return self.operations.of(tensor) or self._transforms.of(tensor)
+
     def _is_first_at(self, record: Record) -> bool:
         """Whether this is one of the first times that an operation turned bad at its place."""
         place = record.code, record.last
@@ -365,7 +397,7 @@ class Beside:
         assert self._forward is not None
         batch = self._forward.batch
         key = batch.live.key_of(tensor)
-        if key is None and (record := self.operations.of(tensor)) is not None:
+        if key is None and (record := self._record_of(tensor)) is not None:
             key = self._key_of_record(record)
             batch.live.remember(tensor, key)
         if key is None:

@@ -24,19 +24,26 @@ from fxguard.measure.at_hand import own_arithmetic
 from fxguard.measure.traceable import abs_min_max
 from fxguard.script.noted import NOTED, Leaves, note
 from fxguard.source.lines import Place, is_internal
+from fxguard.torch_names import func_level
 
 __all__ = [
+    "INNER",
     "MOST_DEPTH",
     "NESTED",
+    "OF_SCRIPT",
+    "PLAIN",
     "UNKNOWN",
     "Hooks",
     "Operations",
+    "PlainOperations",
+    "PlainRecord",
     "Record",
     "is_record",
     "kind_of_code",
     "operations_with",
     "pair_of",
     "place_of",
+    "without_records",
 ]
 
 MOST_KNOWN = 4096  # tensors, before those that are gone are forgotten
@@ -126,6 +133,9 @@ class Hooks(Protocol):
     def apart(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward."""
 
+    def inside(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run an operation inside a transform of ``torch.func``."""
+
     def raised(
         self, error: BaseException, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> None:
@@ -202,6 +212,8 @@ class PlainOperations:
         """Run an operation, and look at it."""
         if self.pauses:
             return func(*args, **(kwargs or {}))
+        if func_level() is not None:
+            return self._hooks.inside(func, args, kwargs)
         if func in BACKWARDS:
             return self._hooks.apart(func, args, kwargs)
         result = func(*args, **kwargs) if kwargs else func(*args)
@@ -264,7 +276,7 @@ class PlainOperations:
         named = {name: self._kept(each, result, depths) for name, each in (kwargs or {}).items()}
         depth = max(depths) + 1
         if depth > MOST_DEPTH and not needs:  # a node of autograd keeps what led to it anyway
-            read, depth = _without_records(read), 0
+            read, depth = without_records(read), 0
         place = frame.f_code, frame.f_lasti
         made = PlainRecord(func, *place, read, named, pair, depth, path, result)
         self.count += 1
@@ -302,9 +314,10 @@ class PlainOperations:
         self._most = 2 * len(self._known) + MOST_KNOWN
 
 
-def _without_records(value: Any) -> Any:
+def without_records(value: Any) -> Any:
+    """The same without records, which is what begins a new chain."""
     if type(value) in NESTED:
-        return type(value)([_without_records(each) for each in value])
+        return type(value)([without_records(each) for each in value])
     return UNKNOWN if type(value) is PlainRecord else value
 
 

@@ -45,6 +45,9 @@ class Heard:
     def other(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.others.append(func)
 
+    def inside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **(kwargs or {}))
+
     def apart(self, func: Any, args: Any, kwargs: Any) -> Any:
         return "apart"
 

@@ -1,0 +1,204 @@
+"""What a script computes under ``torch.func``: ``vmap``, ``grad`` and what is made of them.
+
+Tensors are wrapped there, one level for each transform. Their numbers are read without the levels.
+What a transform returns is known again by its memory, and only while it holds the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxguard.batch._live_tensors import LiveTensors
+from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.forgiving import where_theirs_may_raise
+from fxguard.graph.operations import name_of
+from fxguard.measure.at_hand import range_of
+from fxguard.measure.func_levels import without_levels
+from fxguard.records import Range
+from fxguard.script.noted import note, noted_at
+from fxguard.script.operations import (
+    INNER,
+    MOST_DEPTH,
+    NESTED,
+    OF_SCRIPT,
+    PLAIN,
+    UNKNOWN,
+    PlainRecord,
+    Record,
+    kind_of_code,
+    pair_of,
+    without_records,
+)
+from fxguard.torch_names import DisableTorchFunction
+
+__all__ = ["Transforms"]
+
+MOST_KNOWN = 4096  # results, before all are forgotten
+
+
+class Transforms:
+    """The records of what one thread computes inside transforms.
+
+    Args:
+        known: gives the record of a tensor outside of them.
+
+    Attributes:
+        has_bad: whether something was bad.
+        count: of the results that were noted.
+    """
+
+    def __init__(self, known: Callable[[Tensor], Record | None]) -> None:
+        self._outside = known
+        self._live = LiveTensors()
+        self._records: list[PlainRecord] = []
+        self._first: PlainRecord | None = None  # the backward that first made something bad
+        self.has_bad = False
+        self.count = 0
+
+    def of(self, tensor: Tensor) -> Record | None:
+        """The record of what a tensor holds; None if it was made by no transform."""
+        key = self._live.key_of(tensor) or self._live.origin_of(tensor)
+        if key is None:
+            return None
+        record = self._records[key.value]
+        # Repr: NaN is not equal to itself.
+        return record if repr(_pair_of(tensor)) == repr(record.pair) else None
+
+    def look(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Look at what an operation inside a transform has made."""
+        made = result if isinstance(result, (tuple, list)) else [result]
+        found = []
+        for path, each in enumerate(made):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                pair = _pair_of(each)
+                if pair is not None:
+                    found.append((None if made is not result else path, each, pair))
+        if not found or (place := _place_of_caller()) is None:
+            return
+        if len(self._records) > MOST_KNOWN:
+            self._live.clear()
+            self._records.clear()
+        is_bad = not all(math.isfinite(high) for _, _, (_, high) in found)
+        self.has_bad |= is_bad
+        if func is torch.autograd.grad and is_bad and self._first is not None:
+            args, kwargs = (self._first,), {}
+        depths = [-1]
+        read = tuple(self._kept(each, depths) for each in args)
+        named = {name: self._kept(each, depths) for name, each in kwargs.items()}
+        if max(depths) >= MOST_DEPTH:
+            read, depths = without_records(read), [-1]
+        for position, each, pair in found:
+            record = PlainRecord(func, *place, read, named, pair, max(depths) + 1, position, each)
+            self._live.remember(each, Key(BETWEEN_GRAPHS, len(self._records)))
+            self._records.append(record)
+            self.count += 1
+            if each.requires_grad and func is not torch.autograd.grad:
+                note(record, args, kwargs, each, {})
+
+    def _kept(self, value: Any, depths: list[int]) -> Any:
+        """What a record keeps of an argument."""
+        if isinstance(value, Tensor):
+            record = self.of(value) or self._outside(without_levels(value))
+            if record is None:
+                return UNKNOWN
+            depths.append(record.depth)
+            return record
+        if type(value) is PlainRecord:
+            depths.append(value.depth)
+            return value
+        if type(value) in NESTED:
+            return type(value)([self._kept(each, depths) for each in value])
+        return value if type(value) in PLAIN else UNKNOWN
+
+    def differentiate(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run ``torch.autograd.grad`` for a transform, and look for the first bad gradient.
+
+        Each node of autograd has a hook meanwhile: the backward may not run again, because its
+        graph is gone.
+        """
+        self._first = None
+        with DisableTorchFunction():
+            outputs = args[0] if args else kwargs.get("outputs")
+            outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
+            handles = [node.register_hook(self._hook(node)) for node in _nodes_behind(outputs)]
+        try:
+            return func(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, node: Any) -> Callable[[Any, Any], None]:
+        reference = weakref.ref(self)
+        noted = noted_at(node)
+
+        def ran(made: Any, given: Any) -> None:
+            transforms = reference()
+            if noted is None or transforms is None or transforms._first is not None:
+                return
+            with where_theirs_may_raise(), DisableTorchFunction():  # a gradient may be anything
+                bad = next((each for each in made if _is_bad(each)), None)
+                if bad is not None and not any(map(_is_bad, given)):
+                    transforms._first = _backward_of(noted[0], bad)
+
+        return ran
+
+
+def _backward_of(forward: PlainRecord, made: Tensor) -> PlainRecord:
+    """The record of the backward of an operation, which read what that has read."""
+
+    def backward(*args: Any) -> None:
+        """Stands for it: its name is all that is asked for."""
+
+    backward.__name__ = f"backward of {name_of(forward.func)}"
+    pair = _pair_of(made)
+    assert pair is not None
+    place = forward.code, forward.last
+    return PlainRecord(backward, *place, forward.args, {}, pair, forward.depth, None, made)
+
+
+def _nodes_behind(outputs: list[Any]) -> list[Any]:
+    todo = [each.grad_fn for each in outputs if isinstance(each, Tensor)]
+    seen: dict[Any, None] = {}
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen[node] = None
+            todo += [before for before, _ in node.next_functions]
+    return list(seen)
+
+
+def _is_bad(value: Any) -> bool:
+    pair = _pair_of(value) if isinstance(value, Tensor) else None
+    return pair is not None and not math.isfinite(pair[1])
+
+
+def _pair_of(tensor: Tensor) -> tuple[float, float] | None:
+    tensor = without_levels(tensor)
+    if (pair := pair_of(tensor)) is not None:
+        return pair
+    found = range_of(tensor)
+    return (found.abs_min, found.abs_max) if isinstance(found, Range) else None
+
+
+def _place_of_caller() -> tuple[CodeType, int] | None:
+    frame = sys._getframe(1)
+    while frame is not None:
+        kind = kind_of_code(frame.f_code)
+        if kind == OF_SCRIPT:
+            return frame.f_code, frame.f_lasti
+        if kind != INNER or frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None

@@ -1,0 +1,145 @@
+"""``fxguard run`` of scripts that compute under ``torch.func``."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fxguard.script.transforms import MOST_KNOWN, Transforms
+
+pytestmark = pytest.mark.usefixtures("form_of_operations")
+
+RunHere = Callable[[str], Any]
+EndsAsEver = Callable[[str], str]
+
+HEAD = "import torch\nfrom torch import nn\nfrom torch.func import *\ntorch.manual_seed(0)\n"
+
+# What is wrong, and the first line of the verdict.
+WRONG = {
+    "vmap": (
+        "def f(x):\n"
+        "    y = x - x.mean()\n"
+        "    return y / y.std()\n"
+        "print(vmap(f)(torch.ones(4, 3)).sum().item())\n",
+        "div made NaN (script.py:7)",
+    ),
+    "a result that is only printed": (
+        "def f(x):\n    return torch.log(x - x)\nprint(vmap(f)(torch.ones(4, 3)))\n",
+        "log made inf (script.py:6)",
+    ),
+    "other dimensions": (
+        "def f(x):\n"
+        "    return (x - x) / (x - x).sum()\n"
+        "z = vmap(f, in_dims=1, out_dims=1)(torch.ones(4, 3))\n"
+        "z.mean().item()\n",
+        "div made NaN (script.py:6)",
+    ),
+    "a backward": (
+        "def loss(w, x):\n"
+        "    s = (w * x).pow(2).sum()\n"
+        "    return s.sqrt()\n"
+        "g = grad(loss)(torch.zeros(3), torch.ones(3))\n"
+        "g.sum().item()\n",
+        "backward of sqrt made inf (script.py:7)",
+    ),
+    "a backward for each example": (
+        "def loss(w, x):\n"
+        "    s = (w * x).pow(2).sum()\n"
+        "    return s.sqrt()\n"
+        "g = vmap(grad(loss), in_dims=(None, 0))(torch.zeros(3), torch.ones(4, 3))\n"
+        "g.sum().item()\n",
+        "backward of sqrt made inf (script.py:7)",
+    ),
+    "a Jacobian": (
+        "def f(w):\n    return torch.log(w).sqrt()\nprint(jacrev(f)(torch.ones(2)).sum().item())\n",
+        "backward of sqrt made NaN (script.py:6)",
+    ),
+    "forward mode": (
+        "def f(w):\n    return (w - w) / (w - w).sum()\n"
+        "print(jvp(f, (torch.ones(2),), (torch.ones(2),))[0].sum().item())\n",
+        "div made NaN (script.py:6)",
+    ),
+    "behind a transform": (
+        "def loss(w, x):\n"
+        "    return (w * x).relu().sum()\n"
+        "g = vmap(grad(loss), in_dims=(None, 0))(-torch.ones(3), torch.ones(4, 3))\n"
+        "scale = 1 / g.norm(dim=1)\n"
+        "(g * scale[:, None]).mean().item()\n",
+        "div made inf (script.py:8): division by zero",
+    ),
+    "what goes in": (
+        "x = torch.zeros(3, 2)\nx = x / x.sum()\nprint(vmap(torch.sin)(x).sum().item())\n",
+        "div made NaN (script.py:6): 0 / 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_made_it_is_named(run_here: RunHere, name: str) -> None:
+    """With the operation, or the one whose backward it was, and the line inside the transform."""
+    text, verdict = WRONG[name]
+    ran = run_here(HEAD + text)
+    assert ran.status == 3
+    assert ran.err.splitlines()[0].startswith(verdict)
+
+
+RIGHT = {
+    "per-example gradients": "w = torch.randn(3)\n"
+    "def loss(w, x):\n"
+    "    return torch.nn.functional.dropout((w * x).sum().tanh() ** 2, 0.5)\n"
+    "for _ in range(20):\n"
+    "    g = vmap(grad(loss), in_dims=(None, 0), randomness='different')(w, torch.randn(5, 3))\n"
+    "    w = w - 0.1 * g.mean(0)\n"
+    "print(w.tolist(), torch.rand(1).item())\n",
+    "a module": "net = nn.Linear(3, 1)\n"
+    "params = {k: v.detach() for k, v in net.named_parameters()}\n"
+    "def loss(p, x):\n"
+    "    return functional_call(net, p, (x,)).pow(2).mean()\n"
+    "for _ in range(3):\n"
+    "    g = grad(loss)(params, torch.randn(4, 3))\n"
+    "    params = {k: v - 0.1 * g[k] for k, v in params.items()}\n"
+    "print([v.tolist() for v in params.values()])\n",
+    "Hessians": "print(hessian(lambda x: (x ** 3).sum())(torch.arange(3.0)).tolist())\n",
+    "an intended mask": "def f(x):\n"
+    "    return x.masked_fill(x > 0, -float('inf')).softmax(-1)\n"
+    "print(vmap(f)(torch.tensor([[1.0, -1.0, -2.0]])).sum().item())\n",
+    "what is left out": "def f(x):\n"
+    "    return torch.where(x > 0, x.log(), 0.0)\n"
+    "print(vmap(f)(torch.tensor([0.0, 1.0])).sum().item())\n",
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_script_that_is_right_ends_as_ever(ends_as_ever: EndsAsEver, name: str) -> None:
+    """With the same numbers and the same random numbers."""
+    assert "nothing found" in ends_as_ever(HEAD + RIGHT[name])
+
+
+def test_an_exception_inside_is_that_of_the_script(run_here: RunHere) -> None:
+    """It ends the script with its own status."""
+    ran = run_here(HEAD + "vmap(lambda x: x @ torch.ones(7))(torch.ones(2, 3))\n")
+    assert ran.status == 1
+    assert "fxguard/" not in ran.err
+
+
+def test_nothing_is_kept_of_what_ran_inside() -> None:
+    """No tensor, however long it goes on; what is in the memory of another is not taken for it."""
+    transforms = Transforms(lambda tensor: None)
+    x = torch.ones(3)
+    for _ in range(MOST_KNOWN + 10):
+        y = x * 2
+        transforms.look(torch.mul, (x, 2), {}, y)
+    assert transforms.of(y) is not None
+    assert transforms.of(y[:2]) is not None
+    y.add_(1)
+    assert transforms.of(y) is None
+    assert len(transforms._records) <= MOST_KNOWN + 1
+    gone = weakref.ref(y)
+    del y
+    gc.collect()
+    assert gone() is None
