@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.arguments import ModelCall
 from fxguard.batch.arrivals import Arrivals, with_outputs
 from fxguard.batch.events import Event, GraphRun, ModuleReturn, UncapturedOperation, expect_rows
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.batch.live_tensors import LiveTensors
 from fxguard.batch.watchers import BatchWatcher
 from fxguard.batch.weights import Snapshot
 from fxguard.findings import BROUGHT

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.batch.live_tensors import LiveTensors
 
 __all__ = ["LateOutputs"]
 

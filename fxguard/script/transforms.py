@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.batch.live_tensors import LiveTensors
 from fxguard.forgiving import where_theirs_may_raise
 from fxguard.graph.operations import name_of
 from fxguard.measure.at_hand import range_of

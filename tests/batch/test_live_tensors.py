@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from fxguard.batch._live_tensors import LiveTensors
 from fxguard.batch.keys import BETWEEN_GRAPHS, Key
+from fxguard.batch.live_tensors import LiveTensors
 
 FIRST, SECOND = Key(0, 1), Key(BETWEEN_GRAPHS, 0)
 
