@@ -211,11 +211,11 @@ _WITH_EPS = {
 _SEPARATED = {
     "eig": "add different small numbers to the diagonal: where eigenvalues are equal, eig's "
     "vectors have no finite gradient; eigvals's values have one",
-    "eigh": "add different small numbers to the diagonal: where eigenvalues are equal, eigh's "
-    "vectors have no finite gradient; eigvalsh's values have one",
+    "eigh": "add different small numbers to the diagonal, or begin with weights that differ: "
+    "eigh's vectors have no finite gradient here; eigvalsh's values have one",
     "qr": "leave out dependent columns, or add eps to the diagonal: Q has no gradient there",
-    "svd": "add different small numbers to the diagonal: where singular values are equal, svd's "
-    "vectors have no finite gradient; svdvals's values have one",
+    "svd": "add different small numbers to the diagonal, or begin with weights that differ: "
+    "svd's vectors have no finite gradient here; svdvals's values have one",
 }
 
 
@@ -422,8 +422,8 @@ RULES = (
          "drop the row in which everything is masked, or unmask one position of it"),
     # Empty operands.
     Rule("empty", SPREADS, "advice",
-         "leave it out of one element (if {c.x}.{c.size} > 1); drop_last=True leaves out such a "
-         "last batch; {c.name}(..., correction=0) makes 0",
+         "take {c.name} of more than one element (if {c.x}.{c.size} > 1); drop_last=True leaves "
+         "out such a last batch; {c.name}(..., correction=0) makes 0",
          rewrites=("{c.name}(...) -> {c.name}(..., correction=0)",)),
     Rule("empty", LOSSES_OF_TARGETS, "advice",
          'skip the batch, or take reduction="sum" and divide by max(valid targets, 1)',

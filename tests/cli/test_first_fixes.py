@@ -174,7 +174,7 @@ DIVISORS = {
     ),
     "one advantage": (
         "adv = torch.tensor([0.5])\nadv = (adv - adv.mean()) / (adv.std() + 1e-8)\nprint(adv)\n",
-        "leave it out of one element (if adv.numel() > 1)",
+        "take std of more than one element (if adv.numel() > 1)",
     ),
     "words that are counted": (
         "n = torch.tensor([[0.0, 3.0], [1.0, 2.0]], dtype=torch.float64)\nx = n.log()\n"

@@ -419,7 +419,7 @@ CASES = (
          "exact: subtract the row's maximum first", dtype="float32"),
     Case("zero divisor", "y = digamma(x)!", "advice: bound the argument of digamma"),
     Case("masked row", "y = softmax(x, -1)!", "advice: drop the row"),
-    Case("empty", "y = std(x, 1)!", "advice: leave it out of one element (if x.shape[dim] > 1)"),
+    Case("empty", "y = std(x, 1)!", "advice: take std of more than one element"),
     Case("empty", "y = cross_entropy(x, t)!", "advice: skip the batch, or take reduction="),
     Case("empty", "y = mean(x)!", "advice: skip what is empty"),
     Case("no alignment", "y = ctc_loss(x, t)!", "advice: take zero_infinity=True"),
