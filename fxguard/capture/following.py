@@ -68,40 +68,35 @@ class Following(Observer):
     def __init__(self) -> None:
         super().__init__()
         plain_python.prepare_tracing()
-        self._loss: Loss | None = None
-        self._beside: Beside | None = None
+        self.loss: Loss | None = None  # that is followed, or has ended last
+        self.beside: Beside | None = None  # looks at operations of no loss, from `go_on` on
         self.stands_aside_for: Module | None = None  # a module that may take a fused kernel
         self.writes = LateWrites()  # since the last backward
         self.differentiates = False  # a backward of the loss is running
 
-    @property
-    def loss(self) -> Loss | None:
-        """The loss that is followed, or has ended last."""
-        return self._loss
+    # TorchDynamo traces what reads `loss` and `beside`, and no property of a mode: these set them.
 
-    @loss.setter
-    def loss(self, loss: Loss | None) -> None:
-        self._loss = loss
-        if self._beside is not None:
-            self._beside.operations.is_direct = loss is None
+    def _now_of(self, loss: Loss | None) -> None:
+        """Follow this loss from now on, or none."""
+        self.loss = loss
+        if self.beside is not None:
+            self.beside.operations.is_direct = loss is None
 
-    @property
-    def beside(self) -> Beside | None:
-        """Looks at the operations that belong to no loss."""
-        return self._beside
-
-    @beside.setter
-    def beside(self, beside: Beside | None) -> None:
-        if self._beside is not None:
-            self._beside.operations.__self__ = None
+    def _let_look(self) -> None:
+        """Put what looks beside losses in the place of the method below, or take it away."""
+        now = None if self.beside is None else self.beside.operations
+        before = vars(self).get("__torch_function__")
+        if now is before:
+            return
+        if before is not None:
+            before.__self__ = None
             del vars(self)["__torch_function__"]
-        self._beside = beside
-        if beside is not None:
-            beside.otherwise, beside.tidy = self.__torch_function__, hide_frames
-            beside.operations.is_direct = self._loss is None
+        if self.beside is not None and now is not None:
+            self.beside.otherwise, self.beside.tidy = self.__torch_function__, hide_frames
+            now.is_direct = self.loss is None
             # Torch finds it in place of the method, and most operations take no other step.
-            beside.operations.__self__ = self
-            vars(self)["__torch_function__"] = beside.operations
+            now.__self__ = self
+            vars(self)["__torch_function__"] = now
 
     def __torch_function__(
         self,
@@ -143,13 +138,15 @@ class Following(Observer):
         """
         loss = self.loss
         if loss is None:
-            self.loss = loss = Loss(number)
+            loss = Loss(number)
+            self._now_of(loss)
         else:
             loss.turn()
         return loss
 
     def go_on(self) -> None:
         """Put the mode on the stack, if there is a loss to follow."""
+        self._let_look()
         if self.beside is not None or (self.loss is not None and not self.loss.has_ended):
             _here.following = self
             hear_of_modules(self, _before_fused, _after_fused)
@@ -167,11 +164,11 @@ class Following(Observer):
         """Called when an optimizer is about to change weights: no backward can run again."""
         if self.beside is None:
             self.stop()
-        self.loss = None
+        self._now_of(None)
 
     def retire(self) -> None:
         """Release everything, from any thread; a mode left on a stack does nothing."""
-        self.loss = None
+        self._now_of(None)
         hear_of_modules(self, None, None)
 
     def stop(self) -> None:
