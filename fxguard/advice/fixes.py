@@ -418,6 +418,8 @@ RULES = (
          "leave out targets that the mask excludes: their probability is 0", Case.reads_infinity),
     Rule("domain", None, "advice", "look at what made its operand infinite", Case.reads_infinity,
          last=True),
+    Rule("masked row", _names("sub"), "advice",
+         "mask with torch.finfo({c.torch_dtype}).min in place of -inf: -inf - (-inf) is NaN"),
     Rule("masked row", None, "advice",
          "drop the row in which everything is masked, or unmask one position of it"),
     # Empty operands.

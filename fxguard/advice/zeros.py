@@ -79,7 +79,9 @@ def _is_weighed_by_zero(case: Case) -> bool:
         return True
     ratio = case.around.maker_of(root)
     is_ratio = ratio is not None and plain(ratio.kind) == "div" and not ratio.number_first
-    dividend = _root(case, ratio.inputs[0]) if is_ratio and ratio is not None else None
+    dividend = None
+    if is_ratio and ratio is not None and ratio.inputs:
+        dividend = _root(case, ratio.inputs[0])
     return dividend is not None and dividend in [_root(case, value) for value in weights]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,9 @@ from fxguard.forgiving import theirs
 from fxguard.graph.random_state import random_state_kept
 from fxguard.options import Options
 from fxguard.records import Role
+from fxguard.report import terminal
 from fxguard.report.report import Report
+from fxguard.report.text import because
 from fxguard.script.again import NotRepeated, Repetition
 from fxguard.script.because_of import chain_of, full_name, in_view_of, speaks_of_bad
 from fxguard.script.beside import Beside, Handed
@@ -30,6 +33,8 @@ from fxguard.steps.step_hooks import StepHooks
 from fxguard.torch_names import DisableTorchFunction
 
 __all__ = ["WholeScript"]
+
+NOTE = "note: {}; the script has read that, and no model and no loss of one"
 
 
 def _identity(error: BaseException) -> tuple[int, str]:
@@ -61,6 +66,7 @@ class WholeScript:
         self._losses = losses
         self._is_open = True
         self._kept: Report | None = None  # is told at the end
+        self._noted: Report | None = None  # likewise, but in a line: no model has read it
         self._raised: tuple[tuple[int, str], Report] | None = None  # what raised last because of it
         self._beside = Beside(
             self._script_read, self._backward_begins, self._gradient_bad, self._operation_raised
@@ -88,7 +94,11 @@ class WholeScript:
             self._guard.stop_watching_steps()
 
     def model_comes(self) -> None:
-        """From now on a bad number counts where a model reads it, or the loss of one."""
+        """From now on a bad number counts where a model reads it, or the loss of one.
+
+        What the script has read of others is noted.
+        """
+        self._noted = self._noted or self._kept
         self._beside.has_no_model, self._kept = False, None
 
     def model_reads(self, args: Any, kwargs: Any) -> None:
@@ -108,14 +118,17 @@ class WholeScript:
         return replace(made, batch_number=report.batch_number, why=why)
 
     def tell(self) -> None:
-        """Report the first bad number that the script has read.
+        """Report the first bad number that the script has read; beside a model it is only noted.
 
         Raises:
-            NonFiniteError: if there is one, and ``on_detect="raise"``.
+            NonFiniteError: if there is one, without a model, and ``on_detect="raise"``.
         """
         report, self._kept = self._kept, None
         if report is not None:
             self._guard.delivery.report_later(report)
+        elif self._noted is not None:
+            origin = self._noted.origins[0]
+            terminal.write(NOTE.format(f"{origin.message}: {because(origin)}"), sys.stderr)
 
     def ends_with(self, error: BaseException) -> None:
         """The script ends with an exception: keep a report on the bad numbers that it came of."""
@@ -177,8 +190,10 @@ class WholeScript:
         return None if report is None else replace(report, why=(*report.why, why))
 
     def _script_read(self, batch: Batch, by: list[Key]) -> None:
-        if self._kept is None:
-            self._kept = self._report(batch, by)
+        if self._beside.has_no_model:
+            self._kept = self._kept or self._report(batch, by)
+        else:
+            self._noted = self._noted or self._report(batch, by)
 
     def _backward_begins(self, batch: Batch, by: list[Key]) -> None:
         report = self._report(batch, by)

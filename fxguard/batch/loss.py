@@ -281,7 +281,7 @@ class Loss:
     def graph_ran(self, run: GraphRun, outputs: Sequence[Any]) -> None:
         """Called when a compiled function of the script has run, as a graph."""
         read = [x for x in run.live if isinstance(x, Tensor)]
-        for owner in self.owners:
+        for owner in reversed(self.owners):
             owner.loss_comes(self, [x for x in read if x.requires_grad])
             owner.loss_graph_ran(self, run, outputs)
         self.batch.graph_ran(run, outputs)
@@ -291,13 +291,20 @@ class Loss:
             if isinstance(output, Tensor) and output.grad_fn is not None:
                 metadata_of(output.grad_fn)[ARGUMENTS] = arguments
 
+    def model_reads(self, tensors: Sequence[Tensor]) -> None:
+        """Called when a guarded model is about to read tensors; gradients may come to them."""
+        computed = [x for x in tensors if self.tape.may_run_to(x)]
+        for owner in reversed(self.owners) if computed else ():
+            owner.loss_comes(self, computed)
+
     def backward_comes(self, roots: Sequence[Tensor]) -> None:
         """Called when a backward is about to begin with these tensors."""
         self.roots = roots
         if stage_now() is not None:
             self._is_of_micro_batch()
         try:
-            for owner in self.owners:
+            # A head that reads a backbone's output is the first to say what its backward made.
+            for owner in reversed(self.owners):
                 owner.loss_comes(self, roots)
             self.owners[-1].judge_loss(self)
         finally:

@@ -28,7 +28,7 @@ from fxguard.graph.exchanges import brought_later, exchange_of
 from fxguard.graph.operations import Call, is_move, name_of, read_call
 from fxguard.graph.tables import NOT_OPERATIONS, RUN_FUNCTIONS
 from fxguard.ranks import fsdp
-from fxguard.records import Role
+from fxguard.records import Role, Severity
 from fxguard.source.lines import Place, calling_line
 from fxguard.torch_names import (
     DeviceContext,
@@ -225,7 +225,9 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
     if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
-        add_evidence(batch, call, func, result, made)
+        hands_on = call.infinite_literal or hands_on_what_is_bad(batch, inputs, made)
+        most = FLOAT64_RUNS if hands_on else MOST_ORIGINS
+        add_evidence(batch, call, func, result, made, most=most)
     for watcher in batch.watchers if made else ():
         with batch.own_arithmetic():
             watcher.ran(call, func, result, made[0][1])
@@ -264,6 +266,19 @@ def operation_of(
 
 
 FLOAT64_RUNS = 8  # in one batch, at most: each runs an operation again
+MOST_ORIGINS = 32  # the same with operations that may have made the first bad number
+
+
+def hands_on_what_is_bad(
+    batch: Batch, inputs: Iterable[tuple[str, Key]], made: Iterable[tuple[tuple[int, ...], Key]]
+) -> bool:
+    """Whether an operation made nothing worse than what it read, as far as that was looked at."""
+
+    def worst(keys: Iterable[Key]) -> Severity:
+        found = (batch.details.get(key.value) for key in keys if key.is_between_graphs)
+        return max((each.severity for each in found if each is not None), default=Severity.FINITE)
+
+    return worst(key for _, key in made) <= worst(key for _, key in inputs)
 
 
 def add_evidence(

@@ -206,7 +206,7 @@ class Delivery:
             batch = Batch(number)
         self._note_bad(ended.leaves, number)
         told = {batch.number, *(each.batch_number for each in kept)} & set(self._told)
-        searches = bool(ended.leaves) and not told
+        searches = (bool(ended.leaves) or ended.passes_on) and not told
         report = None
         if searches:
             returned = batch.returned_by_graphs()

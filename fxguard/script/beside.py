@@ -192,7 +192,7 @@ class Beside:
             self._derived.insert(0, (weakref.ref(result), found))
             return
         self.handed = found
-        if name in READS and self.has_no_model and self._turned >= self._asked_at:
+        if name in READS and self._turned >= self._asked_at:
             self._reaches(args, self._script_read)
 
     def _bad_read(self, func: Callable[..., Any], values: Any) -> Handed | None:
@@ -242,18 +242,25 @@ class Beside:
         """Run a backward, and look at what it makes."""
         kwargs = kwargs or {}
         roots = [x for x in nodes.leaves(args[:1] or kwargs) if isinstance(x, Tensor)]
+        gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
+        if func is torch.autograd.grad:
+            begin = args[:1] or kwargs.get("outputs")
+            roots = [x for x in nodes.leaves(begin) if isinstance(x, Tensor)]
+            given = nodes.leaves(args[2:3] or kwargs.get("grad_outputs"))
+            gradient = next((x for x in given if isinstance(x, Tensor)), None)
         if self.has_no_model and self._forward is not None:
             self._reaches(roots, self._backward_begins)
         result = func(*args, **kwargs)
-        if self.has_no_model and self._repetitions and self._has_bad_gradient():
+        if self.has_no_model and self._repetitions and self._has_bad_gradient(result):
             self._repetitions -= 1
-            gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
             with DisableTorchFunction():
                 self._gradient_bad(roots, gradient)
         return result
 
-    def _has_bad_gradient(self) -> bool:
-        """Whether a leaf has a gradient that is not finite."""
+    def _has_bad_gradient(self, returned: Any) -> bool:
+        """Whether a leaf has a gradient that is not finite, or the backward returned one."""
+        if any(isinstance(x, Tensor) and is_bad(x) for x in nodes.leaves(returned)):
+            return True
         for key, reference in list(self._leaves.items()):
             leaf = reference()
             if leaf is None:

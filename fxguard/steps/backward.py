@@ -50,6 +50,9 @@ MOST_BATCHES = 64  # remembered as having operations between their graphs
 _read = native.reading_or(lambda gradient: None)
 
 
+_of_all_models: weakref.WeakSet[BackwardPasses] = weakref.WeakSet()
+
+
 class BackwardPasses:
     """Listens to the backward passes of one model.
 
@@ -88,6 +91,7 @@ class BackwardPasses:
         self._most_hooks = MOST_HOOKS
         self._with_gaps: deque[int] = deque(maxlen=MOST_BATCHES)
         self._number = traced_hooks.number_of(self)
+        _of_all_models.add(self)
 
     def batch_ended(self, batch: Batch, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Called when a batch that may have a backward has ended.
@@ -233,11 +237,16 @@ class BackwardPasses:
             running.functions.append(kept)
 
     def has_ended(
-        self, runs: Iterator[KeptRun], leaves: Finite[str], functions: Sequence[KeptFunction]
+        self,
+        task: int,
+        runs: Iterator[KeptRun],
+        leaves: Finite[str],
+        functions: Sequence[KeptFunction],
     ) -> None:
         """Called when a backward has ended.
 
         Args:
+            task: its graph task.
             runs: the graph runs that gradients reached, in the order of their forward.
             leaves: the gradients that reached leaves.
             functions: autograd functions outside every graph that returned gradients.
@@ -247,11 +256,20 @@ class BackwardPasses:
             bad += [BadLeaf(name, severity) for name, severity in leaves.bad()]
         self.largest = leaves.largest
         self.count += 1
-        kept = list(runs) if bad or self.tells_of_all else None
+        # Gradients that are bad in another model may have turned bad in this one, such as in a
+        # frozen network behind it.
+        passes_on = not bad and self._is_bad_elsewhere(task)
+        kept = list(runs) if bad or passes_on or self.tells_of_all else None
         if leaves.zero and not bad and (self.hears_of_all_zero or not self.tells_of_all):
             self.zero(runs if kept is None else iter(kept), leaves.zero)
         if kept is not None:
-            self.ended(Ended(kept, bad, self._unseen(kept), functions))
+            self.ended(Ended(kept, bad, self._unseen(kept), functions, passes_on))
+
+    def _is_bad_elsewhere(self, task: int) -> bool:
+        """Whether a leaf of another model has got a bad gradient in this backward."""
+        others = (each._passes.get(task) for each in tuple(_of_all_models) if each is not self)
+        found = (running for each in others if each is not None and (running := each()))
+        return any(not running.leaves.is_fine for running in found)
 
     def forget(self, ended: Pass) -> None:
         """Forget a backward that has ended; the next one forgets one that raised."""
@@ -317,7 +335,7 @@ class Pass:
         if len(kept) > 1:  # gradients of several outputs of a run
             kept = [*{id(each): each for each in kept}.values()]
         try:
-            self.passes.has_ended(runs_of(kept), self.leaves, self.functions)
+            self.passes.has_ended(self.task, runs_of(kept), self.leaves, self.functions)
         finally:
             self.passes.forget(self)
             for each in kept:

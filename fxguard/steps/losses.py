@@ -101,8 +101,10 @@ class Losses:
         if loss is None or loss.has_ended:
             return None
         labels, tensors = marks.flatten_call(args, kwargs, None)
-        rows = marks.rows_of(labels, tensors)
-        known = [(row, loss.batch.live.key_of(x)) for row, x, _ in rows if x is not None]
+        rows = [(row, x) for row, x, _ in marks.rows_of(labels, tensors) if x is not None]
+        known = [(row, loss.batch.live.key_of(x)) for row, x in rows]
+        if torch.is_grad_enabled():
+            loss.model_reads([x for _, x in rows if x.requires_grad])
         return weakref.ref(loss), [(row, key) for row, key in known if key is not None]
 
     def close(self) -> None:

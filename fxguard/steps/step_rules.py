@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fxguard.advice.causes import cause_of
 from fxguard.advice.fixes import VARIANCE, fixes_for
@@ -234,7 +234,9 @@ def _inside(case: StepCase) -> StepFinding | None:
     cause = cause_of(evidence)
     source = None if found.place is None else source_at(found.place)
     around = Surroundings.of_nothing(evidence.kind, evidence.dtype, source)
-    fixes = fixes_for(cause, evidence, around)
+    # Gradients are no counts, even where all are whole numbers.
+    operands = tuple(replace(each, is_whole=False) for each in evidence.operands)
+    fixes = fixes_for(cause, replace(evidence, operands=operands), around)
     if cause == "zero divisor" and found.made_by == ("norm", "norm"):
         fixes = (RATIO_OF_NORMS,)
     if cause == "domain" and found.is_of_variance:

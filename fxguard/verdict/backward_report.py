@@ -60,6 +60,7 @@ class Ended:
     leaves: Sequence[BadLeaf]  # leaves with bad gradients
     unseen: str = ""  # the part whose gradients nobody has seen, such as :data:`GAPS`
     functions: Sequence[KeptFunction] = ()  # outside graphs, in the order of the backward
+    passes_on: bool = False  # whether only leaves of other models have bad gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class ReportOfBackward:
         """Report on a backward that has ended.
 
         Args:
-            ended: the backward, with at least one bad leaf.
+            ended: the backward, with at least one bad leaf, or one that passed gradients on.
             earlier: the last frames of the forward.
             batch_number: number of the batch of the report.
             loss_scale: the scale of the loss, if gradients are unscaled and bad steps are skipped.
@@ -134,6 +135,8 @@ class ReportOfBackward:
         if found.is_ignored and not is_known:
             return None, ()
         origins, frames = found.origins, found.frames
+        if ended.passes_on and not origins:
+            return None, ()
         if not origins:
             origins = (_origin_elsewhere(ended, found, batch_number),)
             # Frames that show a bad gradient came after it.

@@ -15,6 +15,7 @@ from fxguard.batch.keys import Key
 from fxguard.forgiving import or_else
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.tables import ENTRIES
 from fxguard.graph.wide_form import NotJudged
 from fxguard.measure.details import Detail
 from fxguard.plan.blame import Blame
@@ -97,7 +98,8 @@ class SecondOpinion:
             return cause_of_given(self.flow.values[blame.value].role)
         evidence = self.evidence(blame)
         if evidence is None:
-            return "unknown"
+            kind, is_nan = self.flow.steps[blame.step].kind, blame.severity is Severity.NAN
+            return "data" if kind in ENTRIES and is_nan else "unknown"
         around = Surroundings(self.flow.steps, self.flow.values, blame, self.verdict.intended)
         return or_else("unknown", cause_of, evidence, around)
 

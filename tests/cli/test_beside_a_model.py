@@ -189,3 +189,58 @@ def test_a_missing_value_is_filled_in_or_dropped(run_here: RunHere) -> None:
         "  fix: drop it or fill it in where the data is read: NaN in a table or a file is a "
         "missing value (advice)"
     ]
+
+
+def test_the_cause_is_known_behind_many_masks(run_here: RunHere) -> None:
+    """What hands on the infinities of a mask is not what a closer look is kept for."""
+    err = run_here(
+        f"{HEAD}y = net(x).squeeze(-1)\n"
+        "no = torch.zeros(5).bool()\n"
+        "for _ in range(20):\n"
+        "    no[0] = True\n"
+        "    y = y.masked_fill(no, float('-inf')) + 1\n"
+        "(y - y.min()).sum().backward()\n"
+    ).err
+    lines = err.splitlines()
+    assert lines[0].startswith("sub made NaN (script.py:11): ")
+    assert lines[2].startswith("  at [0]: -inf - -inf")
+
+
+def test_a_row_of_many_tables_is_told_too(run_here: RunHere) -> None:
+    """Each of many tensors is made on one line; the first ones are looked at closely."""
+    err = run_here(
+        f"{HEAD}rows = [[float('nan')] * 4, *[[float(n)] * 4 for n in range(6)]]\n"
+        "tables = [torch.tensor([row, [float('nan')] * 4]) for row in rows]\n"
+        "net(tables[-1] * 2).sum().backward()\n"
+    ).err
+    assert err.splitlines()[0] == "tensor was given 4 NaN, in row 1 (script.py:7)"
+
+
+READ_ALONE = (
+    f"{HEAD}with torch.no_grad():\n"
+    "    density = torch.exp(-(net(x) - 100).pow(2)).sum(1)\n"
+    "    nll = -torch.log(density).mean()\n"
+    "print(f'validation {nll.item():.2f}')\n"
+)
+
+
+def test_a_bad_number_that_only_the_script_reads_is_noted(run_here: RunHere) -> None:
+    """A metric that is computed of what a model returned: it harms no training."""
+    found, out, err = run_here(READ_ALONE)
+    assert (found, out) == (0, "validation inf\n")
+    (line,) = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert line.startswith("note: log made -inf (script.py:8): log of zero; ")
+    assert line.endswith("; the script has read that, and no model and no loss of one")
+
+
+def test_what_was_meant_so_is_not_noted(ends_as_ever: EndsAsEver) -> None:
+    """The best of no values yet, and a mask."""
+    err = ends_as_ever(
+        f"{HEAD}best = torch.tensor(float('inf'))\n"
+        "for _ in range(3):\n"
+        "    print(best.item() > 9)\n"
+        "    best = torch.minimum(best, net(x).pow(2).mean().detach())\n"
+        "scores = net(x).detach().squeeze(-1).masked_fill(torch.eye(5).bool()[0], float('-inf'))\n"
+        "print(scores.softmax(0).tolist())\n"
+    )
+    assert "note" not in err

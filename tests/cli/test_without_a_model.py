@@ -266,3 +266,28 @@ def test_the_cause_is_known_after_much_else_was_bad(run_here: RunHere) -> None:
         "e = torch.zeros(1)\nprint(torch.log(e).item())\n"
     ).err
     assert err.splitlines()[0] == "log made -inf (script.py:24): log of zero"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "grad(loss, w)",
+        "grad([loss], [w])",
+        "grad(d, w, torch.ones(3))",
+        "grad(outputs=d, inputs=w, grad_outputs=torch.ones(3))",
+    ],
+)
+def test_a_gradient_that_a_script_asks_for(run_here: RunHere, call: str) -> None:
+    """``torch.autograd.grad`` gives it back; a step is made by hand."""
+    found, _, err = run_here(
+        "import torch\nfrom torch.autograd import grad\n"
+        "w = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)\n"
+        "for _ in range(3):\n"
+        "    d = (w ** 2).sqrt()\n"
+        "    loss = d.sum()\n"
+        f"    (g,) = {call}\n"
+        "    with torch.no_grad():\n        w -= 0.1 * g\n"
+        "print(w)\n"
+    )
+    assert found == 3
+    assert err.splitlines()[0].startswith("backward of sqrt made inf (script.py:5)")
