@@ -97,6 +97,8 @@ def _expression(evidence: Evidence) -> str:
     rows = [operand for operand in tensors if operand.count != 1]
     if name in PRODUCTS and len(rows) > 1:
         left, right = rows[:2]
+        if left.count != right.count:  # in the gradient of a weight, both are whole
+            return f"{name} of numbers {_range(left)} and {_range(right)}"
         return f"a row {_range(left)} times a column {_range(right)} ({_elements(left.count)})"
     first = tensors[0]
     if first.count == 0 or (name in SPREADS and first.count == 1):

@@ -329,6 +329,7 @@ class OutermostModules:
             if self.losses is not None:
                 guard.watch_steps(self.losses)
             guard.delivery.heard = self.on_report
+            guard.delivery.scale.may_be_own = self.looks_beside
             if self.losses is not None:
                 is_model = has_parameters(target)
                 self._withheld.has_model |= is_model

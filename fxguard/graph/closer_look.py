@@ -227,6 +227,8 @@ class _Part:
         assert first is not None
         assert second is not None
         if self.kind == "linear":
+            if self.made.shape not in ((*first.shape[:-1], *second.shape[:1]), first.shape):
+                return value  # the gradient of a weight, which is made from all of them
             if given is not first and given is not second:  # the bias, of any shape that fits
                 return value.expand(self.made.shape)[self.index]
             last = self.index[-1] if self.made.dim() == first.dim() else None

@@ -77,7 +77,7 @@ class Delivery:
         self.withheld: Withheld | None = None
         self.withholds = False
         self.not_searched: Counter[str] = Counter()
-        self._loss_scale = LossScale(options.loss_scale)
+        self.scale = LossScale(options.loss_scale)
         self.warns_of_idle_globs = bool(options.ignore)
         self._reported = Seen()
         self._lost: Report | None = None  # of lost gradients, until the ranks have agreed on it
@@ -308,7 +308,7 @@ class Delivery:
 
     def loss_scale(self, kept: Sequence[KeptRun]) -> float | None:
         """The scale of the loss whose gradients reached these runs; None if there is none."""
-        return self._loss_scale.now(self.steps.scalers, kept)
+        return self.scale.now(self.steps.scalers, kept)
 
     def _gathering(self, asks: bool) -> contextlib.AbstractContextManager[Gather]:
         """Gather sharded weights for a second run; all ranks have to make this call."""
@@ -333,9 +333,9 @@ class Delivery:
         )
         if report is None and scale is not None:
             made = next((each.message for each in notes if each.is_operation), "")
-            self.steps.excused = Excused(
-                number, scale, made, has_scaler=self.options.loss_scale is None
-            )
+            scalers = self.steps.scalers
+            has_scaler = self.options.loss_scale is None and (scalers is None or bool(scalers))
+            self.steps.excused = Excused(number, scale, made, has_scaler=has_scaler)
         for origin in () if report is None else report.origins:
             if origin.operands.startswith(NOT_KNOWN):
                 self.not_searched[origin.operands.removeprefix(NOT_KNOWN)] += 1

@@ -1,4 +1,4 @@
-"""The scale of the loss, from the GradScaler that skips steps with bad gradients."""
+"""The scale of the loss, from the GradScaler that skips steps with bad gradients, or the script."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch.amp.grad_scaler import GradScaler
 
 from fxguard.batch.kept_run import KeptRun
 from fxguard.capture.instances import instances_of
+from fxguard.graph.poles import plain
 
 __all__ = ["LossScale"]
 
 # The gradient of a scaled loss is the scale or smaller, because the loss may be divided by the
 # number of batches in a step, or have a weight of its own.
 SMALLEST_SHARE = 2.0**-12
+SMALLEST_OWN = 2.0**8  # of a scale that a script keeps itself
 
 
 class LossScale:
@@ -27,6 +29,7 @@ class LossScale:
 
     def __init__(self, said: float | Callable[[], float] | None) -> None:
         self.said = said
+        self.may_be_own = False  # whether a number that a script multiplies its loss by counts
         self._count = 0  # how often garbage may have been among the scalers found
 
     def now(self, scalers: Iterable[GradScaler] | None, kept: Sequence[KeptRun]) -> float | None:
@@ -40,7 +43,8 @@ class LossScale:
         if self.said is not None:
             return float(self.said() if callable(self.said) else self.said)
         if scalers is not None:
-            return max(map(scale_of, scalers), default=None)
+            own = own_scale(kept) if self.may_be_own else None
+            return max(map(scale_of, scalers), default=own)
         scales = [scale_of(scaler) for scaler in self._alive()]
         return max((scale for scale in scales if may_have_come(scale, kept)), default=None)
 
@@ -70,6 +74,21 @@ def _have_scaled() -> list[GradScaler]:
 def scale_of(scaler: GradScaler) -> float:
     """The scale of a GradScaler; 1 if it is switched off."""
     return float(scaler.get_scale())
+
+
+def own_scale(kept: Sequence[KeptRun]) -> float | None:
+    """The power of two that a script multiplies a loss by, last of all; None if it does not.
+
+    A script that scales its loss without a GradScaler skips steps with bad gradients, too.
+    """
+    for step in reversed(kept[-1].event.plan.steps if kept and kept[-1].of_tape else ()):
+        name = plain(step.kind)
+        if name == "mul" and len(step.inputs) == 1:
+            scales = [abs(x) for x in step.literals if abs(x) >= SMALLEST_OWN]
+            return next((x for x in scales if math.frexp(x)[0] == 0.5), None)
+        if name != "div":  # by the number of micro-batches
+            break
+    return None
 
 
 def may_have_come(scale: float, kept: Sequence[KeptRun]) -> bool:

@@ -419,6 +419,8 @@ CASES = (
          "exact: subtract the row's maximum first", dtype="float32"),
     Case("zero divisor", "y = digamma(x)!", "advice: bound the argument of digamma"),
     Case("masked row", "y = softmax(x, -1)!", "advice: drop the row"),
+    Case("masked row", "m = max(x); y = sub(x, m)!",
+         "advice: mask with torch.finfo(torch.float16).min in place of -inf"),
     Case("empty", "y = std(x, 1)!", "advice: take std of more than one element"),
     Case("empty", "y = cross_entropy(x, t)!", "advice: skip the batch, or take reduction="),
     Case("empty", "y = mean(x)!", "advice: skip what is empty"),
