@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fxguard.advice import signs, zeros
+from fxguard.advice import cancelled, signs, vanished, zeros
 from fxguard.advice._rules import Rule, names_in
-from fxguard.advice.case import Case
+from fxguard.advice.case import Case, titled
+from fxguard.formats import FORMATS
+from fxguard.graph.poles import plain
 from fxguard.source.assigned import target_of
 from fxguard.source.weighed import divergence_in
 
@@ -46,6 +48,17 @@ def _is_recursion(case: Case) -> bool:
     return zeros.turns_of_products(case) is not None
 
 
+def _is_log_of_counts(case: Case) -> bool:
+    is_other = signs.is_count_of_mask(case) or zeros.is_weighed(case)
+    return zeros.is_of_whole_numbers(case) and not is_other
+
+
+def _are_features(case: Case) -> bool:
+    """A layer reads them, or they are a table, as words of documents are."""
+    is_table = case.evidence is not None and case.evidence.dims > 1
+    return is_table or zeros.is_feature(case)
+
+
 def _collapse(case: Case) -> Mapping[str, str]:
     """The variance that collapsed, and the line that made it."""
     found = zeros.spread_of_data(case)
@@ -56,7 +69,85 @@ def _is_collapse(case: Case) -> bool:
     return zeros.is_spread_of_data(case) and not case.loses_eps()
 
 
+def _vanished(case: Case) -> Mapping[str, str]:
+    """The exponential that made 0, of what, and how far down dtypes hold it."""
+    step = vanished.vanished_exp(case)
+    if step is None:
+        return dict.fromkeys(("exp", "made", "dtype", "name", "lowest", "wide", "far"), "it")
+    name, made = plain(step.kind), step.outputs[0]
+    dtype, wide = case.around.values[made].dtype, _wider(case.around.values[made].dtype)
+    return {
+        "exp": titled(step),
+        "number": f"{vanished.exponent_of(case, step):.4g}",
+        "dtype": dtype,
+        "name": name,
+        "lowest": str(vanished.lowest_exponent(step, dtype)),
+        "wide": wide,
+        "far": str(vanished.lowest_exponent(step, wide)),
+    }
+
+
+def _wider(dtype: str) -> str:
+    return "float64" if dtype in ("float32", "float64") else "float32"
+
+
+def _is_vanished(case: Case) -> bool:
+    return vanished.vanished_exp(case) is not None and not zeros.share_of(case)
+
+
+def _fits_wider(case: Case) -> bool:
+    step = vanished.vanished_exp(case)
+    if step is None or not _is_vanished(case):
+        return False
+    lowest = vanished.lowest_exponent(step, _wider(case.around.values[step.outputs[0]].dtype))
+    return vanished.exponent_of(case, step) > lowest
+
+
+def _cancelled(case: Case) -> Mapping[str, str]:
+    """What cancelled where, and what would not."""
+    found = cancelled.cancelled_state(case) or cancelled.cancelled_difference(case)
+    if found is None:
+        return dict.fromkeys(("name", "largest", "place", "wider", "floor"), "it")
+    wider = "" if case.dtype == "float64" else f"compute it in {_wider(case.dtype)}, or "
+    floor = FORMATS[case.dtype].eps * found.largest
+    return {
+        "name": case.variable,
+        "largest": f"{found.largest:.{4 if found.largest < 1e4 else 2}g}",
+        "place": titled(found.step),
+        "wider": wider,
+        "floor": f"{floor:.0e}",
+    }
+
+
+def _is_only_a_difference(case: Case) -> bool:
+    is_state = cancelled.cancelled_state(case) is not None
+    is_other = signs.is_difference_with_square(case) or signs.is_root_of_powers(case)
+    return not (is_state or is_other) and cancelled.cancelled_difference(case) is not None
+
+
 ZERO_RULES = (
+    Rule(_LOST, names_in("div"), "advice",
+         "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
+         "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),
+         words=_vanished),
+    Rule(_LOST, _LOG | names_in("div reciprocal rsqrt"), "advice",
+         "{exp} made 0 of {number}: work in logs there (logsumexp), as {dtype} holds {name} down "
+         "to {name}({lowest})",
+         lambda c: _is_vanished(c) and not (_is_recursion(c) or vanished.is_mean_by_kernel(c)),
+         words=_vanished),
+    Rule(_LOST, _LOG | names_in("div reciprocal rsqrt"), "advice",
+         "compute in {wide} from {exp} on: it holds {name} down to {name}({far})", _fits_wider,
+         words=_vanished),
+    Rule("domain, rounding", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+         "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "
+         "that is never negative (a Cholesky factor; Joseph's form of a Kalman update)",
+         lambda c: cancelled.cancelled_state(c) is not None, words=_cancelled),
+    Rule("domain, rounding", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+         "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "
+         "without the difference", _is_only_a_difference, words=_cancelled),
+    Rule("domain, rounding", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+         "bound it at the size of its roundings, {c.x}.clamp(min={floor})", _is_only_a_difference,
+         words=_cancelled),
     Rule(_LOST + ", unknown", _LOG | names_in("div reciprocal"), "advice",
          "normalise {name} at every turn ({place}), and add up the logs of its sums; or take "
          "logsumexp of logs there: a product of so many numbers is 0",
@@ -88,9 +179,12 @@ ZERO_RULES = (
          rewrites=("{c.name}(a) -> {c.name}(a.masked_fill(a == 0, 1))",)),
     Rule("zero divisor", _LOG, "advice",
          "of counts take log1p({c.bare}), or log({c.x}.clamp(min=1)): all of {c.bare} are whole "
-         "numbers, and some are 0",
-         lambda c: zeros.is_of_whole_numbers(c)
-         and not (signs.is_count_of_mask(c) or zeros.is_weighed(c)),
+         "numbers, and some are 0", lambda c: _is_log_of_counts(c) and _are_features(c),
+         rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
+    Rule("zero divisor", _LOG, "advice",
+         "drop the rows where {c.bare} is 0{c.share}, or take log({c.x}.clamp(min=1)): log1p would "
+         "change the other rows, too",
+         lambda c: _is_log_of_counts(c) and not _are_features(c),
          rewrites=("{c.name}(a) -> {c.name}(a.clamp(min=1))",)),
     Rule(_LOST, names_in("div"), "advice",
          "leave out where {c.dividend} is 0 before the division, by {c.dividend}[{c.dividend} > 0] "

@@ -16,6 +16,7 @@ from fxguard.advice.positive import (
     free_parameters,
     made_at,
     other_pole,
+    other_steep,
 )
 from fxguard.advice.surroundings import Surroundings, is_scaling, names_of
 from fxguard.formats import FORMATS, is_mask
@@ -24,11 +25,12 @@ from fxguard.graph.poles import SOFTMAXES, plain
 from fxguard.graph.tables import LIMITERS
 from fxguard.plan.plan import Step
 from fxguard.records import Source
-from fxguard.source.assigned import assignments_of, in_words, statement_at
+from fxguard.source.assigned import assignments_of, in_words, statement_at, target_of
 from fxguard.source.named import (
     factor_text,
     innermost_operand_text,
     operand_text,
+    operand_texts,
     other_text,
     unbounded,
     variable_in,
@@ -36,7 +38,7 @@ from fxguard.source.named import (
 )
 from fxguard.source.parameters import parameter_read
 
-__all__ = ["DOMAINS", "Case", "without_parentheses", "written_operand"]
+__all__ = ["DOMAINS", "Case", "titled", "without_parentheses", "written_operand"]
 
 MASKED = "log_p.masked_fill(mask, 0)"  # a product's operand whose name is not known
 MOST_NAMES = 4  # of parameters
@@ -57,7 +59,7 @@ DOMAINS = {
 }
 
 
-def _titled(step: Step) -> str:
+def titled(step: Step) -> str:
     """``relu (model.py:25)``."""
     return plain(step.kind) + (f" ({step.source.place})" if step.source else "")
 
@@ -85,6 +87,8 @@ class _Inner:
         todo, seen = [around.step], list[Step]()
         while todo and len(seen) < MOST_STEPS:
             step = todo.pop(0)
+            if step is around.step and name == plain(step.kind):
+                return without_parentheses(operand_in(around)) or _free_letter(step, "x")
             if plain(step.kind) == name:
                 return without_parentheses(written_operand(step)) or _free_letter(step, "x")
             seen.append(step)
@@ -99,6 +103,23 @@ def written_operand(step: Step) -> str:
         return ""
     name = plain(step.kind)
     return operand_text(step.source.code, name) or operand_text(statement_at(step.source), name)
+
+
+def operand_in(around: Surroundings) -> str:
+    """The operand in question as the program has it, also of a line with several such operations.
+
+    Among these it is the one whose variable is assigned where the operand was made.
+    """
+    if text := written_operand(around.step):
+        return text
+    source, step = around.step.source, made_at(around, around.culprit)
+    if source is None or step is None or step.source is None:
+        return ""
+    name = target_of(step.source)
+    found = operand_texts(source.code, plain(around.step.kind))
+    found = found or operand_texts(statement_at(source), plain(around.step.kind))
+    is_elsewhere = (step.source.file, step.source.line) != (source.file, source.line)
+    return name if is_elsewhere and name in found else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +307,12 @@ class Case:
         return "numel()" if is_whole else "shape[dim]"
 
     @property
+    def share(self) -> str:
+        """`` (3 of 360)``: how many of its results are bad."""
+        found = self.evidence
+        return "" if found is None or found.numel == 1 else f" ({found.share} of {found.numel})"
+
+    @property
     def torch_dtype(self) -> str:
         """``torch.float32``."""
         return f"torch.{self.dtype}"
@@ -325,12 +352,12 @@ class Case:
         return self._written("n")
 
     def _written(self, fallback: str) -> str:
-        return written_operand(self.around.step) or _free_letter(self.around.step, fallback)
+        return operand_in(self.around) or _free_letter(self.around.step, fallback)
 
     @property
     def assignments(self) -> list[tuple[str, Source]]:
         """The variable that the operand is, and what gave it its value, as far as is certain."""
-        source, name = self.around.step.source, variable_in(written_operand(self.around.step))
+        source, name = self.around.step.source, variable_in(operand_in(self.around))
         return [] if source is None or not name else assignments_of(name, source)
 
     @property
@@ -339,7 +366,7 @@ class Case:
 
         Where the source does not tell, as of a function's argument, it is the line that made it.
         """
-        source, text = self.around.step.source, written_operand(self.around.step)
+        source, text = self.around.step.source, operand_in(self.around)
         if source is None or not (name := variable_in(text)):
             return ""
         step = made_at(self.around, self.around.culprit)
@@ -354,9 +381,9 @@ class Case:
         """``, in place of relu (model.py:25)``: where the operand was made 0; "" if unknown."""
         step = cut_at_zero(self.around)
         if step is not None:
-            return f" in place of {_titled(step)}"
+            return f" in place of {titled(step)}"
         step = made_at(self.around, self.around.culprit)
-        return "" if step is None else f" in {_titled(step)}"
+        return "" if step is None else f" in {titled(step)}"
 
     @property
     def positive(self) -> str:
@@ -367,12 +394,18 @@ class Case:
     def reader(self) -> str:
         """``log (model.py:31)``: another operation that has a pole where the operand is 0."""
         step = other_pole(self.around)
-        return "" if step is None else _titled(step)
+        return "" if step is None else titled(step)
+
+    @property
+    def steep(self) -> str:
+        """The same of a derivative: ``pow (weibull.py:21)``; "" if there is none."""
+        step = other_steep(self.around)
+        return "" if step is None else titled(step)
 
     @property
     def variable(self) -> str:
         """`` `var` ``: the variable that the operand is computed from; or it."""
-        name = variable_in(written_operand(self.around.step))
+        name = variable_in(operand_in(self.around))
         return f"`{name}`" if name else "it"
 
     @property
@@ -387,7 +420,7 @@ class Case:
     @property
     def layers(self) -> str:
         """``linear (kalman.py:21)``: the layers whose results the operand grows with."""
-        return " and ".join(dict.fromkeys(map(_titled, free_layers(self.around)[:MOST_LAYERS])))
+        return " and ".join(dict.fromkeys(map(titled, free_layers(self.around)[:MOST_LAYERS])))
 
     @property
     def parameters(self) -> str:
@@ -406,7 +439,7 @@ class Case:
         name = (
             ""
             if source is None
-            else parameter_read(without_parentheses(written_operand(self.around.step)), source)
+            else parameter_read(without_parentheses(operand_in(self.around)), source)
         )
         return [name] if name else []
 

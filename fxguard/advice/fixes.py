@@ -229,6 +229,11 @@ def _is_hopeless_exponent(case: Case) -> bool:
     return is_free and case.fits_float32() and case.is_hopeless()
 
 
+def _is_steep_elsewhere(case: Case) -> bool:
+    """Something else has no derivative there either, and what computed the operand is known."""
+    return bool(case.made_in and case.steep) and case.dtype != "float16"
+
+
 def _is_free(case: Case) -> bool:
     return case.has_operands() and signs.is_free_domain(case) and not case.is_of_parameters()
 
@@ -374,6 +379,9 @@ RULES = (
     Rule("zero divisor", SINGULAR, "advice",
          "add eps to the diagonal: the matrix is singular"),
     # Infinite derivatives at finite numbers.
+    Rule("singular gradient", _LOG | _names("pow rsqrt sqrt"), "advice",
+         "keep {c.x} away from 0 where it is made{c.made_in}, by clamp(min=1e-6): {c.steep} reads "
+         "it, too, and has no derivative at 0", _is_steep_elsewhere),
     Rule("singular gradient, domain", None, "exact",
          "choose a safe argument of {c.name} by where, too: the branch that is not taken has a "
          "gradient, and 0 * inf is NaN", signs.is_chosen_after,

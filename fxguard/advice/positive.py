@@ -21,6 +21,7 @@ __all__ = [
     "free_parameters",
     "made_at",
     "other_pole",
+    "other_steep",
 ]
 
 # What a model's last layer may be: its numbers have no sign by themselves.
@@ -93,6 +94,23 @@ def other_pole(around: Surroundings) -> Step | None:
             if step is not around.step and (plain(step.kind) in _POLES or divides):
                 return step
     return None
+
+
+def other_steep(around: Surroundings) -> Step | None:
+    """Another operation whose value or derivative is infinite where the operand is 0."""
+    found = other_pole(around)
+    for value in () if found is not None else _same_zero(around):
+        for step, read in readers_of(around, value):
+            if step is not around.step and step.inputs[:1] == (read,) and _is_steep(step):
+                return step
+    return found
+
+
+def _is_steep(step: Step) -> bool:
+    """A root, or a power whose exponent may be below 1."""
+    name = plain(step.kind)
+    is_power = name in ("float_power", "pow") and not step.number_first
+    return name == "sqrt" or (is_power and all(n < 1 for n in step.literals))
 
 
 def _same_zero(around: Surroundings) -> Iterator[int]:

@@ -12,7 +12,7 @@ from fxguard.graph.poles import DEFAULT_EPS, plain
 from fxguard.graph.tables import CASTS, LIMITERS, MOVES, SELECTS
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step, Value
-from fxguard.records import Role, Severity, Source
+from fxguard.records import Range, Role, Severity, Source
 
 __all__ = ["ROOTS", "Surroundings", "is_passed", "is_scaling", "names_of"]
 
@@ -73,6 +73,7 @@ class Surroundings:
         features: inputs that are infinite, and not on purpose.
         made_before: gives the operation of an earlier batch, such as a model's, that made a value
             which this batch was given.
+        range_of: gives the range of a value; None where it is not known.
 
     Attributes:
         step: the blamed operation.
@@ -86,6 +87,7 @@ class Surroundings:
         intended: Collection[int] = (),
         features: Collection[int] = (),
         made_before: Callable[[int], Step | None] = lambda value: None,
+        range_of: Callable[[int], Range | None] = lambda value: None,
     ) -> None:
         assert blame.step is not None
         self.step = steps[blame.step]
@@ -94,6 +96,7 @@ class Surroundings:
         self.intended = intended
         self.features = features
         self.made_before = made_before
+        self.range_of = range_of
         self.steps = steps
 
     @classmethod
@@ -207,7 +210,13 @@ class Surroundings:
         index = next(i for i, each in enumerate(self.steps) if each is step)
         blame = Blame(step.outputs[0], index, Severity.NAN)
         return Surroundings(
-            self.steps, self.values, blame, self.intended, self.features, self.made_before
+            self.steps,
+            self.values,
+            blame,
+            self.intended,
+            self.features,
+            self.made_before,
+            self.range_of,
         )
 
     @property

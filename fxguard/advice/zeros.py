@@ -13,10 +13,12 @@ from fxguard.advice import becomes
 from fxguard.advice._patterns import factors_of, is_square_of, made_by, readers_of
 from fxguard.advice._rules import names_in
 from fxguard.advice.case import Case, without_parentheses, written_operand
+from fxguard.advice.positive import LAYERS
 from fxguard.advice.surroundings import names_of
 from fxguard.graph.poles import plain
 from fxguard.graph.tables import CASTS, MOVES, SELECTS
 from fxguard.plan.plan import Step
+from fxguard.source.added import is_added_at
 from fxguard.source.weighed import is_weighed_at
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "divides_by_two_norms",
     "exponents",
     "is_capped_ratio",
+    "is_feature",
     "is_norm",
     "is_normalized_in_turn",
     "is_of_whole_numbers",
@@ -42,6 +45,9 @@ MOST_BACK = 12  # operations from a sum to the products that it adds
 _PASSED = frozenset(map(plain, MOVES | SELECTS | CASTS)) | {"index_select", "setitem", "where"}
 _PRODUCTS = names_in("bmm dot einsum matmul mm mul mv")
 _SUMS = names_in("mean nansum sum")
+_READ_FEATURES = LAYERS | names_in("gru lstm multi_head_attention_forward rnn_relu rnn_tanh")
+_TO_FEATURES = _PASSED | names_in("batch_norm div dropout mul sub")
+_STACKS = names_in("cat concat concatenate dstack hstack stack vstack")
 _NORMS = names_in("norm vector_norm linalg_norm linalg_vector_norm")
 _COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tril triu")
 # They are 0 where their operand is.
@@ -322,6 +328,24 @@ def is_of_whole_numbers(case: Case) -> bool:
     """All elements of its operand are whole numbers, some of them above 1: counts."""
     operands = () if case.evidence is None else case.evidence.operands
     return bool(operands) and operands[0].is_whole
+
+
+def is_feature(case: Case) -> bool:
+    """A layer reads its result, perhaps beside others, or scaled; or may, as nothing else does."""
+    todo, seen, others = [case.around.made], {case.around.made}, 0
+    while todo and len(seen) <= MOST_STEPS:
+        value = todo.pop(0)
+        for step in case.around.readers_of(value):
+            name = plain(step.kind)
+            if name in _READ_FEATURES or name in _STACKS:
+                return True
+            if name in _TO_FEATURES and step.inputs[:1] == (value,):
+                todo += [each for each in step.outputs if each not in seen]
+                seen.update(step.outputs)
+            else:
+                others += 1
+    source = case.around.step.source
+    return not others and (source is None or not is_added_at(source, case.name))
 
 
 def is_normalized_in_turn(case: Case) -> bool:

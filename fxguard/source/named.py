@@ -13,6 +13,7 @@ __all__ = [
     "first_argument",
     "innermost_operand_text",
     "operand_text",
+    "operand_texts",
     "other_text",
     "unbounded",
     "variable_in",
@@ -55,6 +56,18 @@ def operand_text(code: str, name: str) -> str:
     """
     sign, position = OPERATORS.get(name, (None, 0))
     return _only_text(_operands(code, name, sign, position))
+
+
+def operand_texts(code: str, name: str) -> set[str]:
+    """The same of each such operation of a line.
+
+    Example:
+        >>> sorted(operand_texts("h = torch.log(k / lam) + (k - 1) * torch.log(z)", "log"))
+        ['(k / lam)', 'z']
+    """
+    sign, position = OPERATORS.get(name, (None, 0))
+    nodes = _operands(code, name, sign, position)
+    return {text for node in nodes if (text := _text(node, with_numbers=False))}
 
 
 def other_text(code: str, name: str) -> str:

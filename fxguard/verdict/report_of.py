@@ -33,7 +33,7 @@ from fxguard.measure.details import Detail, are_logs_of_counts
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
-from fxguard.records import Frame, Role, Row, Severity, Source
+from fxguard.records import Frame, Range, Role, Row, Severity, Source
 from fxguard.report.report import Report
 from fxguard.rerun.details import numbers_inside
 from fxguard.rerun.whole_graph import measure_postponed
@@ -383,7 +383,14 @@ class _Description:
         intended = self.judgment.verdict.intended
         features = self.judgment.features
         steps, values = self.flow.steps, self.flow.values
-        return Surroundings(steps, values, blame, intended, features, self.made_before)
+        return Surroundings(
+            steps, values, blame, intended, features, self.made_before, self.range_of
+        )
+
+    def range_of(self, value: int) -> Range | None:
+        """The range of a value; None where it was not measured."""
+        found = self.flow.ranges[value]
+        return found if isinstance(found, Range) else None
 
     def made_before(self, value: int) -> PlannedStep | None:
         """The operation that made a value in an earlier batch of this step, such as a model's."""

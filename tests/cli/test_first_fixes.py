@@ -230,7 +230,109 @@ OVERFLOWS = {
     ),
 }
 
-FIRST = {**WEIGHED, **PRODUCTS, **SPREADS, **SIGNS, **DIVISORS, **OVERFLOWS}
+EXPOSURES = {
+    "an offset": (
+        "n = torch.tensor([30.0, 0.0, 12.0])\nx = torch.randn(3, 2)\n"
+        "w = torch.zeros(2, requires_grad=True)\noffset = torch.log(n)\n"
+        "eta = x @ w + offset\nloss = (eta.exp() - eta * 2).mean()\nloss.backward()\n",
+        "drop the rows where n is 0 (1 of 3), or take log(n.clamp(min=1))",
+    ),
+    "a rate of events": (
+        "days = torch.tensor([4.0, 0.0, 2.0, 0.0])\ny = torch.tensor([1.0, 0.0, 3.0, 0.0])\n"
+        "rate = torch.log(y + 1) - days.log()\nprint(rate.mean())\n",
+        "drop the rows where days is 0 (2 of 4), or take log(days.clamp(min=1))",
+    ),
+    "an offset of a model": (
+        "net = torch.nn.Linear(2, 1)\nn = torch.tensor([3.0, 0.0])\nx = torch.randn(2, 2)\n"
+        "mu = net(x).squeeze(1) * 2 - n.log()\nloss = mu.sum()\n"
+        "loss.backward()\n",
+        "drop the rows where n is 0 (1 of 2), or take log(n.clamp(min=1))",
+    ),
+    "a feature of a layer": (
+        "net = torch.nn.Linear(2, 1)\nn = torch.tensor([3.0, 0.0])\n"
+        "x = torch.stack([n.log(), torch.ones(2)], 1)\nprint(net(x).sum())\n",
+        "of counts take log1p(n)",
+    ),
+}
+
+STEEP = {
+    "two poles, one of them masked": (
+        "t = torch.tensor([0.0, 1.0, 2.0])\ns = torch.tensor(0.5, requires_grad=True)\n"
+        "z = t / s.exp()\nh = torch.where(t > 0, torch.log(s + 1) + s * torch.log(z), 0 * t)\n"
+        "(h.sum() + (z ** s).sum()).backward()\n",
+        "keep z away from 0 where it is made (script.py:6), by clamp(min=1e-6): pow (script.py:8)",
+    ),
+    "a root and a power of one length": (
+        "x = torch.zeros(3, 2, requires_grad=True)\nd = (x * 2).sum(1)\n"
+        "a = d.sqrt() * 2\nb = d ** 0.3\n(a + b).sum().backward()\n",
+        "keep d away from 0 where it is made (script.py:5), by clamp(min=1e-6)",
+    ),
+    "a logarithm and a root": (
+        "x = torch.tensor([0.0, 2.0], requires_grad=True)\nr = x * 3\nm = r > 0\n"
+        "y = torch.where(m, r.log() * 2 + r, r) + r.sqrt()\ny.sum().backward()\n",
+        "keep r away from 0 where it is made (script.py:5), by clamp(min=1e-6): ",
+    ),
+}
+
+VANISHED = {
+    "a Gibbs kernel": (
+        "C = torch.rand(6, 6) + 0.1\nC[2] = 3\nK = torch.exp(-C / 0.01)\n"
+        "a, v = torch.ones(6) / 6, torch.ones(6)\n"
+        "for _ in range(9):\n    u = a / (K @ v)\n    v = a / (K.T @ u)\nprint((u * v).sum())\n",
+        "exp (script.py:6) made 0 of -300: work in logs there (logsumexp), as float32 holds "
+        "exp down to exp(-103)",
+    ),
+    "a mixture by hand": (
+        "x = torch.tensor([0.0, 1.0, 90.0])\nmu, w = torch.tensor([0.0, 1.0]), torch.ones(2) / 2\n"
+        "pdf = torch.exp(-0.5 * (x[:, None] - mu) ** 2) / math.sqrt(2 * math.pi)\n"
+        "print((pdf @ w).log().sum())\n",
+        "exp (script.py:6) made 0 of -4050: work in logs there (logsumexp)",
+    ),
+    "an average by a kernel": (
+        "x, y = torch.linspace(0, 1, 8), torch.randn(8)\nq = torch.tensor([0.5, 9.0])\n"
+        "K = torch.exp(-(q[:, None] - x) ** 2 / 0.1)\nprint((K @ y) / K.sum(1))\n",
+        "take softmax of what exp (script.py:6) reads as weights",
+    ),
+    "scales of distances": (
+        "x = torch.tensor([0.0, 0.1, 30.0])\nD = (x[:, None] - x) ** 2 + 200 * torch.eye(3)\n"
+        "W = torch.exp(-D)\nd = W.sum(1)\nprint((W * d.rsqrt()).sum())\n",
+        "exp (script.py:6) made 0 of -900: work in logs there",
+    ),
+}
+
+CANCELLED = {
+    "a Kalman filter": (
+        "P, R = torch.eye(2) * 1e6, 1e-6\nH, A = torch.tensor([[1.0, 0.0]]), torch.eye(2)\n"
+        "A[0, 1] = 0.1\nfor _ in range(30):\n    P = A @ P @ A.T + 1e-7 * torch.eye(2)\n"
+        "    S = H @ P @ H.T + R\n    print(torch.log(S).sum())\n"
+        "    P = (torch.eye(2) - P @ H.T / S @ H) @ P\n",
+        "`S` is what roundings of numbers up to 9.9e+05 leave in matmul (script.py:11)",
+    ),
+    "a posterior variance": (
+        "k = torch.full((4,), 400.0)\nv = torch.tensor([20.000001, 1.0, 2.0, 20.00001])\n"
+        "var = k - v * v.abs()\nprint(var.sqrt())\n",
+        "`var` is what roundings of numbers up to 400 leave in sub (script.py:6): compute it in "
+        "float64",
+    ),
+    "a residual of a projection": (
+        "n = torch.tensor(5000.0)\np = torch.tensor([5000.001, 10.0])\nrest = n - p\n"
+        "print(torch.log(rest))\n",
+        "`rest` is what roundings of numbers up to 5000 leave in sub (script.py:6)",
+    ),
+}
+
+FIRST = {
+    **WEIGHED,
+    **PRODUCTS,
+    **SPREADS,
+    **SIGNS,
+    **DIVISORS,
+    **OVERFLOWS,
+    **EXPOSURES,
+    **STEEP,
+    **VANISHED,
+    **CANCELLED,
+}
 
 # What is not said of these, and what is.
 TWINS = {
@@ -285,6 +387,37 @@ TWINS = {
         "w = torch.full((3, 3), 99.0)\nx = torch.ones(2, 3)\nprint(torch.exp(x @ w))\n",
         "scale x",
     ),
+    "a row that a mask left empty": (
+        "K = torch.exp(-torch.rand(3, 3) * 300)\nm = torch.tensor([1.0, 1.0, 0.0])\n"
+        "print((K.sum(1) * m).log())\n",
+        "made 0 of",
+    ),
+    "weights of masked scores": (
+        "s = torch.zeros(2, 3)\ns[1] = -1e9\nprint(1 / torch.exp(s).sum(1))\n",
+        "made 0 of",
+    ),
+    "a sine of roundings": (
+        "c = torch.tensor([1.0000001, 0.5])\nprint(torch.sqrt(1 - c ** 2))\n",
+        "roundings",
+    ),
+    "a small number among large ones": (
+        "x = torch.tensor([0.99, 1e6])\ny = x - 1\nprint(torch.log(y))\n",
+        "roundings",
+    ),
+    "a variance that is chosen among larger ones": (
+        "P = torch.diag(torch.tensor([1e6, -0.5]))\nH = torch.tensor([[0.0, 1.0]])\n"
+        "S = H @ P @ H.T\nprint(torch.log(S * 2))\n",
+        "roundings",
+    ),
+    "an exposure in fractions": (
+        "n = torch.tensor([30.5, 0.0, 12.0])\nprint((n.log() + 1).sum())\n",
+        "drop the rows",
+    ),
+    "a power that has a derivative at 0": (
+        "x = torch.tensor([0.0, 2.0], requires_grad=True)\nr = x * 3\n"
+        "y = torch.where(r > 0, r.log(), r) + r ** 2\ny.sum().backward()\n",
+        "away from 0 where it is made",
+    ),
     "a zero among fractions": (
         "x = torch.tensor([0.0, 0.25, 3.5])\nprint(torch.log(x))\n",
         "counts",
@@ -314,6 +447,21 @@ def test_a_twin_is_told_something_else(run_here: RunHere, name: str) -> None:
     """The rule asks for the operation, its numbers, and what is around it."""
     text, fix = TWINS[name]
     assert not any(fix in line for line in fixes_of(run_here, text))
+
+
+def test_what_exp_made_0_of_fits_float64(run_here: RunHere) -> None:
+    """That is said if it does."""
+    fixes = fixes_of(run_here, VANISHED["a Gibbs kernel"][0])
+    assert (
+        "compute in float64 from exp (script.py:6) on: it holds exp down to exp(-744)" in fixes[1]
+    )
+    assert len(fixes_of(run_here, VANISHED["a mixture by hand"][0])) == 1
+
+
+def test_a_last_difference_may_be_bounded(run_here: RunHere) -> None:
+    """At the size of its roundings, by its name."""
+    fixes = fixes_of(run_here, CANCELLED["a posterior variance"][0])
+    assert "bound it at the size of its roundings, var.clamp(min=5e-05)" in fixes[1]
 
 
 def test_a_divergence_may_be_left_to_torch(run_here: RunHere) -> None:

@@ -457,7 +457,18 @@ def test_the_best_fix_comes_first(case: Case) -> None:
 
 
 # What only a program's text, or all of its numbers, tell: see tests/cli/test_first_fixes.py.
-OF_PROGRAMS = ("take F.kl_div({q}", "of counts take", "take {c.counted}.clamp(min=1): it is whole")
+OF_PROGRAMS = (
+    "take F.kl_div({q}",
+    "of counts take",
+    "take softmax of what {exp}",
+    "{exp} made 0",
+    "compute in {wide}",
+    "{name} is what roundings",
+    "bound it at the size",
+    "drop the rows where",
+    "keep {c.x} away from 0 where it is made",
+    "take {c.counted}.clamp(min=1): it is whole",
+)
 
 
 def test_every_rule_is_said_once_at_least() -> None:
