@@ -150,10 +150,13 @@ def _power(step: Step, read: Sequence[Range]) -> float:
     if len(read) != 1 or len(step.literals) != 1:
         return math.inf
     (operand,), (number,) = read, step.literals
+    # The kernel rounds the number to the dtype, and the power enlarges what that is wrong by.
+    rounding = 1.0 if math.frexp(number)[0] * 2.0**8 % 1 == 0 else 1 + 2.0**-8
     if step.number_first:
         base = abs(number)
-        return _raised(max(base, 1 / base), operand.abs_max) if base else math.inf
-    return _raised(operand.abs_max if number >= 0 else _inverse(operand), abs(number))
+        return _raised(max(base, 1 / base) * rounding, operand.abs_max) if base else math.inf
+    base = operand.abs_max if number >= 0 else _inverse(operand)
+    return _raised(base, abs(number) * rounding)
 
 
 def _product_added(step: Step, read: Sequence[Range]) -> float:

@@ -155,6 +155,15 @@ def test_the_bound_of_a_power_is_the_power(number: float, is_healthy: bool) -> N
     assert chain.fits is is_healthy is not chain.turned
 
 
+@pytest.mark.parametrize("number_first", [False, True])
+def test_the_number_of_a_power_is_rounded(number_first: bool) -> None:
+    """bfloat16 makes 1.703125 of 1.7, and 1.7 to the power of 20 is 3 % more then."""
+    chain = Chain([20.0 if number_first else 1e20, -INF, INF][:2], "bfloat16")
+    assert chain.apply("abs")
+    assert chain.apply("pow", 1.7, number_first=number_first)
+    assert largest(chain.tensors[chain.last]) <= chain.bounds.of(chain.last)
+
+
 @pytest.mark.parametrize(("number", "is_healthy"), [(3e4, True), (4e4, False)])
 def test_the_bound_of_a_log_softmax_is_twice_the_largest(number: float, is_healthy: bool) -> None:
     """It is reached where one element has the sign of the other: float16 holds 6e4, and not 8e4."""
