@@ -2,7 +2,7 @@
  * record of it. A part of _native.c, which includes it.
  *
  * A record keeps no tensor, and is no object of the garbage collector: it holds functions, code,
- * numbers and other records, all of them older. fxguard/script/records.py has the same in Python.
+ * numbers and other records, all of them older. fxguard/script/operations.py has the same in Python.
  */
 
 enum { MOST_LOST = 50, NO_PATH = -1, UNCOUNTED = -1, FEW = 4 };
@@ -137,13 +137,14 @@ typedef struct {
     unsigned char kinds[KINDS_OF_CODE];
     Py_ssize_t most, most_known;
     long most_depth;
-    long long count;
+    long long count, unread;
     char pauses, has_bad, is_direct;
 } Operations;
 
 /* Names of attributes. */
-static PyObject *f_back, *f_lasti, *is_inference, *grad_fn, *metadata, *name_kind, *name_turned, *name_other,
-    *name_apart, *name_inside, *name_raised, *name_objected, *name_otherwise;
+static PyObject *f_back, *f_lasti, *is_inference, *is_floating_point, *is_complex, *grad_fn,
+    *metadata, *name_kind, *name_turned, *name_other, *name_apart, *name_inside, *name_raised,
+    *name_objected, *name_otherwise;
 
 static long version_of_tensor(PyObject *tensor) {
     PyObject *found = PyObject_GetAttr(tensor, version);
@@ -478,12 +479,25 @@ static int note_at_node(Operations *all, Record *record, PyObject *args, PyObjec
     return done;
 }
 
+/* Counts a tensor whose numbers are not read here, if they may be bad. */
+static int count_unread(Operations *all, PyObject *tensor) {
+    PyObject *its_dtype = PyObject_GetAttr(tensor, dtype);
+    if (its_dtype == NULL)
+        return -1;
+    all->unread += attribute_is(its_dtype, is_floating_point, Py_True) ||
+                   attribute_is(its_dtype, is_complex, Py_True);
+    Py_DECREF(its_dtype);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* Notes what an operation has made, or written to. -1 where an error came. */
 static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *result,
                 long path) {
     if ((PyObject *)Py_TYPE(result) != plain || !attribute_is(result, is_cpu, Py_True) ||
-        !attribute_is(result, layout, strided) || !attribute_is(result, is_nested, Py_False))
-        return PyErr_Occurred() ? -1 : 0;
+        !attribute_is(result, layout, strided) || !attribute_is(result, is_nested, Py_False)) {
+        const int is_plain = (PyObject *)Py_TYPE(result) == plain;
+        return PyErr_Occurred() ? -1 : is_plain ? count_unread(all, result) : 0;
+    }
     PyObject *its_dtype = PyObject_GetAttr(result, dtype);
     if (its_dtype == NULL)
         return -1;
@@ -493,7 +507,7 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
     int done = -1;
     DLTensor memory;
     if (is_known != 1) {
-        done = is_known;
+        done = is_known < 0 ? -1 : count_unread(all, result);
         goto end;
     }
     if (tensor_of(result, &memory) != 0) { /* such as a value of a transform */
@@ -502,9 +516,10 @@ static int note(Operations *all, PyObject *func, PyObject *args, PyObject *kwarg
         goto end;
     }
     if (memory.dtype.code != CODE_FLOAT && memory.dtype.code != CODE_BFLOAT) {
+        PyObject *named = kwargs == NULL ? Py_None : kwargs;
         PyObject *said = !all->has_bad ? held(NULL)
                                        : PyObject_CallMethodObjArgs(all->hooks, name_other, func,
-                                                                    args, held(kwargs), result, NULL);
+                                                                    args, named, result, NULL);
         done = said == NULL ? -1 : 0;
         Py_XDECREF(said);
         goto end;
@@ -790,6 +805,11 @@ static PyObject *get_count(PyObject *self, void *closure) {
     return PyLong_FromLongLong(((Operations *)self)->count);
 }
 
+static PyObject *get_unread(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromLongLong(((Operations *)self)->unread);
+}
+
 static PyObject *get_mode(PyObject *self, void *closure) {
     (void)closure;
     return held(((Operations *)self)->mode);
@@ -811,6 +831,7 @@ static PyGetSetDef OPERATIONS_ATTRIBUTES[] = {
     {"has_bad", get_has_bad, set_has_bad, "Whether something was bad.", NULL},
     {"is_direct", get_is_direct, set_is_direct, "Whether calls are operations of no loss.", NULL},
     {"count", get_count, NULL, "How many operations were noted.", NULL},
+    {"unread", get_unread, NULL, "How many made a tensor whose numbers C cannot read.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -846,6 +867,7 @@ static int add_operations(PyObject *module) {
         const char *name;
     } names[] = {
         {&f_back, "f_back"},       {&f_lasti, "f_lasti"},         {&is_inference, "is_inference"},
+        {&is_floating_point, "is_floating_point"}, {&is_complex, "is_complex"},
         {&grad_fn, "grad_fn"},     {&metadata, "metadata"},
         {&name_kind, "kind_of"},   {&name_turned, "turned_bad"},
         {&name_other, "other"},    {&name_apart, "apart"},        {&name_raised, "raised"},

@@ -93,8 +93,6 @@ class Beside:
         operations: runs each operation.
         has_no_model: whether what the script does with a bad number matters, and not what a model
             or its loss does.
-        count: of the operations that were looked at.
-        unseen: of those that could not be, because a tensor or an operation objected.
         handed: the last bad tensors whose numbers Python was given, or that the script has asked
             whether they are finite.
     """
@@ -111,7 +109,7 @@ class Beside:
         self._gradient_bad = gradient_bad
         self._raised = raised
         self.has_no_model = True
-        self.unseen = 0
+        self._objected = 0
         self.handed: Handed | None = None
         self._derived: list[tuple[weakref.ref[Tensor], Handed]] = []  # integers of bad numbers
         self._exceptions = MOST_RAISED  # that are left
@@ -169,7 +167,7 @@ class Beside:
         try:
             raise error
         except theirs():  # a tensor may object to any question
-            self.unseen += 1
+            self._objected += 1
 
     def hands_on(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any = None) -> None:
         """Note what an operation has handed to Python, or made that is no floating-point number.
@@ -232,7 +230,7 @@ class Beside:
                     self._exceptions -= 1
                     self._raised(error, read)
         except theirs():  # a tensor may object to any question
-            self.unseen += 1
+            self._objected += 1
 
     def ends_of(self, tensors: list[Tensor], keys: list[Key]) -> tuple[Batch, list[Key]]:
         """Bad tensors that somebody has read, as values of the batch of what is bad."""
@@ -291,6 +289,11 @@ class Beside:
     @pauses.setter
     def pauses(self, pauses: bool) -> None:
         self.operations.pauses = pauses
+
+    @property
+    def unseen(self) -> int:
+        """How many could not be, because a tensor objected, or its numbers cannot be read."""
+        return self._objected + self.operations.unread
 
     @property
     def count(self) -> int:

@@ -89,6 +89,7 @@ class Operations(Protocol):
         has_bad: whether something was bad.
         is_direct: whether what is called belongs to no loss.
         count: of the operations that were noted.
+        unread: of those whose numbers cannot be read, such as those on a GPU.
     """
 
     pauses: bool
@@ -98,6 +99,9 @@ class Operations(Protocol):
 
     @property
     def count(self) -> int: ...
+
+    @property
+    def unread(self) -> int: ...
 
     def __call__(
         self,
@@ -188,7 +192,7 @@ class PlainOperations:
         self._hooks, self._leaves = hooks, leaves
         self.pauses = self.has_bad = self.is_direct = False
         self.__self__: Any = None
-        self.count = 0
+        self.count = self.unread = 0
         self._known: dict[int, PlainRecord] = {}  # by id of the tensor
         self._most = MOST_KNOWN
         self._kinds: dict[CodeType, int] = {}
@@ -260,11 +264,15 @@ class PlainOperations:
     ) -> None:
         """Note what an operation has made, or written to."""
         if not result.is_floating_point():
+            self.unread += result.is_complex()
             if self.has_bad and pair_of(result) is not None:
                 self._hooks.other(func, args, kwargs, result)
             return
-        if (pair := pair_of(result)) is None or (type(func) is GETTER and func not in VIEWS):
-            return  # the latter such as a gradient
+        if (pair := pair_of(result)) is None:
+            self.unread += bool(result.numel()) and func_level() is None
+            return
+        if type(func) is GETTER and func not in VIEWS:
+            return  # such as a gradient
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and (kind := self._kind_of(frame.f_code)) != OF_SCRIPT:
             frame = frame.f_back if kind == INNER else None

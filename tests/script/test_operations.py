@@ -298,3 +298,27 @@ def test_what_cannot_be_read_is_left(make: Callable[[], Any]) -> None:
         make()
     assert not heard.objections
     assert not heard.bad
+
+
+def test_numbers_that_cannot_be_read_are_counted() -> None:
+    """Those that may be bad: not booleans, and nothing that is empty."""
+    mode = Mode(Heard())
+    with mode:
+        x = torch.ones(2)
+        _ = x > 0, x.to(torch.complex64), x.to_sparse(), x[:0], x.long()
+        _ = torch.ones(2, device="meta")
+    assert mode.all.unread == 3
+    assert mode.all.count == 1
+
+
+def test_keywords_are_let_go() -> None:
+    """Also of an operation that made integers while something was bad."""
+    heard = Heard()
+    run = Mode(heard).all
+    run.has_bad = True
+    kwargs = {"dim": 0}
+    before = sys.getrefcount(kwargs)
+    for _ in range(10):
+        run.run(torch.argmax, (torch.ones(3),), kwargs)
+    assert sys.getrefcount(kwargs) == before
+    assert heard.others.count(torch.argmax) == 10
