@@ -188,7 +188,9 @@ def expected(kind: str) -> set[str]:
     if kind == "sdist":
         return {name for name in tracked() if not name.startswith(OF_GIT)}
     modules = ("fxguard/", "_fxguard_autoload.py", "_fxguard_pytest.py")
-    names = {name for name in tracked() if name.startswith(modules) and not name.endswith(".c")}
+    names = {
+        name for name in tracked() if name.startswith(modules) and not name.endswith((".c", ".h"))
+    }
     return names | {PART_IN_C} if kind == "native wheel" else names
 
 

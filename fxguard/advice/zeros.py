@@ -108,8 +108,9 @@ def _root(case: Case, value: int) -> int:
     """The value whose elements another one holds."""
     for _ in range(MOST_BACK):
         step = case.around.maker_of(value)
-        is_view = step is not None and bool(step.inputs) and not step.counts
-        if step is None or not (is_view or step.kind in MOVES | CASTS):
+        if step is None or not step.inputs:
+            return value
+        if step.counts and step.kind not in MOVES | CASTS:
             return value
         value = step.inputs[0]
     return value

@@ -152,7 +152,7 @@ def test_an_exception_of_something_else_is_no_detection(run_here: RunHere, name:
     text, error = OTHERS[name]
     ran = run_here(HEAD + MODEL + BAD + text)
     assert ran.status in ((1, 0)[not error], None)
-    assert "made NaN" not in ran.err
+    assert not [line for line in ran.err.splitlines() if line.startswith("div made NaN")]
     assert error in ran.err
 
 
