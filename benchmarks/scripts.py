@@ -62,10 +62,16 @@ def regression() -> Step:
     return step
 
 
+def small_policy() -> tuple[nn.Module, Tensor]:
+    """A network of three layers, and what it observes."""
+    layers = (nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+    return nn.Sequential(*layers), torch.randn(1, 8)
+
+
 def policy() -> Step:
     """A small policy, an action that is drawn from it, and a step of REINFORCE."""
-    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
-    optimizer, observed = torch.optim.Adam(net.parameters(), 1e-3), torch.randn(1, 8)
+    net, observed = small_policy()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
 
     def step() -> None:
         drawn = torch.distributions.Categorical(logits=net(observed))
@@ -79,8 +85,7 @@ def policy() -> Step:
 
 def acting() -> Step:
     """The same policy, which only acts."""
-    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
-    observed = torch.randn(1, 8)
+    net, observed = small_policy()
 
     def step() -> None:
         with torch.no_grad():

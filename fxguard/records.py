@@ -141,6 +141,11 @@ class Source:
         """``modeling_t5.py:109``."""
         return f"{os.path.basename(self.file)}:{self.line}"
 
+    @property
+    def position(self) -> tuple[str, int]:
+        """Where the line is, whatever its text."""
+        return self.file, self.line
+
 
 BACKWARD = " (backward)"  # suffix of a backward frame's kind, in titles
 GRADIENT = "grad of "  # prefix of a backward row's label

@@ -19,6 +19,8 @@ __all__ = ["ZERO_RULES"]
 
 _LOG = names_in("log log10 log2")
 _POWERS = names_in("pow float_power")
+_DIVISIONS = names_in("div reciprocal")
+_ROOTS = names_in("rsqrt sqrt")
 _LOST = "zero divisor, underflow"
 
 
@@ -130,25 +132,25 @@ ZERO_RULES = (
          "take softmax of what {exp} reads as weights, in place of it divided by its sum: it made "
          "0 of {number}", lambda c: _is_vanished(c) and vanished.is_mean_by_kernel(c),
          words=_vanished),
-    Rule(_LOST, _LOG | names_in("div reciprocal rsqrt"), "advice",
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "{exp} made 0 of {number}: work in logs there (logsumexp), as {dtype} holds {name} down "
          "to {name}({lowest})",
          lambda c: _is_vanished(c) and not (_is_recursion(c) or vanished.is_mean_by_kernel(c)),
          words=_vanished),
-    Rule(_LOST, _LOG | names_in("div reciprocal rsqrt"), "advice",
+    Rule(_LOST, _LOG | _DIVISIONS | {"rsqrt"}, "advice",
          "compute in {wide} from {exp} on: it holds {name} down to {name}({far})", _fits_wider,
          words=_vanished),
-    Rule("domain, rounding", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+    Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "
          "that is never negative (a Cholesky factor; Joseph's form of a Kalman update)",
          lambda c: cancelled.cancelled_state(c) is not None, words=_cancelled),
-    Rule("domain, rounding", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+    Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "{name} is what roundings of numbers up to {largest} leave in {place}: {wider}in a form "
          "without the difference", _is_only_a_difference, words=_cancelled),
-    Rule("domain, rounding", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+    Rule("domain, rounding", _LOG | _POWERS | _ROOTS, "advice",
          "bound it at the size of its roundings, {c.x}.clamp(min={floor})", _is_only_a_difference,
          words=_cancelled),
-    Rule(_LOST + ", unknown", _LOG | names_in("div reciprocal"), "advice",
+    Rule(_LOST + ", unknown", _LOG | _DIVISIONS, "advice",
          "normalise {name} at every turn ({place}), and add up the logs of its sums; or take "
          "logsumexp of logs there: a product of so many numbers is 0",
          _is_recursion, words=_recursion),
@@ -170,7 +172,7 @@ ZERO_RULES = (
     Rule("zero divisor", names_in("div"), "advice",
          "take (c / {c.x}).clamp(max=1) in place of the smaller of {c.bare} and c, divided by "
          "{c.x}: where {c.bare} is 0 it is 1", zeros.is_capped_ratio),
-    Rule(_LOST, _LOG | names_in("div reciprocal rsqrt sqrt"), "advice",
+    Rule(_LOST, _LOG | _DIVISIONS | _ROOTS, "advice",
          "add a floor in the line that makes {name}{place}, relative to the data, such as "
          "+ 1e-3 * data.var(0): a spread has collapsed to 0", _is_collapse, words=_collapse),
     Rule(_LOST, _LOG, "advice",
@@ -190,7 +192,7 @@ ZERO_RULES = (
          "leave out where {c.dividend} is 0 before the division, by {c.dividend}[{c.dividend} > 0] "
          "or where: its logarithm is multiplied by {c.dividend}, and 0 * inf is NaN",
          zeros.is_ratio_in_divergence),
-    Rule("zero divisor", names_in("div reciprocal"), "advice",
+    Rule("zero divisor", _DIVISIONS, "advice",
          "take {c.counted}.clamp(min=1): it is whole numbers, as counts are, and some are 0",
          lambda c: signs.divides_by_whole_numbers(c) and not signs.is_count_of_mask(c)
          and not zeros.is_capped_ratio(c) and not zeros.is_ratio_in_divergence(c)),
@@ -214,7 +216,7 @@ ZERO_RULES = (
          "clamp the base, {c.base}.clamp(min=1e-6), before the power: the gradient of its exponent "
          "is the log of the base",
          lambda c: signs.is_learned_exponent(c) and not signs.is_root_of_powers(c)),
-    Rule("domain", _LOG | _POWERS | names_in("rsqrt sqrt"), "advice",
+    Rule("domain", _LOG | _POWERS | _ROOTS, "advice",
          "make positive what {c.layers} makes, by softplus or exp: {c.x} is computed of it, and a "
          "bound has no gradient",
          lambda c: signs.is_free_domain(c) and not c.is_of_layer() and c.is_of_layers()),

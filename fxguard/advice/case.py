@@ -118,7 +118,7 @@ def operand_in(around: Surroundings) -> str:
     name = target_of(step.source)
     found = operand_texts(source.code, plain(around.step.kind))
     found = found or operand_texts(statement_at(source), plain(around.step.kind))
-    is_elsewhere = (step.source.file, step.source.line) != (source.file, source.line)
+    is_elsewhere = step.source.position != source.position
     return name if is_elsewhere and name in found else ""
 
 
@@ -373,7 +373,7 @@ class Case:
         known = in_words(self.assignments)
         if known or name != text or step is None or step.source is None:
             return known
-        is_here = (step.source.file, step.source.line) == (source.file, source.line)
+        is_here = step.source.position == source.position
         return "" if is_here else f"`{name}` comes from {step.source}"
 
     @property
@@ -414,7 +414,7 @@ class Case:
         source, step = self.around.step.source, made_at(self.around, self.around.culprit)
         if source is None or step is None or step.source is None:
             return ""
-        is_here = (step.source.file, step.source.line) == (source.file, source.line)
+        is_here = step.source.position == source.position
         return "" if is_here else f" ({step.source.place})"
 
     @property
@@ -434,13 +434,9 @@ class Case:
     def _parameters(self) -> list[str]:
         """By the graph; where a parameter was only indexed, by the program's text."""
         source = self.around.step.source
-        if names := free_parameters(self.around):
+        if (names := free_parameters(self.around)) or source is None:
             return names
-        name = (
-            ""
-            if source is None
-            else parameter_read(without_parentheses(operand_in(self.around)), source)
-        )
+        name = parameter_read(without_parentheses(operand_in(self.around)), source)
         return [name] if name else []
 
     @property

@@ -168,8 +168,11 @@ def shared_place(evidence: Evidence) -> str:
         if dim == last and evidence.dims > 1:
             return f"all in column {index} of {size}"
         if dim > 0 or (evidence.dims > 1 and evidence.sample is None):
-            what = "row" if evidence.dims == 2 else f"index {index} of dimension {dim}"
-            return f"all in {what} {index} of {size}" if what == "row" else f"all at {what}"
+            is_matrix = evidence.dims == 2
+            place = (
+                f"in row {index} of {size}" if is_matrix else f"at index {index} of dimension {dim}"
+            )
+            return f"all {place}"
     return ""
 
 

@@ -5,7 +5,6 @@ Knows nothing of torch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -54,11 +53,6 @@ _COMPARISONS = names_in("eq ge gt le logical_and logical_not logical_or lt ne tr
 _KEEPS_ZERO = _PASSED | names_in(
     "abs clamp clamp_max clip div gt minimum mul ne pow relu sign sqrt square tanh"
 )
-
-
-def _value_behind(case: Case, value: int | None) -> Step | None:
-    """What computed a value, behind what hands on its elements."""
-    return made_by(case.around, value)
 
 
 # Logarithms of what weighs them.
@@ -145,26 +139,16 @@ def turns_of_products(case: Case) -> Step | None:
     """
     if case.around.culprit is None:
         return None
-    steps = list(_multiplied(case, case.around.culprit))
-    lines = Counter(
-        (step.source.file, step.source.line)
-        for step in steps
-        if step.source is not None and plain(step.kind) in _PRODUCTS
-    )
-    turns = {
-        place: len({id(s) for s in steps if s.source and (s.source.file, s.source.line) == place})
-        for place in lines
-    }
-    place = max(turns, key=lambda each: turns[each], default=None)
-    if place is None or lines[place] < LEAST_TURNS:
-        return None
-    return next(
-        step
-        for step in steps
-        if step.source is not None
-        and (step.source.file, step.source.line) == place
-        and plain(step.kind) in _PRODUCTS
-    )
+    by_line: dict[tuple[str, int], list[Step]] = {}
+    for step in dict.fromkeys(_multiplied(case, case.around.culprit)):
+        if step.source is not None:
+            by_line.setdefault(step.source.position, []).append(step)
+    products = [
+        [step for step in steps if plain(step.kind) in _PRODUCTS]
+        for steps in sorted(by_line.values(), key=len, reverse=True)
+    ]
+    repeated = next(filter(None, products), [])
+    return repeated[0] if len(repeated) >= LEAST_TURNS else None
 
 
 def _multiplied(case: Case, value: int) -> Iterator[Step]:
@@ -199,9 +183,11 @@ def share_of(case: Case) -> str:
         return f"{name} of exp" if _is_made_by(case, part.inputs[0], "exp") else name
     if any(_is_mask(case, each) for each in factors_of(part)):
         return ""
-    factors = [_value_behind(case, each) for each in factors_of(part)]
+    factors = [made_by(case.around, each) for each in factors_of(part)]
     made = [plain(each.kind) for each in factors if each is not None]
-    return "mul" if {"cumprod", "exp", "prod"} & {*made} else name if name == "exp" else ""
+    if not {"cumprod", "exp", "prod"}.isdisjoint(made):
+        return "mul"
+    return name if name == "exp" else ""
 
 
 def _is_mask(case: Case, value: int) -> bool:
@@ -223,7 +209,7 @@ def exponents(case: Case) -> Mapping[str, str]:
     part = _own_part(case)
     if part is None:
         return {"z": "z", "bare": "z"}
-    step = _value_behind(case, part.inputs[0])
+    step = made_by(case.around, part.inputs[0])
     is_exp = plain(part.kind) != "exp" and step is not None and plain(step.kind) == "exp"
     text = written_operand(step if is_exp and step is not None else part) or "z"
     return {"z": text, "bare": without_parentheses(text)}
@@ -234,15 +220,15 @@ def _own_part(case: Case) -> Step | None:
     read = case.around.step.inputs
     if case.name != "div" or len(read) != 2:
         return None
-    total = _value_behind(case, read[1])
+    total = made_by(case.around, read[1])
     if total is None or plain(total.kind) not in _SUMS:
         return None
-    whole, part = (_value_behind(case, each) for each in (total.inputs[0], read[0]))
+    whole, part = (made_by(case.around, each) for each in (total.inputs[0], read[0]))
     return part if part is not None and whole is part and part.inputs else None
 
 
 def _is_made_by(case: Case, value: int, name: str) -> bool:
-    step = _value_behind(case, value)
+    step = made_by(case.around, value)
     return step is not None and plain(step.kind) == name
 
 
@@ -261,13 +247,13 @@ def spread_of_data(case: Case) -> Case | None:
 
 
 def _is_spread_of_data(case: Case) -> bool:
-    step = _value_behind(case, case.around.culprit)
+    step = made_by(case.around, case.around.culprit)
     for _ in range(MOST_BACK):
         if step is None or not step.inputs:
             return False
         name = plain(step.kind)
         if name in ("div", "mul", "sqrt") and (name != "mul" or step.literals):
-            step = _value_behind(case, step.inputs[0])
+            step = made_by(case.around, step.inputs[0])
         elif name == "matmul" or (name in _SUMS and step.inputs):
             return any(_is_weighted_square(case, value) for value in step.inputs)
         else:
@@ -276,11 +262,11 @@ def _is_spread_of_data(case: Case) -> bool:
 
 
 def _is_weighted_square(case: Case, value: int) -> bool:
-    step = _value_behind(case, value)
+    step = made_by(case.around, value)
     factors = factors_of(step)
-    squares = [is_square_of(_value_behind(case, each)) for each in factors]
+    squares = [is_square_of(made_by(case.around, each)) for each in factors]
     found = [each for each in (*squares, is_square_of(step)) if each is not None]
-    differences = [_value_behind(case, each) for each in found]
+    differences = [made_by(case.around, each) for each in found]
     are_weighted = bool(factors) or case.around.step.inputs[-1:] != (value,)
     return are_weighted and any(x is not None and plain(x.kind) == "sub" for x in differences)
 
@@ -290,13 +276,13 @@ def _is_weighted_square(case: Case, value: int) -> bool:
 
 def is_norm(case: Case) -> bool:
     """It divides by a norm."""
-    step = _value_behind(case, case.around.culprit)
+    step = made_by(case.around, case.around.culprit)
     return case.name == "div" and step is not None and plain(step.kind) in _NORMS
 
 
 def divides_by_own_norm(case: Case) -> bool:
     """The same, and it is that of the dividend: ``x / x.norm()``."""
-    step = _value_behind(case, case.around.culprit)
+    step = made_by(case.around, case.around.culprit)
     if not is_norm(case) or step is None or len(case.around.step.inputs) != 2:
         return False
     dividend = _root(case, case.around.step.inputs[0])
@@ -305,8 +291,8 @@ def divides_by_own_norm(case: Case) -> bool:
 
 def divides_by_two_norms(case: Case) -> bool:
     """It divides by the product of two norms: a cosine."""
-    factors = factors_of(_value_behind(case, case.around.culprit))
-    made = [_value_behind(case, each) for each in factors]
+    factors = factors_of(made_by(case.around, case.around.culprit))
+    made = [made_by(case.around, each) for each in factors]
     return len(made) == 2 and all(x is not None and plain(x.kind) in _NORMS for x in made)
 
 
@@ -319,10 +305,10 @@ def is_capped_ratio(case: Case) -> bool:
     if step is None or not step.inputs:
         return False
     name = plain(step.kind)
-    is_smaller = name in ("minimum", "clamp_max") or (name in ("min", "clamp") and step.literals)
-    return bool(is_smaller or name == "min") and any(
-        _root(case, each) == _root(case, whole) for each in step.inputs
+    is_smaller = name in ("clamp_max", "min", "minimum") or (
+        name == "clamp" and bool(step.literals)
     )
+    return is_smaller and _root(case, whole) in [_root(case, each) for each in step.inputs]
 
 
 def is_of_whole_numbers(case: Case) -> bool:
@@ -358,7 +344,7 @@ def is_normalized_in_turn(case: Case) -> bool:
             is_first = step.inputs[:1] == (read,)
             if plain(step.kind) not in ("div", "mul") or not is_first or not step.outputs:
                 continue
-            divisor = _value_behind(case, step.inputs[-1]) if len(step.inputs) == 2 else None
+            divisor = made_by(case.around, step.inputs[-1]) if len(step.inputs) == 2 else None
             is_own = divisor is not None and "sum" in names_of(
                 [divisor, *case.around.behind_all([divisor])]
             )

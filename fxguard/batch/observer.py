@@ -224,10 +224,12 @@ def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_float(tensor):
             label = f"output[{name}]" if name and (results or len(changed) > 1) else "output"
             outputs.append((label, batch.measure(tensor, Role.MADE, name or kind)))
-    if kind not in RUN_FUNCTIONS and (call.overwrites or not (call.in_place or call.beside)):
+    keeps_operands = call.overwrites or not (call.in_place or call.beside)
+    is_bad = any(key.value in batch.details for _, key in made)
+    if is_bad and keeps_operands and kind not in RUN_FUNCTIONS:
         hands_on = call.infinite_literal or hands_on_what_is_bad(batch, inputs, made)
         most = FLOAT64_RUNS if hands_on else MOST_ORIGINS
-        add_evidence(batch, call, func, result, made, most=most)
+        add_evidence(batch, call, func, result, made, most)
     for watcher in batch.watchers if made else ():
         with batch.own_arithmetic():
             watcher.ran(call, func, result, made[0][1])
@@ -287,8 +289,7 @@ def add_evidence(
     func: Any,
     result: Any,
     made: list[tuple[tuple[int, ...], Key]],
-    *,
-    most: int = FLOAT64_RUNS,
+    most: int,
 ) -> None:
     """Take a closer look at an operation that made something bad, at most so many in a batch."""
     for path, key in made:

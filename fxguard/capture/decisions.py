@@ -30,6 +30,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx import Graph, GraphModule, Node
 
+from fxguard.capture.instances import with_subclasses
 from fxguard.capture.plain_python import follows_python
 from fxguard.forgiving import theirs
 from fxguard.graph import marks, nodes
@@ -38,7 +39,9 @@ from fxguard.graph.tables import UNINITIALISED
 from fxguard.measure.func_levels import are_levels_open
 from fxguard.torch_names import DisableTorchFunction, HigherOrderOperator
 
-__all__ = ["follow_decisions", "with_subclasses"]
+__all__ = ["Jump", "follow_decisions", "wrap_jumps"]
+
+Jump = Callable[[Any, Any], None]  # is given the translator and the instruction
 
 MOST_OPERATIONS = 64
 MOST_ELEMENTS = 2**18  # of all values together: they are computed once more at each call
@@ -48,20 +51,23 @@ MOST_GUARDS = 3  # in one stretch of code: each may double the captures
 @functools.cache
 def follow_decisions() -> None:
     """Teach TorchDynamo these answers; done once."""
+    wrap_jumps(_asking)
+
+
+def wrap_jumps(wrapped: Callable[[Jump], Jump]) -> None:
+    """Exchange what traces a jump that depends on a condition.
+
+    Args:
+        wrapped: gives what traces it, from what has traced it before.
+    """
     for kind in with_subclasses(InstructionTranslatorBase):
+        table: dict[int, Jump] = kind.dispatch_table  # type: ignore[attr-defined]
         for name, code in dis.opmap.items():
             if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")):
-                kind.dispatch_table[code] = _asking(kind.dispatch_table[code])
+                table[code] = wrapped(table[code])
 
 
-def with_subclasses(kind: Any) -> Iterator[Any]:
-    """A class, and all that are derived from it."""
-    yield kind
-    for each in kind.__subclasses__():
-        yield from with_subclasses(each)
-
-
-def _asking(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _asking(jump: Jump) -> Jump:
     """What traces a jump, with a tensor's answer in the place of the tensor."""
 
     def jump_as_told(tx: Any, instruction: Any) -> None:

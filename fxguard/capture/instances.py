@@ -17,10 +17,10 @@ def instances_of(kind: type[T]) -> list[T]:
     looks at every object of the process, which takes a tenth of a second in a large one: half as
     long as a loop over ``gc.get_objects()``.
     """
-    found: list[Any] = gc.get_referrers(*_with_subclasses(kind))
+    found: list[Any] = gc.get_referrers(*with_subclasses(kind))
     # Not by isinstance: the `__class__` of a proxy may run code of its own.
     return [each for each in found if issubclass(type(each), kind)]
 
 
-def _with_subclasses(kind: type[Any]) -> list[type[Any]]:
-    return [kind, *(one for below in kind.__subclasses__() for one in _with_subclasses(below))]
+def with_subclasses(kind: type[Any]) -> list[type[Any]]:
+    return [kind, *(one for below in kind.__subclasses__() for one in with_subclasses(below))]

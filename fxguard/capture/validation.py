@@ -8,26 +8,24 @@ The parts of TorchDynamo in use (present in torch 2.11 to 2.15):
 
 - ``eval_frame.TorchPatcher.patch`` turns the checks off. Without it they stay off from the first
   capture on.
-- ``InstructionTranslatorBase.dispatch_table``: what traces each instruction. Without it a
-  distribution ends the graph that it is in.
+- What :mod:`~fxguard.capture.decisions` uses of jumps. Without it a distribution ends the graph
+  that it is in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import os.path
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.eval_frame import TorchPatcher
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables.constant import ConstantVariable
 from torch.distributions import Distribution, distribution
 
-from fxguard.capture.decisions import with_subclasses
+from fxguard.capture.decisions import Jump, wrap_jumps
 from fxguard.capture.plain_python import follows_python
 
 __all__ = ["own_compilation"]
@@ -74,13 +72,10 @@ def _tell_apart() -> None:
         of_the_user()
     patcher: Any = TorchPatcher
     patcher.patch = staticmethod(stand_in)
-    for kind in with_subclasses(InstructionTranslatorBase):
-        for name, code in dis.opmap.items():
-            if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")):
-                kind.dispatch_table[code] = _without_checks(kind.dispatch_table[code])
+    wrap_jumps(_without_checks)
 
 
-def _without_checks(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def _without_checks(jump: Jump) -> Jump:
     """What traces a jump, with no in answer to whether a distribution checks its arguments."""
 
     def jump_as_told(tx: Any, instruction: Any) -> None:

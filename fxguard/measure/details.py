@@ -33,6 +33,11 @@ class Detail:
     ] = ()  # the largest in each earlier iteration, if it leads to the next
 
     @property
+    def bad_count(self) -> int:
+        """How many elements are not finite."""
+        return self.nan_count + self.posinf_count + self.neginf_count
+
+    @property
     def severity(self) -> Severity:
         """Finite, inf or NaN."""
         if self.nan_count:

@@ -53,8 +53,8 @@ def _fails(fix: Fix, evidence: Evidence, operation: OneOperation | None) -> bool
     """Whether a fix was run, and its result or its gradient is not finite."""
     if fix.kind == "tried" or fix.at is not None:
         return False
-    rules = [rule for rule in fix.rewrites if can_be_tried(rule, evidence)]
-    return bool(rules) and not any(_repairs(rule, evidence, operation) for rule in rules[:1])
+    rule = next((rule for rule in fix.rewrites if can_be_tried(rule, evidence)), None)
+    return rule is not None and not _repairs(rule, evidence, operation)
 
 
 def _repairs(rule: str, evidence: Evidence, operation: OneOperation | None) -> bool:

@@ -354,7 +354,7 @@ class Beside:
                     inputs.append((label, key))
             key = batch.measure(result, Role.MADE, call.kind)
             if not call.written and self._is_first_at(record):
-                add_evidence(batch, call, func, result, [((), key)], most=MOST_LOOKS)
+                add_evidence(batch, call, func, result, [((), key)], MOST_LOOKS)
             self._keys[id(record)] = record, key
             operation = operation_of(batch, call, place_of(record), inputs, [("output", key)])
             batch.events.append(operation)

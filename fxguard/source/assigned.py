@@ -16,7 +16,6 @@ from fxguard.source.syntax import tree_of_file
 __all__ = [
     "assignment_of",
     "assignments_of",
-    "comes_from",
     "function_around",
     "function_called_in",
     "in_words",
@@ -33,19 +32,9 @@ MODULES = ("torch", "np", "numpy")  # as programs call them
 # These hand on the numbers that they are given, as calls or methods.
 CONVERSIONS = frozenset(
     [
-        *(
-            "Tensor",
-            "array",
-            "as_tensor",
-            "asarray",
-            "astype",
-            "clone",
-            "contiguous",
-            "copy",
-            "cpu",
-        ),
-        *("cuda", "detach", "double", "float", "from_numpy", "numpy", "reshape", "squeeze"),
-        *("tensor", "to", "unsqueeze", "view"),
+        *("Tensor", "array", "as_tensor", "asarray", "astype", "clone", "contiguous", "copy"),
+        *("cpu", "cuda", "detach", "double", "float", "from_numpy", "numpy", "reshape"),
+        *("squeeze", "tensor", "to", "unsqueeze", "view"),
     ]
 )
 
@@ -100,11 +89,6 @@ def assignments_of(name: str, read_at: Source) -> list[tuple[str, Source]]:
         name = "" if statement is None else converted_in(statement)
         read_at = made
     return found
-
-
-def comes_from(name: str, read_at: Source) -> str:
-    """`` `S` comes from kalman.py:23: S = P + R``; "" if that is not certain, or the same line."""
-    return in_words(assignments_of(name, read_at))
 
 
 def in_words(found: Sequence[tuple[str, Source]]) -> str:

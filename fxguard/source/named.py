@@ -12,6 +12,7 @@ __all__ = [
     "factor_text",
     "first_argument",
     "innermost_operand_text",
+    "last_name",
     "operand_text",
     "operand_texts",
     "other_text",
@@ -196,6 +197,11 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     if isinstance(call.func, ast.Attribute) and not _is_module(call.func.value):
         given.insert(0, call.func.value)
     return given
+
+
+def last_name(node: ast.AST) -> str:
+    """The name of a variable, or that of an attribute: ``lr`` of ``self.hp.lr``."""
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
 def called_name(call: ast.Call) -> str:

@@ -9,7 +9,7 @@ import ast
 
 from fxguard.records import Source
 from fxguard.source.assigned import assignment_of, statement_node
-from fxguard.source.named import called_name, first_argument
+from fxguard.source.named import called_name, first_argument, last_name
 from fxguard.source.syntax import tree_of, tree_of_file
 
 __all__ = ["parameter_read"]
@@ -77,13 +77,9 @@ def _is_parameter(tree: ast.Module, node: ast.expr) -> bool:
         each.value
         for each in ast.walk(tree)
         if isinstance(each, ast.Assign)
-        and any(type(x) is type(node) and _name(x) == _name(node) for x in each.targets)
+        and any(type(x) is type(node) and last_name(x) == last_name(node) for x in each.targets)
     ]
     return bool(values) and all(map(_makes_parameter, values))
-
-
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
 def _makes_parameter(value: ast.expr) -> bool:

@@ -7,6 +7,7 @@ import re
 
 from fxguard.records import Source
 from fxguard.source.assigned import statement_node
+from fxguard.source.named import last_name
 
 __all__ = ["rate_in"]
 
@@ -25,11 +26,7 @@ def rate_in(source: Source) -> str | None:
     if statement is None:
         return None
     nodes = [x for x in ast.walk(statement) if isinstance(x, (ast.Name, ast.Attribute))]
-    rates = [ast.unparse(node) for node in nodes if RATE.search(_name(node))]
+    rates = [ast.unparse(node) for node in nodes if RATE.search(last_name(node))]
     if rates:
         return rates[0] if len(rates[0]) <= LONGEST else ""
-    return "" if any(GRADIENT.search(_name(node)) for node in nodes) else None
-
-
-def _name(node: ast.Name | ast.Attribute) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr
+    return "" if any(GRADIENT.search(last_name(node)) for node in nodes) else None

@@ -154,9 +154,9 @@ def _in(node: ast.AST) -> Iterator[_Suspect]:
 
 def _has_eps(divisor: ast.expr) -> bool:
     """Whether a number is added to a divisor."""
-    added = (divisor.left, divisor.right) if isinstance(divisor, ast.BinOp) else ()
-    is_sum = isinstance(divisor, ast.BinOp) and isinstance(divisor.op, ast.Add)
-    return is_sum and any(isinstance(each, ast.Constant) for each in added)
+    if not isinstance(divisor, ast.BinOp) or not isinstance(divisor.op, ast.Add):
+        return False
+    return any(isinstance(each, ast.Constant) for each in (divisor.left, divisor.right))
 
 
 def _of(node: ast.AST) -> Iterator[_Suspect]:

@@ -11,13 +11,13 @@ from torch.amp.grad_scaler import GradScaler
 from fxguard.batch.kept_run import KeptRun
 from fxguard.capture.instances import instances_of
 from fxguard.graph.poles import plain
+from fxguard.verdict.loss_scale import LARGE_FACTOR
 
 __all__ = ["LossScale"]
 
 # The gradient of a scaled loss is the scale or smaller, because the loss may be divided by the
 # number of batches in a step, or have a weight of its own.
 SMALLEST_SHARE = 2.0**-12
-SMALLEST_OWN = 2.0**8  # of a scale that a script keeps itself
 
 
 class LossScale:
@@ -84,7 +84,7 @@ def own_scale(kept: Sequence[KeptRun]) -> float | None:
     for step in reversed(kept[-1].event.plan.steps if kept and kept[-1].of_tape else ()):
         name = plain(step.kind)
         if name == "mul" and len(step.inputs) == 1:
-            scales = [abs(x) for x in step.literals if abs(x) >= SMALLEST_OWN]
+            scales = [abs(x) for x in step.literals if abs(x) >= LARGE_FACTOR]
             return next((x for x in scales if math.frexp(x)[0] == 0.5), None)
         if name != "div":  # by the number of micro-batches
             break

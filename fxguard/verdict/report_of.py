@@ -311,15 +311,13 @@ class _Description:
         detail = None if origin.follows else self.judgment.detail(blame)
         if detail is None:
             return origin
-        return replace(
-            with_counts(origin, detail),
-            fixes=self.fixes_of_given(blame, detail, origin)
-            if blame.step is None
-            else fixes_of_entry(detail.nan_count > 0, self.suspects(blame, detail))
-            if cause == "data"
-            else origin.fixes,
-            turn=turn_in_loop(detail) or origin.turn,
-        )
+        fixes = origin.fixes
+        if blame.step is None:
+            fixes = self.fixes_of_given(blame, detail, origin)
+        elif cause == "data":
+            fixes = fixes_of_entry(detail.nan_count > 0, self.suspects(blame, detail))
+        turn = turn_in_loop(detail) or origin.turn
+        return replace(with_counts(origin, detail), fixes=fixes, turn=turn)
 
     def words(self, blame: Blame, name: str) -> str:
         """The cause with this name as it is printed."""
@@ -339,9 +337,9 @@ class _Description:
             return ""
         is_argument = self.judgment.name_of(blame.value).startswith("argument ")
         told = in_words(found)
-        return (
-            f"it is made from {told.replace(' comes', ', which comes', 1)}" if is_argument else told
-        )
+        if is_argument:
+            told = f"it is made from {told.replace(' comes', ', which comes', 1)}"
+        return told
 
     def assigned(self, blame: Blame) -> list[tuple[str, Source]]:
         """The variable that an operation was given as an input, and its assignments.
@@ -369,8 +367,7 @@ class _Description:
         is_log = detail.neginf_count > 0 and not (has_nan or has_plus)
         tensor = self.judgment.batch.tensor_of(self.flow.keys[blame.value]) if is_log else None
         counts = tensor is not None and or_else(False, are_logs_of_counts, tensor)
-        count = detail.nan_count + detail.posinf_count + detail.neginf_count
-        has_minus, is_all = detail.neginf_count > 0, count == detail.numel
+        has_minus, is_all = detail.neginf_count > 0, detail.bad_count == detail.numel
         bad = Bad(has_nan, has_plus, has_minus, detail.numel, counts, is_all)
         nothing: Suspected | None = None
         suspected = or_else(nothing, suspects_in, made, bad)
@@ -415,13 +412,12 @@ class _Description:
         are_tensors = len(next(readers, _NOTHING).inputs) == 2
         is_known = source is not None and are_tensors
         written = operand_in(source.code, origin.what) if source and is_known else ""
-        bad = detail.nan_count + detail.posinf_count + detail.neginf_count
         return fixes_of_given(
             self.flow.values[blame.value].role,
             self.judgment.name_of(blame.value),
             # In the first batch it has not been updated.
-            is_all_bad=bad == detail.numel and self.judgment.batch.number > 0,
-            is_log=bad == detail.neginf_count,
+            is_all_bad=detail.bad_count == detail.numel and self.judgment.batch.number > 0,
+            is_log=detail.bad_count == detail.neginf_count,
             is_inf=detail.nan_count == 0,
             has_nan=detail.nan_count > 0,
             largest=detail.largest_finite or 0.0,

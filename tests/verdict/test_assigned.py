@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fxguard
 from fxguard.records import Source
-from fxguard.source.assigned import assignment_of, comes_from
+from fxguard.source.assigned import assignment_of, assignments_of, in_words
 from fxguard.source.named import variable_in
 from fxguard.source.suspects import Bad, suspects_in
 from fxguard.testing.watch import as_module
@@ -143,7 +143,7 @@ def test_the_only_statement_that_can_have_given_a_value(program: str, tmp_path: 
 def test_a_statement_over_several_lines_is_quoted_in_one(tmp_path: Path) -> None:
     """As Python itself writes it."""
     read_at, _ = saved(tmp_path, PROGRAMS["over several lines"])
-    assert comes_from("x", read_at) == "`x` comes from program.py:2: x = f(1)"
+    assert in_words(assignments_of("x", read_at)) == "`x` comes from program.py:2: x = f(1)"
 
 
 @pytest.mark.parametrize(
