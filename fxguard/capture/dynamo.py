@@ -126,6 +126,7 @@ class Compiled(NamedTuple):
 
     function: Callable[..., Any]
     captured: Callable[..., Any] | None  # see captured_only
+    code: types.CodeType | None  # its first frame's; torch wraps functions of its own in another
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,8 @@ def compile_forward(
     if not options:
         settings["recompile_limit"] = limit
     function = captured(compiled, settings, quietly=leave_what_fails)
-    return Compiled(function, captured_only(compiled))
+    code: types.CodeType | None = getattr(innermost_fn(compiled), "__code__", None)
+    return Compiled(function, captured_only(compiled), code)
 
 
 def compiling(function: Callable[..., Made], *args: Any) -> Made:

@@ -150,7 +150,7 @@ class GuardedCall:
         guard = self.guard
         return (
             guard.may_be_brief
-            and guard.whole_step is None
+            and (guard.whole_step is None or not guard.whole_step.losses.is_followed)
             and guard.captures.keeping is None
             and not guard.delivery.warns_of_idle_globs
             and active.here.forward is None
@@ -189,7 +189,7 @@ class GuardedCall:
                 if known is None:
                     self._learn(output)
                 else:
-                    self._note(known)
+                    self._note(known, output)
             return output
         finally:
             here.call = None
@@ -208,13 +208,15 @@ class GuardedCall:
         is_the_same = known.is_repeated_by(run, self.outputs, self.args, self.kwargs, output)
         return known if is_the_same else None
 
-    def _note(self, known: KnownCall) -> None:
+    def _note(self, known: KnownCall, output: Any) -> None:
         """Write down that an earlier call has come again."""
         guard, run, number = self.guard, self.graph_run, self.number
         assert run is not None
         assert number is not None
         guard.expect_backward(number, 0, run, self.outputs)
-        guard.recorder.add(number, run, known.returned, self.caller, known.frames)
+        brief = guard.recorder.add(number, run, known.returned, self.caller, known.frames)
+        if guard.whole_step is not None:
+            guard.whole_step.returned(brief, output)
 
     def _learn(self, output: Any) -> None:
         """End the batch of a call that needs one, and note what it was if it was one run."""

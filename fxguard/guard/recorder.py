@@ -244,7 +244,7 @@ class Recorder:
 
     def add(
         self, number: int, run: GraphRun, returned: ModuleReturn, caller: Place | None, frames: int
-    ) -> None:
+    ) -> BriefBatch:
         """Add a healthy batch that was one run of a graph.
 
         Args:
@@ -253,6 +253,9 @@ class Recorder:
             returned: the return of the model.
             caller: the user's line that called it.
             frames: how many frames it has at least.
+
+        Returns:
+            The batch.
         """
         run.held_as = self.held_as
         run.close()
@@ -264,6 +267,7 @@ class Recorder:
             self.earlier.add(last, frames)
         else:  # the next frames would not follow on these
             self.earlier.clear()
+        return last
 
     def finish_loss(self, batch: Batch) -> Finished:
         """Judge what a script has computed so far from the outputs of batches."""

@@ -228,8 +228,10 @@ class Captures:
         )
         captured = None if outer or layers else compiled.captured
         codes: Set[types.CodeType] = getattr(backend, "captured", frozenset())
-        code = getattr(function, "__code__", None)
-        return inner, Form(compiled.function, captured, entry.takes_model, code=code, codes=codes)
+        form = Form(
+            *(compiled.function, captured, entry.takes_model), code=compiled.code, codes=codes
+        )
+        return inner, form
 
     def around(self, inner: dynamo.Backend, hear: Hear) -> dynamo.Backend:
         """The backend for a graph that holds the model and the code compiled around it.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.brief import BriefBatch
 from fxguard.batch.keys import Key
 from fxguard.batch.late_outputs import LateOutputs
 from fxguard.batch.late_writes import LateWrites
@@ -68,7 +69,9 @@ class Losses:
         finally:
             following.go_on()
 
-    def returned(self, made_in: Batch, output: Any, names: Names, owner: Owner) -> None:
+    def returned(
+        self, made_in: Batch | BriefBatch, output: Any, names: Names, owner: Owner
+    ) -> None:
         """Called when a guarded model has returned.
 
         Args:
@@ -88,7 +91,8 @@ class Losses:
         if not any(tensor.requires_grad for _, tensor in outputs):
             return
         loss = self._following().loss_of(made_in.number)
-        loss.add(made_in, outputs, names.tensors, names.modules, owner)
+        made = made_in.batch if isinstance(made_in, BriefBatch) else made_in
+        loss.add(made, outputs, names.tensors, names.modules, owner)
 
     def received(
         self, args: Any, kwargs: dict[str, Any]

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fxguard.batch.batch import Batch
+from fxguard.batch.brief import BriefBatch
 from fxguard.batch.events import GraphRun
 from fxguard.batch.kept_run import LOSS
 from fxguard.batch.loss import Loss
@@ -53,7 +54,7 @@ class WholeStep:
             lambda: losses.writes,
         )
 
-    def returned(self, batch: Batch, output: Any) -> None:
+    def returned(self, batch: Batch | BriefBatch, output: Any) -> None:
         """Called when the model has returned and its batch has ended."""
         self.losses.returned(batch, output, self.names, self)
 

@@ -54,6 +54,22 @@ def was_brief(model: nn.Module) -> bool:
     return isinstance(fxguard.guard_of(model)._recorder._last, BriefBatch)
 
 
+def healthy_loss(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def loss_of_log(output: Tensor) -> Tensor:
+    return (output - output.max() - 1).log().mean()
+
+
+def loss_over_zero(output: Tensor) -> Tensor:
+    return output.mean() / 0
+
+
+def gradient_of_root(output: Tensor) -> Tensor:
+    return (output - output.detach()).square().sum().sqrt()
+
+
 @pytest.mark.parametrize("replay", [False, True])
 def test_a_repeated_call_is_brief(replay: bool) -> None:
     """It counts as a batch, returns the same bits, and leaves the thread as it was."""
@@ -104,6 +120,50 @@ def test_a_bad_gradient_is_reported_as_ever() -> None:
     brief, full = reports
     assert repr(brief.origins) == repr(full.origins)  # NaN is not equal to itself
     assert brief.batch_number == full.batch_number == CALLS
+
+
+@pytest.mark.parametrize("bad", [loss_of_log, loss_over_zero, gradient_of_root])
+def test_a_bad_step_is_reported_as_ever(bad: Callable[[Tensor], Tensor]) -> None:
+    """A watched model's call is brief where no loss is followed; its loss and steps are judged."""
+    reports: list[fxguard.types.Report] = []
+    for is_brief in True, False:
+        torch.manual_seed(0)
+        model, was = Policy(), []
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        with fxguard.watch(model, on_detect=reports.append):
+            if not is_brief:
+                fxguard.guard_of(model).may_be_brief = False  # type: ignore[attr-defined]
+            for loss_of in (*[healthy_loss] * CALLS, bad):
+                optimizer.zero_grad()
+                output = model(LOW)
+                was.append(was_brief(model))
+                loss_of(output).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        assert was == [False, False, *[is_brief] * (CALLS - 1)]
+    brief, full = reports
+    assert repr(brief.origins) == repr(full.origins)  # NaN is not equal to itself
+    assert repr(brief.frames) == repr(full.frames)
+
+
+def test_a_call_that_reads_a_loss_is_written_down() -> None:
+    """It may read what the outputs of another call led to: its report says so."""
+    model = Policy()
+    with fxguard.watch(model):
+        for _ in range(CALLS):
+            model(LOW).sum().backward()
+        output = model(LOW)
+        assert was_brief(model)
+        model(LOW + output.mean())
+        assert not was_brief(model)
+
+
+def test_a_layer_of_torch_is_brief_too() -> None:
+    """Torch puts a function of its own around its layers before it captures them."""
+    cell = guarded(nn.LSTMCell(4, 8))
+    state: tuple[Tensor, Tensor] | None = None
+    for _ in range(CALLS):
+        state = cell(LOW, state)
+    assert was_brief(cell)
 
 
 def test_other_structures_and_sizes_are_written_down_once() -> None:

@@ -31,7 +31,11 @@ SAMPLE = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("capability", "lapack", "threads"), [("default", "COMPATIBLE", 4), ("avx2", "AVX2", 2)]
+    ("capability", "lapack", "threads"),
+    [
+        ("default", "COMPATIBLE", 4),
+        pytest.param("avx2", "AVX2", 2, marks=pytest.mark.campaign),
+    ],
 )
 def test_a_sample_holds_with_other_kernels(capability: str, lapack: str, threads: int) -> None:
     """As on a CPU without the newer instructions.
