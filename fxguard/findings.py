@@ -54,6 +54,11 @@ class Fix:
     # The line and the operation that are rewritten, if they are not those of the origin.
     at: Source | None = field(default=None, compare=False)
     of: str = field(default="", compare=False)
+    # The same as `rewrites` for a run alone: no patch is made of it, "log(a) -> log(a + 1e-12)".
+    tries: tuple[str, ...] = field(default=(), compare=False)
+    # What the rest of the graph did when it was run with the fix in the operation's place: "with it
+    # the model's output is finite", "with it sqrt (net.py:9) makes NaN next". "" if it was not run.
+    then: str = ""
 
     def __str__(self) -> str:
         return f"{self.text} ({self.kind})"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from fxguard.advice.case import Case
 from fxguard.findings import Fix
+from fxguard.graph.poles import plain
+from fxguard.plan.plan import Step
 
 __all__ = ["Rule", "names_in"]
 
@@ -26,6 +28,10 @@ class Rule:
     last: bool = False  # used only if nothing else applies
     # The same for the program's text, see :class:`~fxguard.findings.Fix`; `c` as above.
     rewrites: tuple[str, ...] = ()
+    # The same for a run alone, and the operation that led to the origin and is rewritten there;
+    # None for that of the origin itself.
+    tries: tuple[str, ...] = ()
+    maker: Callable[[Case], Step | None] = lambda case: None
     # Further words for the text, by name: of what the rule has found in the graph.
     words: Callable[[Case], Mapping[str, str]] = lambda case: {}
 
@@ -37,7 +43,12 @@ class Rule:
     def fix(self, case: Case) -> Fix:
         """The fix, worded for that origin."""
         rewrites = tuple(filter(None, (each.format(c=case) for each in self.rewrites)))
-        return Fix(self.kind, self.text.format(c=case, **self.words(case)), rewrites)
+        tries = tuple(filter(None, (each.format(c=case) for each in self.tries)))
+        text = self.text.format(c=case, **self.words(case))
+        maker = self.maker(case)
+        if maker is None:
+            return Fix(self.kind, text, rewrites, tries=tries)
+        return Fix(self.kind, text, rewrites, maker.source, plain(maker.kind), tries)
 
 
 def names_in(text: str) -> frozenset[str]:

@@ -388,7 +388,19 @@ class Case:
     @property
     def positive(self) -> str:
         """``softplus(...) + 1e-3``: a number that stays away from 0, with its gradient."""
-        return f"softplus(...) + {'1e-2' if self.dtype == 'float16' else '1e-3'}"
+        return f"softplus(...) + {self.above_zero}"
+
+    @property
+    def above_zero(self) -> str:
+        """A number to add to what is positive: its reciprocal is an ordinary number."""
+        return "1e-2" if self.dtype == "float16" else "1e-3"
+
+    @property
+    def apart(self) -> str:
+        """The largest of distinct numbers for the diagonal of a matrix: a part of its own."""
+        operands = () if self.evidence is None else self.evidence.operands
+        ends = (abs(end) for x in operands if x.dtype for end in (x.low, x.high))
+        return f"{1e-3 * (max(filter(math.isfinite, ends), default=0.0) or 1.0):.0e}"
 
     @property
     def reader(self) -> str:

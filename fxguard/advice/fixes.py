@@ -5,12 +5,15 @@ A new fix is one entry in :data:`RULES`. Knows nothing of torch.
 
 from __future__ import annotations
 
+import re
+
 from fxguard.advice import becomes, signs, zeros
 from fxguard.advice._rewrites import REWRITES
 from fxguard.advice._rules import Rule
 from fxguard.advice._rules import names_in as _names
 from fxguard.advice._zero_rules import ZERO_RULES
 from fxguard.advice.case import DOMAINS, Case
+from fxguard.advice.positive import cut_at_zero
 from fxguard.advice.surroundings import Surroundings
 from fxguard.findings import BROUGHT, Fix
 from fxguard.graph.evidence import Evidence
@@ -188,6 +191,13 @@ _BOUNDED = {
 
 _OTHERS = frozenset(LAWS) - _DIVISIONS - frozenset(_BOUNDED)
 
+# The same for a run, with letters for the operands.
+_BOUNDED_RUN = {
+    name: f"{'a ** b' if name == 'pow' else 'xlogy(b, a)' if name == 'xlogy' else f'{name}(a)'} -> "
+    + re.sub(r"\{c\.(x|unbounded|bare)\}", "a", text).replace("{c.other}", "b")
+    for name, text in _BOUNDED.items()
+}
+
 # How to keep an argument away from an infinite derivative.
 _SMOOTHED = {
     **{
@@ -207,16 +217,26 @@ _WITH_EPS = {
     "sqrt": ("sqrt(a) -> sqrt(a + {c.near_zero})",),
 }
 
-# How to give a decomposition a gradient.
-_SEPARATED = {
-    "eig": "add different small numbers to the diagonal: where eigenvalues are equal, eig's "
-    "vectors have no finite gradient; eigvals's values have one",
-    "eigh": "add different small numbers to the diagonal, or begin with weights that differ: "
-    "eigh's vectors have no finite gradient here; eigvalsh's values have one",
-    "qr": "leave out dependent columns, or add eps to the diagonal: Q has no gradient there",
-    "svd": "add different small numbers to the diagonal, or begin with weights that differ: "
-    "svd's vectors have no finite gradient here; svdvals's values have one",
+# How to give a decomposition a gradient: by what does not depend on the choice of its vectors, or
+# by a matrix that is not degenerate. An eps times the identity keeps what is equal equal.
+_INVARIANT = {
+    name: f"take the loss from what no choice of vectors changes: {values}'s values, or a function "
+    f"of the matrix itself; where {what}, {name}'s vectors have an infinite derivative"
+    for name, values, what in (
+        ("eig", "eigvals", "eigenvalues are equal"),
+        ("eigh", "eigvalsh", "eigenvalues are equal"),
+        ("svd", "svdvals", "singular values are equal or 0"),
+    )
 }
+_DISTINCT = (
+    "add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)): the same eps "
+    "in each place keeps them equal"
+)
+_DISTINCT_RUN = (
+    "{c.name}(a, ...) -> {c.name}(a + {c.apart} * ones_like(a).cumsum(-1).tril().triu() / "
+    "ones_like(a).cumsum(-1).amax(), ...)"
+)
+_FULL_RANK = "leave out dependent columns, or add eps to the diagonal: Q has no gradient there"
 
 
 def _is_far_outside(case: Case) -> bool:
@@ -261,7 +281,8 @@ RULES = (
          "keep the weight in float32, and take its {c.name} there", signs.is_by_weight_in_half),
     Rule("overflow", _EXPS, "advice",
          "bound {c.argument} where it is computed{c.made_at}, or scale the inputs: in float32 the "
-         "result would be {c.needed}", _is_hopeless_exponent),
+         "result would be {c.needed}", _is_hopeless_exponent,
+         tries=("{c.name}(a) -> {c.name}(a.clamp(max={c.exponent_with_room}))",)),
     Rule("overflow", _EXPS, "advice",
          "compute it in float32, {c.name}({c.x}.float()): {c.dtype} holds {c.name} up to "
          "{c.name}({c.largest_exponent})",
@@ -304,7 +325,7 @@ RULES = (
     Rule("zero divisor", _LOG | {"rsqrt"}, "advice",
          "add an eps to the variance, {c.name}(v + {c.near_zero})",
          lambda c: signs.is_variance(c) and c.eps_has_gradient()
-         and not zeros.is_spread_of_data(c)),
+         and not zeros.is_spread_of_data(c), tries=("{c.name}(a) -> {c.name}(a + {c.near_zero})",)),
     Rule("zero divisor", None, "advice",
          "compute {c.name} and what it reads in float32, with an eps: at an eps that float16 "
          "holds, the gradient overflows",
@@ -332,10 +353,16 @@ RULES = (
          "give {c.name} an eps above 0: a row has no norm or deviation"),
     Rule("zero divisor", _POLES, "advice",
          "make {c.x} positive where it is computed, by {c.positive}{c.made_at}",
-         lambda c: c.is_cut_at_zero() and not c.has_other_pole()),
+         lambda c: c.is_cut_at_zero() and not c.has_other_pole(),
+         tries=("relu(a) -> softplus(a) + {c.above_zero}",
+                "clamp(a, 0, m) -> softplus(a) + {c.above_zero}"),
+         maker=lambda c: cut_at_zero(c.around)),
     Rule("zero divisor", _POLES, "advice",
          "make {c.x} positive where it is computed, by {c.positive}{c.made_at}: {c.reader} reads "
-         "it, too", lambda c: c.has_other_pole() and (c.is_cut_at_zero() or not c.made_at)),
+         "it, too", lambda c: c.has_other_pole() and (c.is_cut_at_zero() or not c.made_at),
+         tries=("relu(a) -> softplus(a) + {c.above_zero}",
+                "clamp(a, 0, m) -> softplus(a) + {c.above_zero}"),
+         maker=lambda c: cut_at_zero(c.around)),
     Rule("zero divisor", _POLES, "advice",
          "keep {c.x} away from 0 where it is computed{c.made_at}: {c.reader} reads it, too",
          lambda c: c.has_other_pole() and not c.is_cut_at_zero() and bool(c.made_at), last=True),
@@ -344,7 +371,8 @@ RULES = (
          signs.is_root_by_hand),
     Rule("zero divisor", _DIVISIONS, "advice",
          "choose the divisor{c.definition} by where({c.divisor} == 0, 1, {c.divisor}) before the "
-         "division, or add an eps to it", lambda c: not c.has_other_pole(), last=True),
+         "division, or add an eps to it", lambda c: not c.has_other_pole(), last=True,
+         tries=("a / b -> a / where(b == 0, 1, b)",)),
     Rule("domain", _POSITIVE, "advice",
          "keep {c.parameters} positive, by softplus or exp of a free parameter: a bound on {c.x} "
          "has no gradient where it is negative",
@@ -365,7 +393,8 @@ RULES = (
       for name, bounded in _BOUNDED.items() if name in DOMAINS),
     *(Rule("zero divisor, rounding, domain, underflow", _names(name), "advice",
            f"bound the argument: {bounded}",
-           lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True)
+           lambda c: not c.reads_infinity() and c.eps_has_gradient(), last=True,
+           tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items()),
     Rule("zero divisor, rounding, domain", _OTHERS, "advice",
          "bound the argument of {c.name} away from where it has no value",
@@ -377,7 +406,8 @@ RULES = (
          "work with logarithms, or add an eps: {c.dtype} does not hold numbers so small",
          Case.is_wide, last=True),
     Rule("zero divisor", SINGULAR, "advice",
-         "add eps to the diagonal: the matrix is singular"),
+         "add eps to the diagonal: the matrix is singular",
+         tries=("{c.name}(a, ...) -> {c.name}(a + 1e-6 * ones_like(a).tril().triu(), ...)",)),
     # Infinite derivatives at finite numbers.
     Rule("singular gradient", _LOG | _names("pow rsqrt sqrt"), "advice",
          "keep {c.x} away from 0 where it is made{c.made_in}, by clamp(min=1e-6): {c.steep} reads "
@@ -398,10 +428,13 @@ RULES = (
            rewrites=_WITH_EPS.get(name, ()))
       for name, smoothed in _SMOOTHED.items()),
     *(Rule("singular gradient", _names(name), "advice", f"bound the argument: {bounded}",
-           lambda c: not signs.is_chosen_after(c))
+           lambda c: not signs.is_chosen_after(c), tries=(_BOUNDED_RUN[name],))
       for name, bounded in _BOUNDED.items() if name not in _SMOOTHED),
-    *(Rule("singular gradient, rounding", _names(name), "advice", separated, Case.is_degenerate)
-      for name, separated in _SEPARATED.items()),
+    *(Rule("singular gradient, rounding", _names(name), "advice", text, Case.is_degenerate)
+      for name, text in _INVARIANT.items()),
+    Rule("singular gradient, rounding", frozenset(_INVARIANT), "advice", _DISTINCT,
+         Case.is_degenerate, tries=(_DISTINCT_RUN,)),
+    Rule("singular gradient, rounding", _names("qr"), "advice", _FULL_RANK, Case.is_degenerate),
     Rule("singular gradient", None, "advice",
          "keep the argument of {c.name} away from where its derivative is infinite", last=True),
     # Intended infinities.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-__all__ = ["free_bytes", "has_room"]
+__all__ = ["fits", "free_bytes", "has_room"]
 
 SMALL = 2**26  # bytes: up to this size, free memory is not checked
 SHARE = 4  # copies may take one part in this many of free memory
@@ -35,6 +35,11 @@ def has_room(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> boo
     for tensor in tensors:
         size = tensor.numel() * (dtype or tensor.dtype).itemsize
         needed[tensor.device] = needed.get(tensor.device, 0) + size
+    return fits(needed)
+
+
+def fits(needed: Mapping[torch.device, int]) -> bool:
+    """Whether numbers of bytes take no more than their share of free memory."""
     return all(
         size <= SMALL or (free := free_bytes(device)) is None or size * SHARE <= free
         for device, size in needed.items()

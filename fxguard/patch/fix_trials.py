@@ -1,9 +1,9 @@
-"""Runs fixes before they are said: those that repair the operation come first."""
+"""Runs fixes before they are said: those that repair the operation, and the rest, come first."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,45 +15,99 @@ from fxguard.forgiving import theirs
 from fxguard.graph.evidence import Evidence
 from fxguard.graph.nodes import leaves
 from fxguard.graph.one_operation import OneOperation
+from fxguard.graph.poles import plain
 from fxguard.patch._operations import OF_RULES
 from fxguard.patch._rewriting import Refused, sides_of
 from fxguard.patch._trial import can_be_tried, evaluated, letter_of, tried
 from fxguard.report.report import Report
+from fxguard.rerun.rest import Rest
 from fxguard.torch_names import DisableTorchFunction
 
-__all__ = ["tried_first"]
+__all__ = ["RunRest", "tried_first"]
 
 MOST_ELEMENTS = 2**22  # of an operand that is computed with again
 NEAR = 0.1  # how far from float64 a result may be, relative to its largest magnitude
 
+# Runs the rest of a graph with a fix in the operation's place; None if that is not possible.
+RunRest = Callable[[Fix], Rest | None]
+
 
 def tried_first(
-    report: Report, evidence: Evidence | None, operation: OneOperation | None = None
+    report: Report,
+    evidence: Evidence | None,
+    operation: OneOperation | None = None,
+    rest: RunRest | None = None,
 ) -> Report:
-    """The report, with the fixes of its first origin that were run and failed as the last ones.
+    """The report, with the fixes of its first origin in the order of what running them has shown.
 
     A fix is run in the operation's place: on all of its operands where they are known, or else on
     the numbers of the first bad element; forward and backward, in the model's dtype and in float64.
+    One that fails there comes last. Of the others, the rest of the graph is run, too: where it is
+    finite with one of them, that comes before those with which another operation fails.
 
     Args:
         report: the report.
         evidence: the operation of its first origin, at the first bad element.
         operation: the same with its operands, if they are known.
+        rest: runs the rest of the graph with a fix, if it can run.
     """
     origin, *others = report.origins
-    if len(origin.fixes) < 2 or evidence is None:
+    if not origin.fixes or evidence is None:
         return report
     with DisableTorchFunction():  # nobody is to follow what runs here
         failed = [fix for fix in origin.fixes if _fails(fix, evidence, operation)]
-    fixes = (*(fix for fix in origin.fixes if fix not in failed), *failed)
-    return replace(report, origins=(replace(origin, fixes=fixes), *others))
+        kept = [fix for fix in origin.fixes if fix not in failed]
+        kept = kept if rest is None else _with_rest(kept, rest)
+    return replace(report, origins=(replace(origin, fixes=(*kept, *failed)), *others))
+
+
+def _with_rest(fixes: Sequence[Fix], run: RunRest) -> list[Fix]:
+    """Fixes with what the rest did; those with which it is finite take the first places.
+
+    A fix that was not run keeps its place: it may be the repair of what the others only bound.
+    """
+    ran = {place: found for place, fix in enumerate(fixes) if (found := run(fix)) is not None}
+    order = sorted(ran, key=lambda place: not _is_well(ran[place]))
+    placed = dict(zip(ran, order, strict=True))
+    sources = [placed.get(place, place) for place in range(len(fixes))]
+    return [
+        replace(fixes[place], then=in_words(ran[place])) if place in ran else fixes[place]
+        for place in sources
+    ]
+
+
+def _is_well(rest: Rest) -> bool:
+    return rest.is_finite and rest.gradients is not False
+
+
+def in_words(rest: Rest) -> str:
+    """What the rest of a graph did with a fix; "" if nothing certain can be said.
+
+    Example:
+        >>> in_words(Rest(True, None, gradients=True))
+        "with it the model's output, its gradients and a step are finite"
+    """
+    if rest.is_backward:
+        are = "are finite" if rest.gradients else "are still not finite"
+        return f"with it the gradients {'and a step ' if rest.gradients else ''}{are}"
+    if rest.is_finite and rest.gradients:
+        return "with it the model's output, its gradients and a step are finite"
+    if rest.is_finite:
+        but = "" if rest.gradients is None else ", and its gradients are not"
+        return f"with it the model's output is finite{but}"
+    if rest.next is None:
+        return ""
+    place = "" if rest.next.source is None else f" ({rest.next.source.place})"
+    does = f"makes {rest.next.made}" if rest.next.made else "raises"
+    return f"with it {plain(rest.next.kind)}{place} {does} next"
 
 
 def _fails(fix: Fix, evidence: Evidence, operation: OneOperation | None) -> bool:
     """Whether a fix was run, and its result or its gradient is not finite."""
     if fix.kind == "tried" or fix.at is not None:
         return False
-    rule = next((rule for rule in fix.rewrites if can_be_tried(rule, evidence)), None)
+    alone = [*fix.rewrites, *(rule for rule in fix.tries if "..." not in rule)]
+    rule = next((rule for rule in alone if can_be_tried(rule, evidence)), None)
     return rule is not None and not _repairs(rule, evidence, operation)
 
 
@@ -113,5 +167,7 @@ def _leaf(operand: Any) -> Any:
 def _is_near(made: Tensor, wide: Tensor) -> bool:
     if not made.numel():
         return True
-    difference = (made.double() - wide.double()).abs().max()
+    is_complex = made.is_complex() or wide.is_complex()
+    dtype = torch.complex128 if is_complex else torch.float64
+    difference = (made.to(dtype) - wide.to(dtype)).abs().max()
     return bool(difference <= NEAR * wide.abs().max())

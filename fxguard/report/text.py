@@ -125,10 +125,17 @@ def because(origin: Origin) -> str:
     return "; ".join([*filter(None, parts), *fix_lines(origin.fixes[:1])])
 
 
-def fix_lines(fixes: Sequence[Fix]) -> list[str]:
-    """The best fixes, a line each: ``fix: scale q before the product (exact)``."""
+def fix_lines(fixes: Sequence[Fix], *, with_runs: bool = False) -> list[str]:
+    """The best fixes, a line each: ``fix: scale q before the product (exact)``.
+
+    Args:
+        fixes: the fixes.
+        with_runs: whether to say what the rest of the graph did with each.
+    """
     heads = ("fix", *["or"] * MOST_FIXES)
-    return [f"{head}: {fix}" for head, fix in zip(heads, fixes[:MOST_FIXES], strict=False)]
+    ends = [f"; {fix.then}" if with_runs and fix.then else "" for fix in fixes]
+    told = zip(heads, fixes[:MOST_FIXES], ends, strict=False)
+    return [f"{head}: {fix}{end}" for head, fix, end in told]
 
 
 def is_fix(line: str) -> bool:
@@ -214,7 +221,7 @@ def _origin_lines(origin: Origin, more: str = "") -> Iterator[str]:
     if origin.is_operation:
         needs = _needs(origin)
     # The fix has to be among the first five lines.
-    told = (origin.operands or needs, *fix_lines(origin.fixes))
+    told = (origin.operands or needs, *fix_lines(origin.fixes, with_runs=True))
     first = (told[0], origin.harm, *told[1:], origin.comes_from)
     if not origin.harm:
         first = (origin.comes_from, *told)

@@ -96,11 +96,18 @@ def _of_inputs(way: Sequence[Back]) -> Iterator[Fix]:
         return
     place = f"{plain(first.step.kind)} ({first.step.source.place})"
     name = argument_read(first.step.source) or _name(first) or "its input"
+    kind = plain(first.step.kind)
     if first.before == WHITE:
-        how = f"divide {name} by 255"
+        how, scaled = f"divide {name} by 255", "a / 255"
     else:
-        how = f"scale {name}, such as by its mean and deviation"
-    yield Fix("advice", f"{how}: {place} reads numbers up to {first.before:.3g}")
+        how, scaled = f"scale {name}, such as by its mean and deviation", "(a - a.mean()) / a.std()"
+    yield Fix(
+        "advice",
+        f"{how}: {place} reads numbers up to {first.before:.3g}",
+        at=first.step.source,
+        of=kind,
+        tries=(f"{kind}(a, ...) -> {kind}({scaled}, ...)",),
+    )
 
 
 def _name(back: Back) -> str:
