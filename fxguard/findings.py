@@ -126,7 +126,8 @@ class Origin:
     # "no alignment", "data", "weight", "memory"; "unknown" if it could not be determined.
     cause: str = "unknown"
     cause_in_words: str = ""  # as it is printed, "log of zero"; "" if its name says enough
-    # What gave the operand its value: "`S` comes from kalman.py:23: S = P + R"; "" if unknown.
+    # What gave the operand its value: "`S` comes from kalman.py:23: S = P + R"; for a masked row,
+    # where its mask was made, too; "" if unknown.
     comes_from: str = ""
     operands: str = ""  # the numbers at the first bad element: "at [5, 0]: 0.0 / 0.0"
     turn: str = ""  # which call in a loop: "call 37 of `cell`; grew 2.0 times a call since call 0"

@@ -220,17 +220,13 @@ _WITH_EPS = {
 # How to give a decomposition a gradient: by what does not depend on the choice of its vectors, or
 # by a matrix that is not degenerate. An eps times the identity keeps what is equal equal.
 _INVARIANT = {
-    name: f"take the loss from what no choice of vectors changes: {values}'s values, or a function "
-    f"of the matrix itself; where {what}, {name}'s vectors have an infinite derivative"
-    for name, values, what in (
-        ("eig", "eigvals", "eigenvalues are equal"),
-        ("eigh", "eigvalsh", "eigenvalues are equal"),
-        ("svd", "svdvals", "singular values are equal or 0"),
-    )
+    name: f"take the loss from {values}'s values or from the matrix: no choice of vectors changes "
+    f"these; {name}'s vectors have no finite gradient here"
+    for name, values in (("eig", "eigvals"), ("eigh", "eigvalsh"), ("svd", "svdvals"))
 }
 _DISTINCT = (
-    "add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)): the same eps "
-    "in each place keeps them equal"
+    "add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)): one eps for "
+    "all keeps them equal"
 )
 _DISTINCT_RUN = (
     "{c.name}(a, ...) -> {c.name}(a + {c.apart} * ones_like(a).cumsum(-1).tril().triu() / "

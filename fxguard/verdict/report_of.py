@@ -29,7 +29,9 @@ from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
+from fxguard.graph.mask_makers import masks_behind
 from fxguard.measure.details import Detail, are_logs_of_counts
+from fxguard.passes.unmark import without_marks
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step as PlannedStep
 from fxguard.ranks.agreement import current_rank
@@ -46,6 +48,7 @@ from fxguard.verdict import origins as cause
 from fxguard.verdict.explain import climb_to, growth_of, spread_of, with_counts
 from fxguard.verdict.first_origin import FirstOrigin, OnReport, with_additions
 from fxguard.verdict.grown import fixes_of_growth, fixes_of_updates
+from fxguard.verdict.hidden_rows import masks_of_graph, masks_of_text
 from fxguard.verdict.judge import Judgment, answer
 from fxguard.verdict.loops import turn_in_loop, turn_of
 from fxguard.verdict.precedents import Precedents
@@ -331,7 +334,10 @@ class _Description:
     def comes_from(self, blame: Blame) -> str:
         """Where the operand, or a value that was given, got its value in the script."""
         if blame.step is not None:
-            return Case("", None, self.around(blame)).comes_from
+            case = Case("", None, self.around(blame))
+            is_masked = self.opinion.cause(blame) == "masked row"
+            masks = or_else("", self.masks, blame, case) if is_masked else ""
+            return "; ".join(filter(None, (case.comes_from, masks)))
         found = self.assigned(blame)
         if not found:
             return ""
@@ -340,6 +346,21 @@ class _Description:
         if is_argument:
             told = f"it is made from {told.replace(' comes', ', which comes', 1)}"
         return told
+
+    def masks(self, blame: Blame, case: Case) -> str:
+        """Where the masks of a row were made that hide all of it."""
+        assert blame.step is not None
+        step, key = self.flow.steps[blame.step], self.flow.keys[blame.value]
+        run = None if key.is_between_graphs else self.judgment.batch.run_of(key)
+        if run is None or step.inside or not step.node:
+            shown = [step.source, *(source for _, source in case.assignments)]
+            return masks_of_text([source for source in shown if source is not None])
+        module = without_marks(run.graph_module)
+        node = next((x for x in module.graph.nodes if x.name == step.node), None)
+        if node is None:
+            return ""
+        forward = None if self.view.model is None else type(self.view.model).forward
+        return masks_of_graph(masks_behind(node, module), forward)
 
     def assigned(self, blame: Blame) -> list[tuple[str, Source]]:
         """The variable that an operation was given as an input, and its assignments.

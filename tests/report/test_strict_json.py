@@ -103,6 +103,7 @@ def test_dict_says_what_the_report_comes_to() -> None:
     assert origin["cause"] == "overflow"
     assert origin["operands"] == "at [0, 3, 17]: 454.2 * 485.1"
     fix = {"kind": "advice", "text": "bfloat16", "rewrites": [], "at": None, "of": ""}
+    fix |= {"tries": [], "then": ""}
     assert origin["fixes"][1] == fix
 
 
