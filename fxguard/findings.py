@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fxguard.records import Frame, Role, Row, Source
 
-__all__ = ["Climb", "Fix", "Growth", "Origin", "OriginKey"]
+__all__ = ["Climb", "Fix", "Growth", "Origin", "OriginKey", "columns_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,8 @@ class Origin:
     first_index: tuple[int, ...] | None = None  # of the first element that is not finite
     rows: tuple[int, ...] = ()  # the first indices of dimension 0 that hold such an element
     row_count: int | None = None  # how many such rows; None if it has fewer than two dimensions
+    # Of a matrix with several such rows: the columns that hold all such elements, if they are few.
+    columns: tuple[int, ...] = ()
     dtype: str = ""  # of the bad tensor, "float16"
     limit: float | None = None  # the largest number that this dtype holds
     # The first element that is not finite; None if nobody looked at it.
@@ -248,6 +250,8 @@ class Origin:
             found.append("every element")
         elif self.row_count is not None and self.rows:
             found.append(_rows(self.rows, self.row_count))
+            if self.columns:
+                found.append(f"all {columns_text(self.columns)}")
         elif self.first_index:
             found.append(f"{'at' if total == 1 else 'first at'} {list(self.first_index)}")
         return ", ".join(found)
@@ -262,6 +266,11 @@ def _weight(name: str) -> str:
 def _percent(share: float) -> str:
     """``97%``; 100% only if it is all of them."""
     return f"{math.floor(share * 1000) / 10:g}%"
+
+
+def columns_text(columns: tuple[int, ...]) -> str:
+    """``in columns 2 and 4``."""
+    return _rows(columns, len(columns)).replace("row", "column")
 
 
 def _rows(first: tuple[int, ...], count: int) -> str:

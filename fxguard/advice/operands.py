@@ -14,9 +14,10 @@ from fxguard.graph.evidence import Evidence, Operand
 from fxguard.graph.poles import LAWS, LOSSES_OF_TARGETS, PRODUCTS, SPREADS, Law, plain
 from fxguard.graph.tables import CASTS, ENTRIES, UNINITIALISED
 
-__all__ = ["gradient_text", "operands_text"]
+__all__ = ["DIMS_OF_HEADS", "gradient_text", "operands_text"]
 
 LONGEST = 170  # characters
+DIMS_OF_HEADS = 4  # samples, heads, and two more
 
 
 # An element of their results is made from all of an operand, not from a row.
@@ -26,11 +27,12 @@ READS_ALL = (
 )
 
 
-def operands_text(evidence: Evidence) -> str:
+def operands_text(evidence: Evidence, *, of_heads: bool = False) -> str:
     """The operands of an operation at the first bad element of its result, in one line.
 
     Args:
         evidence: the operation, at that element.
+        of_heads: whether dimension 1 of its result are the heads of an attention.
 
     Example:
         >>> zero = Operand(0.0, 0.0, dtype="float32")
@@ -41,7 +43,7 @@ def operands_text(evidence: Evidence) -> str:
         return ""  # nothing was computed
     place = f"at {list(evidence.index)}: " if evidence.index else ""
     text = place + _expression(evidence) + _in_float64(evidence)
-    tail = _tail(evidence)
+    tail = _tail(evidence, of_heads=of_heads)
     if len(text) + len(tail) > LONGEST:
         text = text[: LONGEST - len(tail) - 1] + "…"
     return text + tail
@@ -145,7 +147,7 @@ def _in_float64(evidence: Evidence) -> str:
     return ""
 
 
-def _tail(evidence: Evidence) -> str:
+def _tail(evidence: Evidence, *, of_heads: bool = False) -> str:
     """How many elements share the problem, and the sample."""
     found = []
     if evidence.sample is not None:
@@ -155,15 +157,18 @@ def _tail(evidence: Evidence) -> str:
         others = f"{more} more element{'s' if more > 1 else ''}"
         is_all = evidence.share == evidence.numel
         text = f"likewise in {f'all {evidence.share} elements' if is_all else others}"
-        found.append(
-            text + (", " + where if not is_all and (where := shared_place(evidence)) else "")
-        )
+        where = "" if is_all else shared_place(evidence, of_heads=of_heads)
+        found.append(text + (f", {where}" if where else ""))
     return f" ({'; '.join(found)})" if found else ""
 
 
-def shared_place(evidence: Evidence) -> str:
+def shared_place(evidence: Evidence, *, of_heads: bool = False) -> str:
     """``all in column 4 of 12``: what the bad elements have in common; "" if nothing."""
     last = evidence.dims - 1
+    if of_heads and evidence.dims == DIMS_OF_HEADS:
+        for dim, index, size in evidence.shared:
+            if dim == 1:
+                return f"all in head {index} of {size}"
     for dim, index, size in reversed(evidence.shared):
         if dim == last and evidence.dims > 1:
             return f"all in column {index} of {size}"

@@ -26,6 +26,7 @@ class Detail:
     first_index: tuple[int, ...] | None  # None if every element is finite
     rows: tuple[int, ...] = ()  # the first indices of dimension 0 with such elements
     row_count: int | None = None  # how many there are; None for fewer than two dimensions
+    columns: tuple[int, ...] = ()  # of a matrix with bad rows: the few that hold all such elements
     loop: str = ""  # the higher-order operation that made it repeatedly, "scan"; "" if none
     iteration: int = 0  # of the innermost such operation: the first that was not finite
     magnitudes: tuple[
@@ -126,4 +127,14 @@ def describe(value: Tensor) -> Detail:
         first_index=tuple(int(i) for i in indices[0]) if len(indices) else None,
         rows=() if rows is None else tuple(map(int, rows[:MOST_ROWS])),
         row_count=None if rows is None else len(rows),
+        columns=_few_columns(bad),
     )
+
+
+def _few_columns(bad: Tensor) -> tuple[int, ...]:
+    """The columns of a matrix that hold all bad elements of several rows; () unless few of many."""
+    if bad.dim() != 2 or int(bad.any(1).sum()) < 2:
+        return ()
+    found = bad.any(0).nonzero().flatten()
+    is_few = 0 < len(found) <= MOST_ROWS and 2 * len(found) <= bad.shape[1]
+    return tuple(map(int, found)) if is_few else ()

@@ -85,6 +85,7 @@ def with_counts(origin: Origin, detail: Detail) -> Origin:
         first_index=detail.first_index,
         rows=detail.rows,
         row_count=detail.row_count,
+        columns=detail.columns,
     )
 
 

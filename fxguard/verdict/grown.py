@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fxguard.advice.positive import LAYERS
 from fxguard.advice.surroundings import is_passed
 from fxguard.batch.dataflow import DataFlow
-from fxguard.findings import Fix
+from fxguard.findings import Fix, columns_text
 from fxguard.graph.poles import plain
+from fxguard.measure.columns import Columns
 from fxguard.plan.blame import Blame
 from fxguard.plan.plan import Step
 from fxguard.records import Range, Role
@@ -29,15 +30,21 @@ MADE_OF_DATA = frozenset(["arange", "as_tensor", "from_numpy", "full", "linspace
 READERS = LAYERS - {"embedding", "layer_norm"}
 
 
-def fixes_of_growth(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, ...]:
+def fixes_of_growth(
+    flow: DataFlow,
+    blame: Blame,
+    beyond: Beyond,
+    columns: Callable[[DataFlow, int], Columns | None] = lambda flow, value: None,
+) -> tuple[Fix, ...]:
     """What to do about what an overflow grew from; () if that is not certain.
 
     Args:
         flow: the batch of the origin.
         blame: the origin.
         beyond: see :data:`fxguard.verdict.explain.Beyond`.
+        columns: gives the columns of an input that hold far larger numbers than the others.
     """
-    return tuple(_of_inputs(list(way_back(flow, blame, beyond))))
+    return tuple(_of_inputs(list(way_back(flow, blame, beyond)), columns))
 
 
 def fixes_of_updates(flow: DataFlow, blame: Blame, beyond: Beyond) -> tuple[Fix, ...]:
@@ -77,7 +84,9 @@ def _at_same_line(flow: DataFlow, step: Step) -> list[int]:
     return [value for each in same for value in each.outputs]
 
 
-def _of_inputs(way: Sequence[Back]) -> Iterator[Fix]:
+def _of_inputs(
+    way: Sequence[Back], columns: Callable[[DataFlow, int], Columns | None]
+) -> Iterator[Fix]:
     """A layer that reads data far larger than its weights."""
     layers = [i for i, back in enumerate(way) if plain(back.step.kind) in READERS]
     if not layers:
@@ -96,14 +105,21 @@ def _of_inputs(way: Sequence[Back]) -> Iterator[Fix]:
         return
     place = f"{plain(first.step.kind)} ({first.step.source.place})"
     name = argument_read(first.step.source) or _name(first) or "its input"
-    kind = plain(first.step.kind)
-    if first.before == WHITE:
+    kind, up_to = plain(first.step.kind), f"numbers up to {first.before:.3g}"
+    data = way[-1]
+    found = columns(data.flow, data.operand)
+    if found is not None and found.most == first.before:
+        which = columns_text(found.indices).removeprefix("in ")
+        how = f"scale {which} of {name}, such as by mean and deviation"
+        up_to += f" there, and up to {found.others:.3g} in the others"
+        scaled = "(a - a.mean(0)) / (a.std(0) + 1e-6)"
+    elif first.before == WHITE:
         how, scaled = f"divide {name} by 255", "a / 255"
     else:
         how, scaled = f"scale {name}, such as by its mean and deviation", "(a - a.mean()) / a.std()"
     yield Fix(
         "advice",
-        f"{how}: {place} reads numbers up to {first.before:.3g}",
+        f"{how}: {place} reads {up_to}",
         at=first.step.source,
         of=kind,
         tries=(f"{kind}(a, ...) -> {kind}({scaled}, ...)",),

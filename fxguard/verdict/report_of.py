@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+from torch.fx import GraphModule, Node
 
 from fxguard.advice.case import Case
 from fxguard.advice.causes import needed_by
@@ -17,7 +20,7 @@ from fxguard.advice.fixes import (
     fixes_of_entry,
     fixes_of_given,
 )
-from fxguard.advice.operands import operands_text
+from fxguard.advice.operands import DIMS_OF_HEADS, operands_text
 from fxguard.advice.positive import made_at
 from fxguard.advice.surroundings import Surroundings
 from fxguard.advice.words import words_for
@@ -29,7 +32,9 @@ from fxguard.batch.step import Step
 from fxguard.findings import Fix, Growth, Origin
 from fxguard.forgiving import or_else
 from fxguard.formats import LIMITS
+from fxguard.graph.heads import is_of_heads
 from fxguard.graph.mask_makers import masks_behind
+from fxguard.measure.columns import Columns, large_columns
 from fxguard.measure.details import Detail, are_logs_of_counts
 from fxguard.passes.unmark import without_marks
 from fxguard.plan.blame import Blame
@@ -349,18 +354,28 @@ class _Description:
 
     def masks(self, blame: Blame, case: Case) -> str:
         """Where the masks of a row were made that hide all of it."""
-        assert blame.step is not None
-        step, key = self.flow.steps[blame.step], self.flow.keys[blame.value]
-        run = None if key.is_between_graphs else self.judgment.batch.run_of(key)
-        if run is None or step.inside or not step.node:
-            shown = [step.source, *(source for _, source in case.assignments)]
+        found = self.node_of(blame)
+        if found is None:
+            shown = [case.around.step.source, *(source for _, source in case.assignments)]
             return masks_of_text([source for source in shown if source is not None])
-        module = without_marks(run.graph_module)
-        node = next((x for x in module.graph.nodes if x.name == step.node), None)
-        if node is None:
-            return ""
         forward = None if self.view.model is None else type(self.view.model).forward
-        return masks_of_graph(masks_behind(node, module), forward)
+        return masks_of_graph(masks_behind(*found), forward)
+
+    def is_of_heads(self, blame: Blame) -> bool:
+        """Whether dimension 1 of the bad tensor are the heads of an attention."""
+        found = self.node_of(blame)
+        return found is not None and is_of_heads(*found)
+
+    def node_of(self, blame: Blame) -> tuple[Node, GraphModule] | None:
+        """The node of an operation to blame, and its graph; None in a body, and between graphs."""
+        key = self.flow.keys[blame.value]
+        run = None if key.is_between_graphs else self.judgment.batch.run_of(key)
+        step = None if blame.step is None else self.flow.steps[blame.step]
+        if run is None or step is None or step.inside or not step.node:
+            return None
+        module = without_marks(run.graph_module)
+        node = next((each for each in module.graph.nodes if each.name == step.node), None)
+        return None if node is None else (node, module)
 
     def assigned(self, blame: Blame) -> list[tuple[str, Source]]:
         """The variable that an operation was given as an input, and its assignments.
@@ -422,7 +437,8 @@ class _Description:
         """The numbers at the first bad element, or why nobody has looked at them."""
         evidence = self.opinion.evidence(blame)
         if evidence is not None:
-            return or_else("", operands_text, evidence)
+            of_heads = evidence.dims == DIMS_OF_HEADS and or_else(False, self.is_of_heads, blame)
+            return or_else("", functools.partial(operands_text, of_heads=of_heads), evidence)
         reason = self.opinion.no_cause(blame)
         return NO_CAUSE + reason if reason else ""
 
@@ -464,7 +480,9 @@ class _Description:
             if updates:
                 return (*updates, *fixes)[:MOST_FIXES]
         if fixes and fixes[0].text.startswith(ASKS_BACK):
-            causes = or_else(nothing, fixes_of_growth, self.flow, blame, self.step.before)
+            causes = or_else(
+                nothing, fixes_of_growth, self.flow, blame, self.step.before, self.columns
+            )
             kept = 1 if fixes[0].text.startswith(BOUND) else 0
             fixes = (*fixes[:kept], *causes, *fixes[kept:])[:MOST_FIXES]
         if cause not in FAILURES or self.flow.values[blame.value].dtype not in HALVES:
@@ -475,6 +493,13 @@ class _Description:
         absorbed = self.judgment.verdict.absorbed
         harmless = [keys[other.value] for other in absorbed if other.step is not None]
         return with_tried(fixes, tried(self.judgment.batch, keys[blame.value], harmless))
+
+    def columns(self, flow: DataFlow, value: int) -> Columns | None:
+        """The columns of an input of this batch that hold far larger numbers than the others."""
+        if flow is not self.flow or flow.values[value].role is not Role.INPUT:
+            return None
+        table = self.judgment.batch.tensor_of(flow.keys[value])
+        return None if table is None else large_columns(table)
 
     def autocast(self, blame: Blame) -> tuple[Row, ...]:
         """The operands that autocast turned into infinities, as rows of the operation."""
