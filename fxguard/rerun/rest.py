@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,7 @@ def rest_with(batch: Batch, flow: DataFlow, event: int, instead: Instead) -> Res
         NotJudged: when that is not possible.
         Exception: whatever the operations raise.
     """
+    _expect_known_draws(batch.runs)
     form = _Forward(instead, _intended(flow))
     replay = _Replay(batch, flow, lambda index: form.at(index == event), frozenset([event]))
     try:
@@ -111,6 +112,7 @@ def backward_with(kept: KeptRun, instead: Instead, scale: float = 1.0) -> Rest:
         Exception: whatever the operations raise.
     """
     run = kept.opened()
+    _expect_known_draws([run])
     incoming = {at: gradient / scale for at, gradient in sorted(kept.incoming.items())}
     with kept.settings():
         return Rest(True, None, _gradients(Start(run), run, instead, incoming), is_backward=True)
@@ -244,6 +246,16 @@ def _gradients(
             gradient is not None and (_bad_in(gradient) or _bad_in(weight - gradient))
             for weight, gradient in zip(aliases, found, strict=True)
         )
+
+
+def _expect_known_draws(runs: Iterable[GraphRun]) -> None:
+    """What a compiled graph drew takes another compilation to know: a fix is not worth one.
+
+    Raises:
+        NotJudged: when it is not known yet.
+    """
+    if any(run.draws is not None and run.draws.found is None for run in runs):
+        raise NotJudged("what a compiled graph drew is not known")
 
 
 def _has_gradient(run: GraphRun) -> bool:
