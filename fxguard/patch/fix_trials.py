@@ -57,21 +57,29 @@ def tried_first(
     with DisableTorchFunction():  # nobody is to follow what runs here
         failed = [fix for fix in origin.fixes if _fails(fix, evidence, operation)]
         kept = [fix for fix in origin.fixes if fix not in failed]
-        kept = kept if rest is None else _with_rest(kept, rest)
+        kept = kept if rest is None else _with_rest(kept, rest, origin.returned_by)
     return replace(report, origins=(replace(origin, fixes=(*kept, *failed)), *others))
 
 
-def _with_rest(fixes: Sequence[Fix], run: RunRest) -> list[Fix]:
-    """Fixes with what the rest did; those with which it is finite take the first places.
+def _with_rest(fixes: Sequence[Fix], run: RunRest, returned_by: str) -> list[Fix]:
+    """Fixes with what the rest did; one with which it is finite takes the place of the first.
 
     A fix that was not run keeps its place: it may be the repair of what the others only bound.
+    After one that ends well, no other is run.
     """
-    ran = {place: found for place, fix in enumerate(fixes) if (found := run(fix)) is not None}
+    ran = dict[int, Rest]()
+    for place, fix in enumerate(fixes):
+        if (found := run(fix)) is not None:
+            ran[place] = found
+            if _is_well(found):
+                break
     order = sorted(ran, key=lambda place: not _is_well(ran[place]))
     placed = dict(zip(ran, order, strict=True))
     sources = [placed.get(place, place) for place in range(len(fixes))]
     return [
-        replace(fixes[place], then=in_words(ran[place])) if place in ran else fixes[place]
+        replace(fixes[place], then=in_words(ran[place], returned_by))
+        if place in ran
+        else fixes[place]
         for place in sources
     ]
 
@@ -80,21 +88,27 @@ def _is_well(rest: Rest) -> bool:
     return rest.is_finite and rest.gradients is not False
 
 
-def in_words(rest: Rest) -> str:
+def in_words(rest: Rest, returned_by: str = "") -> str:
     """What the rest of a graph did with a fix; "" if nothing certain can be said.
+
+    Args:
+        rest: what it did.
+        returned_by: what returned the bad value, "criterion"; "" for the model.
 
     Example:
         >>> in_words(Rest(True, None, gradients=True))
         "with it the model's output, its gradients and a step are finite"
     """
     if rest.is_backward:
+        of_graph = "" if rest.is_whole else " of its graph"
         are = "are finite" if rest.gradients else "are still not finite"
-        return f"with it the gradients {'and a step ' if rest.gradients else ''}{are}"
+        return f"with it the gradients{of_graph} {'and a step ' if rest.gradients else ''}{are}"
+    output = f"the output of {returned_by}" if returned_by else "the model's output"
     if rest.is_finite and rest.gradients:
-        return "with it the model's output, its gradients and a step are finite"
+        return f"with it {output}, its gradients and a step are finite"
     if rest.is_finite:
         but = "" if rest.gradients is None else ", and its gradients are not"
-        return f"with it the model's output is finite{but}"
+        return f"with it {output} is finite{but}"
     if rest.next is None:
         return ""
     place = "" if rest.next.source is None else f" ({rest.next.source.place})"

@@ -29,7 +29,8 @@ class Patches(Listener):
     def reports(self, report: Report, first: FirstOrigin) -> Report:
         """The report, which can be asked for a patch."""
         report = _with(report, [first.evidence])
-        return tried_first(report, first.evidence, first.operation, _rest_of(first))
+        rest = None if report.error else _rest_of(first)  # there is no output
+        return tried_first(report, first.evidence, first.operation, rest)
 
     def reports_backward(self, report: Report, first: FirstGradient) -> Report:
         """The same of a backward."""
@@ -68,17 +69,18 @@ def _rest_of(first: FirstOrigin) -> RunRest | None:
 def _rest_of_backward(first: FirstGradient) -> RunRest | None:
     """Runs the backward of a graph with a fix."""
     began = first.began
-    found = None if began is None else began.backward.edge_of(began.blame)
-    if began is None or found is None or found[0].place[0]:
+    edge = None if began is None else began.backward.edge_of(began.blame)
+    if began is None or edge is None or edge[0].place[0]:
         return None
-    kept, name = began.kept, found[0].place[1]
+    kept, name = began.kept, edge[0].place[1]
 
     def rest(fix: Fix) -> Rest | None:
         instead = _instead(fix, kept.event.graph_module, name)
         if instead is None:
             return None
         with where_theirs_may_raise():  # likewise
-            return backward_with(kept, instead, began.scale)
+            found = backward_with(kept, instead, began.scale)
+            return replace(found, is_whole=len(first.kept) == 1)
         return None
 
     return rest

@@ -65,6 +65,7 @@ class Rest:
     # a rate of up to 1; None if the backward was not run.
     gradients: bool | None = None
     is_backward: bool = False  # whether it is a backward that was run again, of real gradients
+    is_whole: bool = True  # whether that went through one graph alone
 
 
 def rest_with(batch: Batch, flow: DataFlow, event: int, instead: Instead) -> Rest:

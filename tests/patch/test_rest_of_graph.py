@@ -201,3 +201,47 @@ def test_the_order_is_that_of_the_rest() -> None:
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
     assert in_words(Rest(False)) == ""
+
+
+def test_what_returned_it_is_named() -> None:
+    """A criterion is no model, and one graph of several is not all of them."""
+    well = Rest(True, None, True)
+    assert in_words(well, "criterion").startswith("with it the output of criterion, its gradients")
+    backward = Rest(True, None, True, is_backward=True, is_whole=False)
+    assert in_words(backward) == "with it the gradients of its graph and a step are finite"
+    still = Rest(True, None, False, is_backward=True)
+    assert in_words(still) == "with it the gradients are still not finite"
+
+
+def test_after_one_that_ends_well_no_other_is_run() -> None:
+    ran = list[str]()
+
+    def run(fix: Fix) -> Rest:
+        ran.append(fix.text)
+        return Rest(fix.text == "b", None, True)
+
+    report = report_of(lambda h: h.log().sum())
+    origin = dataclasses.replace(report.origins[0], fixes=FIXES)
+    zero = Operand(0.0, 0.0, dtype="float32")
+    evidence = Evidence("log", "float32", (0,), float("-inf"), (zero,))
+    report = dataclasses.replace(report, origins=(origin,))
+    found = tried_first(report, evidence, None, run).origins[0].fixes
+    assert [fix.text for fix in found] == ["b", "a", "c"]
+    assert ran == ["a", "b"]
+
+
+def test_a_forward_that_raised_has_no_output() -> None:
+    """Nothing is said of it."""
+
+    def forward(h: Tensor) -> Tensor:
+        a = h.log()
+        if a.isinf().any():
+            raise ValueError("an infinity")
+        return a.sum()
+
+    reports: list[fxguard.types.Report] = []
+    model = Net(forward)
+    fxguard.instrument(model, on_detect=reports.append)
+    with pytest.raises(ValueError, match="an infinity"):
+        model(X.clone())
+    assert all(not each for report in reports for each in thens(report))
