@@ -225,8 +225,8 @@ _INVARIANT = {
     for name, values in (("eig", "eigvals"), ("eigh", "eigvalsh"), ("svd", "svdvals"))
 }
 _DISTINCT = (
-    "add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)): one eps for "
-    "all keeps them equal"
+    "add distinct numbers to the diagonal, such as diag(linspace(0, {c.apart}, n)), or begin with "
+    "weights that differ: one eps for all keeps them equal"
 )
 _DISTINCT_RUN = (
     "{c.name}(a, ...) -> {c.name}(a + {c.apart} * ones_like(a).cumsum(-1).tril().triu() / "
